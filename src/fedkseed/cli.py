@@ -1,0 +1,320 @@
+"""The command line: run, resume, rounds, rollback, eval, export, generate, preview, directions."""
+
+import sys
+from collections import Counter
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from . import __version__
+from .adapter import Adapter
+from .config import load_recipe
+from .data.instructions import TEMPLATES
+from .data.jsonl import Example
+from .directions.vectors import check
+from .errors import FedKSeedError
+from .evaluate import estimate, paired_change, respond
+from .models.load import load_model, load_tokenizer
+from .randomness import Purpose, generator
+from .round import Report
+from .simulate import Result, Simulation, share_out
+from .simulate import resume as resume_run
+from .simulate import start as start_run
+from .store import Store
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
+)
+console = Console()
+
+Directory = Annotated[Path, typer.Argument(help="A run's directory, as made by `fedkseed run`.")]
+RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a TOML file, see recipes/quickstart.toml.")]
+AdapterFile = Annotated[Path, typer.Argument(help="An adapter file, or the directory of a finished run.")]
+Base = Annotated[
+    str | None, typer.Option("--model", help="Where the base model lies now, if not where the run found it.")
+]
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose refusals are one clear line and exit code 2."""
+
+    @wraps(function)
+    def guarded(*args: Any, **options: Any) -> None:
+        try:
+            function(*args, **options)
+        except FedKSeedError as error:
+            print(f"fedkseed: {error}", file=sys.stderr)
+            raise typer.Exit(2) from None
+        except KeyboardInterrupt:
+            print("fedkseed: stopped; finished rounds are kept, go on with: fedkseed resume", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+    return app.command()(guarded)
+
+
+class Bars:
+    """Progress on the terminal: one bar for the rounds, one for what is being done now."""
+
+    def __init__(self, rounds: int) -> None:
+        columns = TextColumn("{task.description:34}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
+        self.bars = Progress(*columns, TextColumn("{task.fields[extra]}"), console=console, transient=True)
+        self.rounds = self.bars.add_task("rounds", total=rounds, extra="")
+        self.now = self.bars.add_task("", total=1, extra="", visible=False)
+        self.total = rounds
+        self.bytes = 0
+
+    def __enter__(self) -> "Bars":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def note(self, text: str) -> None:
+        self.bars.console.print(Text(text, style="dim"))
+
+    def begin(self, what: str, total: int) -> None:
+        self.bars.reset(self.now, total=total, description=what, visible=True, extra="")
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self.bars.update(self.now, advance=count)
+        if loss is not None:
+            self.bars.update(self.now, extra=f"loss {loss:.3f}")
+
+    def round_done(self, report: Report) -> None:
+        self.bytes += len(report.clients) * (report.bytes_down + report.bytes_up)
+        self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
+        self.bars.console.print(
+            f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
+            f"local loss {report.loss:.4f}   mean |rho| {report.scalar:.2f}   "
+            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up",
+            highlight=False,
+        )
+
+
+@_command
+def run(
+    recipe: RecipeFile,
+    output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
+) -> None:
+    """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    parsed = load_recipe(recipe)
+    with Bars(parsed.training.rounds) as bars:
+        result = start_run(parsed, output or Path("runs") / recipe.stem, bars)
+    _print_result(result)
+
+
+@_command
+def resume(directory: Directory) -> None:
+    """Go on with a run that was stopped or killed; the result is the same, bit for bit."""
+    with Bars(load_recipe(Store(directory).recipe).training.rounds) as bars:
+        result = resume_run(directory, bars)
+    _print_result(result)
+
+
+@_command
+def rounds(directory: Directory) -> None:
+    """List the finished rounds of a run."""
+    table = Table("round", "clients", "local loss", "mean |rho|", "bytes down", "bytes up")
+    for r in Store(directory).reports():
+        loss = "none finite" if r["loss"] is None else f"{r['loss']:.4f}"
+        row = (
+            r["round"] + 1,
+            len(r["clients"]),
+            loss,
+            f"{r['scalar']:.3f}",
+            f"{r['bytes_down']:,}",
+            f"{r['bytes_up']:,}",
+        )
+        table.add_row(*map(str, row))
+    console.print(table)
+
+
+@_command
+def rollback(
+    directory: Directory, to: Annotated[int, typer.Option(help="How many finished rounds to keep.", min=0)]
+) -> None:
+    """Go back to an earlier round: everything after it is forgotten; `resume` goes on from there."""
+    store = Store(directory)
+    with store.locked():
+        store.rollback(to)
+    console.print(f"{directory} is back at {to} finished rounds")
+
+
+@_command
+def eval(
+    directory: Directory,
+    after: Annotated[
+        int | None, typer.Option(help="Evaluate the model after this many rounds; default all.", min=0)
+    ] = None,
+) -> None:
+    """Evaluate a run's model on the held-out data, also in the middle of a run or after an earlier round."""
+    store = Store(directory)
+    recipe = load_recipe(store.recipe)
+    state = store.state(after)
+    if state is None:
+        raise FedKSeedError(f"{directory} has no finished round yet")
+    with Bars(recipe.training.rounds) as bars:
+        scores = Simulation(recipe, bars).evaluate(state, "held-out examples")
+    console.print(
+        f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
+    )
+    if scores.rouge:
+        console.print(f"Rouge-L {estimate(scores.rouge)}, empty outputs {sum(scores.empty)} of {len(scores.empty)}")
+
+
+@_command
+def export(
+    adapter: AdapterFile,
+    output: Annotated[Path, typer.Argument(help="The folder to write; must not exist or be empty.")],
+    model: Base = None,
+) -> None:
+    """Write the tuned model as a Hugging Face folder."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise FedKSeedError(f"{output} exists and is not an empty folder; choose another")
+    loaded = _load_adapter(adapter)
+    name = model or loaded.provenance["model"]
+    tuned = load_model(name, loaded.provenance["dtype"])
+    loaded.apply(tuned)
+    output.mkdir(parents=True, exist_ok=True)
+    tuned.save_pretrained(output)  # type: ignore[operator]
+    load_tokenizer(name).save_pretrained(output)
+    console.print(f"wrote the tuned model to {output}")
+
+
+@_command
+def generate(
+    adapter: AdapterFile,
+    prompt: Annotated[str, typer.Argument(help="The instruction.")],
+    context: Annotated[str, typer.Option(help="Further text that the instruction is about.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    model: Base = None,
+) -> None:
+    """Answer an instruction with the base model and with the tuned one."""
+    loaded = _load_adapter(adapter)
+    name = model or loaded.provenance["model"]
+    tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"])
+    text = TEMPLATES[loaded.provenance["template"]](Example(prompt, "", context), tokenizer)
+    tokens = tokenizer(text).input_ids
+    for title in ("base", "tuned"):
+        if title == "tuned":
+            loaded.apply(module)
+        answer = respond(module, tokenizer, [tokens], max_new_tokens)[0].strip()
+        console.print(Text(f"--- {title} ---", style="bold"))
+        console.print(Text(answer or "(nothing)"))
+
+
+@_command
+def preview(
+    recipe: RecipeFile,
+    client: Annotated[int, typer.Option(help="Whose first example to show.", min=0)] = 0,
+) -> None:
+    """Show what is fed to the loss, and how the data fell over the clients. Loads no weights."""
+    parsed = load_recipe(recipe)
+    tokenizer = load_tokenizer(parsed.model.name)
+    shares = share_out(parsed, tokenizer)
+    if client >= len(shares.clients):
+        raise FedKSeedError(f"there is no client {client}; the recipe has clients 0 to {len(shares.clients) - 1}")
+    first = shares.clients[client][
+        int(generator(parsed.seed, Purpose.BATCHES, 0, client).permutation(len(shares.clients[client]))[0])
+    ]
+    text = Text("")
+    text.append(tokenizer.decode(first.tokens[: first.prompt]), style="dim")
+    text.append(tokenizer.decode(first.tokens[first.prompt :]), style="bold green")
+    console.print(
+        Text(f"client {client}: {len(first.tokens)} tokens, loss on the last {len(first.tokens) - first.prompt} (bold)")
+    )
+    console.print(text)
+    console.print("tokens:", " ".join(map(str, first.tokens)), highlight=False)
+    console.print("mask:  ", "0" * first.prompt + "1" * (len(first.tokens) - first.prompt), highlight=False)
+    sizes = sorted(len(share) for share in shares.clients)
+    console.print(
+        f"\n{len(sizes)} clients hold {sum(sizes)} examples: {sizes[0]} to "
+        f"{sizes[-1]}, median {sizes[len(sizes) // 2]}; {shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
+    )
+    table = Table("client", "examples", "categories")
+    for number, share in list(enumerate(shares.clients))[:10]:
+        counts = Counter(e.example.category or "-" for e in share).most_common()
+        table.add_row(str(number), str(len(share)), ", ".join(f"{name} {n}" for name, n in counts))
+    console.print(table)
+
+
+@_command
+def directions() -> None:
+    """Check this machine: every backend must give the published bits of every family."""
+    table = Table("backend", "vectors", "wrong")
+    wrong = 0
+    for backend, checked, failed in check():
+        table.add_row(backend, str(checked), ", ".join(failed) or "none")
+        wrong += len(failed)
+    console.print(table)
+    if wrong:
+        raise FedKSeedError(
+            f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
+        )
+    console.print("all bits agree with docs/directions.md")
+
+
+def _load_adapter(path: Path) -> Adapter:
+    return Adapter.load(path / "adapter.safetensors" if path.is_dir() else path)
+
+
+def _print_result(result: Result) -> None:
+    before, after, reports = result.before, result.after, result.reports
+    table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
+    change = paired_change(before.losses, after.losses)
+    table.add_row(
+        f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
+        f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
+    )  # fmt: skip
+    if before.rouge:
+        change = paired_change(before.rouge, after.rouge)
+        table.add_row(
+            f"Rouge-L, {len(before.rouge)} answers", f"{estimate(before.rouge)}",
+            f"{estimate(after.rouge)}", f"{change.mean:+.4f} ± {change.error:.4f}",
+        )  # fmt: skip
+        rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
+        table.add_row("empty outputs", *rates, "")
+    console.print(table)
+    costs = Table("cost", "value")
+    if reports:
+        down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
+        costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
+    costs.add_row("adapter", f"{(result.directory / 'adapter.safetensors').stat().st_size:,} bytes")
+    costs.add_row("peak memory", f"{result.peak_memory / 1e9:.2f} GB")
+    if result.step_seconds is not None:
+        costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
+    costs.add_row("sync to the latest model", f"{result.sync_seconds:.2f} s")
+    costs.add_row("digest of the tuned model", result.digest)
+    console.print(costs)
+    console.print(f"the adapter is {result.directory / 'adapter.safetensors'}", highlight=False)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"fedkseed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Entry point of the command `fedkseed`."""
+    app()

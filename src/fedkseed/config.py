@@ -1,0 +1,161 @@
+"""A recipe: what to run, as typed TOML. Only this file sees TOML; everything else takes plain values."""
+
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from .directions import Pool
+from .errors import FedKSeedError
+from .files import border
+from .randomness import pool_key
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    """A table of the recipe: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Model(Part):
+    """The base model, and which part of it is tuned how."""
+
+    name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    tuned: list[str] = ["*"]
+    mode: Literal["auto", "materialized", "in place"] = "auto"
+
+
+class Data(Part):
+    """The examples, their wording, and what is kept for evaluation."""
+
+    source: str = "dolly-sample"
+    template: Literal["alpaca", "chat"] = "alpaca"
+    max_tokens: Count = 1024  # longer examples are left out
+    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all
+
+
+class Clients(Part):
+    """Who holds the data, and how many take part in a round."""
+
+    count: Count = 200
+    cohort: Count = 10
+    alpha: float | Literal["even"] = 0.5  # of the Dirichlet split over categories
+    min_examples: Count = 10
+
+    @model_validator(mode="after")
+    def _check(self) -> "Clients":
+        if isinstance(self.alpha, float) and self.alpha <= 0:
+            raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
+        if self.cohort > self.count:
+            raise ValueError(f"a cohort of {self.cohort} can't be drawn from {self.count} clients")
+        return self
+
+
+class Directions(Part):
+    """The pool: K directions of one family. The key follows from the recipe's seed."""
+
+    family: Literal["gaussian", "rademacher", "hadamard", "hashed"] = "hadamard"
+    size: Count = 4096
+
+
+class Training(Part):
+    """The algorithm and its numbers."""
+
+    algorithm: Literal["fedkseed", "fedkseed-pro"] = "fedkseed"
+    rounds: Count = 40
+    steps: Count = 200  # τ
+    batch_size: Count = 1
+    lr: Positive = 3e-7  # η
+    eps: Positive = 5e-4  # ε
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    clip: Positive = 1e4
+
+
+class Evaluation(Part):
+    """What is measured before and after."""
+
+    examples: Annotated[int, Field(ge=2)] = 64
+    max_tokens: Count | None = None  # of a held-out example; default as for training
+    generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
+    max_new_tokens: Count = 64
+    batch_size: Count = 8
+
+
+class Recipe(Part):
+    """Everything that decides a run's result."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    model: Model
+    data: Data = Data()
+    clients: Clients = Clients()
+    directions: Directions = Directions()
+    training: Training = Training()
+    evaluation: Evaluation = Evaluation()
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(pool_key(self.seed), self.directions.size, self.directions.family)
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        FedKSeedError: the file is missing, is not TOML, has an unknown key (the nearest known one
+            is named) or a value that is not allowed.
+    """
+    path = Path(path)
+    with border(f"can't read the recipe {path}"):
+        data = path.read_bytes()
+    try:
+        return parse(tomllib.loads(data.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
+    except FedKSeedError as error:
+        raise FedKSeedError(f"{path}: {error}") from error
+
+
+def parse(table: dict[str, Any]) -> Recipe:
+    """A recipe from the tables of a TOML file."""
+    try:
+        recipe = Recipe.model_validate(table)
+        Pool(0, recipe.directions.size, recipe.directions.family)
+    except ValidationError as error:
+        raise FedKSeedError("; ".join(_explain(detail) for detail in error.errors())) from error
+    return recipe
+
+
+def _explain(detail: Any) -> str:
+    place = [
+        str(part)
+        for part in detail["loc"]
+        if part not in ("str", "float", "constrained-float") and "literal" not in str(part)
+    ]
+    where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
+    if detail["type"] == "extra_forbidden":
+        known = list(_fields(place[:-1]))
+        near = get_close_matches(place[-1], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+        return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
+    if detail["type"] == "missing":
+        return f"{where}{place[-1]} is missing"
+    if detail["type"] == "value_error":
+        return f"[{'.'.join(place)}] {detail['ctx']['error']}"
+    return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
+
+
+def _fields(place: list[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(Recipe.model_fields)
+    for name in place:
+        fields = fields[name].annotation.model_fields
+    return fields

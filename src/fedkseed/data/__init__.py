@@ -1,0 +1,1 @@
+"""Instruction data: reading, wording, sharing out over clients."""

@@ -1,0 +1,102 @@
+"""A pool of K directions that everyone can generate from one 64-bit key.
+
+Every value z_j[p] is a pure function of (key, family, tensor, position p, direction j): see
+docs/directions.md for the specification and `reference.py` for its definition in NumPy.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+
+FAMILIES = ("gaussian", "rademacher", "hadamard", "hashed")
+TRANSFORMED = ("hadamard", "hashed")  # their sum over all directions is one Walsh-Hadamard transform
+
+BLOCK = 4096  # positions; every stream of random bits starts afresh at a multiple of it
+MAX_TRANSFORMED = 1 << 20  # one block is held in cache: 4 MiB of float32
+MAX_POSITIONS = 1 << 34  # of one tensor: a 32-bit counter times the four words of a Philox call
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The directions z_0 … z_{K-1} of one run.
+
+    Args:
+        key: 64-bit key of the random bits.
+        size: K, the number of directions; for `hadamard` and `hashed` a power of two up to 2^20,
+            for the others anything up to 2^32 (unlimited seeds are the same code).
+        family: one of FAMILIES.
+
+    Raises:
+        FedKSeedError: a value is out of range.
+    """
+
+    key: int
+    size: int
+    family: str = "hadamard"
+
+    def __post_init__(self) -> None:
+        if self.family not in FAMILIES:
+            raise FedKSeedError(
+                f"no family of directions is called {self.family!r}; choose one of {', '.join(FAMILIES)}"
+            )
+        if not 0 <= self.key < 1 << 64:
+            raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
+        most = MAX_TRANSFORMED if self.family in TRANSFORMED else 1 << 32
+        if not 1 <= self.size <= most:
+            raise FedKSeedError(f"a {self.family} pool holds 1 to {most} directions, got {self.size}")
+        if self.family in TRANSFORMED and self.size & (self.size - 1):
+            raise FedKSeedError(
+                f"a {self.family} pool needs a power of two as its size K, got {self.size}; "
+                f"the next one is {1 << self.size.bit_length()}"
+            )
+
+    @property
+    def key_words(self) -> tuple[int, int]:
+        """The key as Philox takes it: low 32 bits, high 32 bits."""
+        return self.key & 0xFFFFFFFF, self.key >> 32
+
+    @property
+    def unit(self) -> int:
+        """Positions that are made together: a whole number of blocks of bits and of transforms."""
+        return max(BLOCK, self.size) if self.family in TRANSFORMED else BLOCK
+
+    def select(
+        self, directions: Sequence[int] | NDArray[np.integer], coefficients: Sequence[float] | NDArray[np.floating]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Check a sparse set of coefficients and return it without its zeros.
+
+        The order of a sum is part of its value, so directions must ascend. Leaving a zero out
+        changes no bit: s + 0 z is s.
+
+        Raises:
+            FedKSeedError: a direction is outside the pool, out of order or twice, or a coefficient
+                is not a finite float32.
+        """
+        wide = np.asarray(directions, dtype=np.int64).reshape(-1)
+        with np.errstate(over="ignore"):
+            values = np.asarray(coefficients, dtype=np.float32).reshape(-1)
+        if wide.shape != values.shape:
+            raise FedKSeedError(f"got {wide.size} directions and {values.size} coefficients; each direction needs one")
+        if wide.size and not (wide.min() >= 0 and wide.max() < self.size):
+            raise FedKSeedError(f"directions must lie in 0 to {self.size - 1}, got {wide.min()} to {wide.max()}")
+        if np.any(np.diff(wide) <= 0):
+            raise FedKSeedError(
+                "directions must be in ascending order, each once: the order of a sum is part of its value"
+            )
+        if not np.all(np.isfinite(values)):
+            raise FedKSeedError(f"coefficients must be finite float32 numbers, got {values[~np.isfinite(values)][0]}")
+        kept = values != 0
+        return wide[kept].astype(np.uint32), values[kept]
+
+    def dense(
+        self, coefficients: Sequence[float] | NDArray[np.floating]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """`select` of a whole coefficient vector c of shape (K,)."""
+        values = np.asarray(coefficients).reshape(-1)
+        if values.size != self.size:
+            raise FedKSeedError(f"the pool has {self.size} directions, got {values.size} coefficients")
+        return self.select(np.arange(self.size), values)

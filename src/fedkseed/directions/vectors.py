@@ -1,0 +1,50 @@
+"""The test vectors of the specification: checked by the tests, by `fedkseed directions`, by ports."""
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import Piece, Pool, combine, reference
+
+BITS = {"float32": torch.uint32, "bfloat16": torch.uint16, "float16": torch.uint16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load() -> dict[str, Any]:
+    """The vector file: Philox calls and materialised weights, as hexadecimal bits."""
+    return json.loads(files("fedkseed.directions").joinpath("vectors.json").read_text())
+
+
+def compute(case: dict[str, Any], backend: str) -> str:
+    """The weights of one case, as hexadecimal bits, most significant digit first."""
+    pool = Pool(int(case["key"], 16), case["size"], case["family"])
+    directions = np.array(case["directions"], np.uint32)
+    coefficients = np.array([int(c, 16) for c in case["coefficients"]], np.uint32).view(np.float32)
+    start, stop, dtype = case["start"], case["stop"], case["dtype"]
+    # the base weights are 2^-10 (p mod 64 − 31), exact in every type
+    base = ((np.arange(start, stop) % 64 - 31) / 1024).astype(np.float32)
+    if backend == "numpy":
+        total = reference.total(pool, directions, coefficients, case["tensor"], start, stop)
+        bits = reference.combine(base, total, dtype)
+        bits = bits.view(np.uint32 if dtype == "float32" else np.uint16)
+    else:
+        w = torch.from_numpy(base).to(DTYPES[dtype])
+        combine([Piece(case["tensor"], w, w, start)], pool, directions, coefficients)
+        bits = w.view(BITS[dtype]).numpy()
+    digits = 8 if dtype == "float32" else 4
+    return "".join(f"{int(b):0{digits}x}" for b in bits)
+
+
+def check() -> Iterator[tuple[str, int, list[str]]]:
+    """(backend, vectors checked, names of those that are wrong) for every backend of this machine."""
+    vectors = load()
+    backends: dict[str, Callable[[dict[str, Any]], str]] = {
+        "numpy": lambda case: compute(case, "numpy"),
+        "numba": lambda case: compute(case, "numba"),
+    }
+    for backend, run in backends.items():
+        yield backend, len(vectors["weights"]), [c["name"] for c in vectors["weights"] if run(c) != c["bits"]]

@@ -1,0 +1,104 @@
+"""How good is a model? Held-out loss, Rouge-L and empty outputs, with standard errors."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from rouge_score.rouge_scorer import RougeScorer
+from torch import nn
+
+from .data.instructions import Encoded, collate
+from .models.loss import example_losses
+
+OnProgress: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its standard error."""
+
+    mean: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.4f} ± {self.error:.4f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """What one model scored on the same held-out examples, in the same order."""
+
+    losses: list[float]  # nats a response token, one an example
+    rouge: list[float]  # Rouge-L F1, one a generated example
+    empty: list[bool]  # was the output blank?
+
+
+def estimate(values: Sequence[float]) -> Estimate:
+    """Mean and standard error; the error of fewer than two values is infinite."""
+    array = np.asarray(values, float)
+    return Estimate(
+        float(array.mean()), float(array.std(ddof=1)) / sqrt(array.size) if array.size > 1 else float("inf")
+    )
+
+
+def paired_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """Mean change on the same examples and its standard error: far tighter than two separate means."""
+    return estimate(np.asarray(after, float) - np.asarray(before, float))  # type: ignore[arg-type]
+
+
+def evaluate(
+    model: nn.Module,
+    tokenizer: Any,
+    held_out: Sequence[Encoded],
+    *,
+    generated: int = 0,
+    max_new_tokens: int = 64,
+    batch_size: int = 8,
+    on_progress: OnProgress = lambda done: None,
+) -> Evaluation:
+    """Loss on all held-out examples; Rouge-L of greedy answers to the first `generated` of them."""
+    losses: dict[int, float] = {}
+    for rows in _by_length(held_out, batch_size):
+        batch = collate([held_out[i] for i in rows], tokenizer.pad_token_id)
+        losses.update(zip(rows, example_losses(model, batch), strict=True))
+        on_progress(len(rows))
+    outputs: dict[int, str] = {}
+    for rows in _by_length(held_out[:generated], batch_size):
+        prompts = [held_out[i].tokens[: held_out[i].prompt] for i in rows]
+        outputs.update(zip(rows, respond(model, tokenizer, prompts, max_new_tokens), strict=True))
+        on_progress(len(rows))
+    scorer = RougeScorer(["rougeL"])
+    rouge = [scorer.score(held_out[i].example.response, outputs[i])["rougeL"].fmeasure for i in sorted(outputs)]
+    empty = [not outputs[i].strip() for i in sorted(outputs)]
+    return Evaluation([losses[i] for i in range(len(held_out))], rouge, empty)
+
+
+@torch.inference_mode()
+def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
+    """Greedy answers to tokenised prompts."""
+    width = max(map(len, prompts))
+    tokens = torch.full((len(prompts), width), tokenizer.pad_token_id)
+    mask = torch.zeros_like(tokens)
+    for row, prompt in enumerate(prompts):  # padded on the left: an answer continues its prompt
+        tokens[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    output = model.generate(
+        tokens,
+        attention_mask=mask,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+
+
+def _by_length(examples: Sequence[Encoded], size: int) -> Iterator[list[int]]:
+    """Groups of examples of like length, so that little is padding."""
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
+    for begin in range(0, len(order), size):
+        yield order[begin : begin + size]

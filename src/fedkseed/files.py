@@ -1,0 +1,43 @@
+"""Files that are whole or absent, and errors of the operating system as one clear line."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import FedKSeedError
+
+
+@contextmanager
+def border(what: str) -> Iterator[None]:
+    """Turn an error of the file system or of SQLite into a FedKSeedError that names the thing."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise FedKSeedError(f"{what}: {reason}; check the path, the permissions and the free space") from error
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file so that after a crash it is either the old or the new one, whole.
+
+    Raises:
+        FedKSeedError: it can't be written (no space, no permission); the old file is still there.
+    """
+    temporary = path.with_name(f".{path.name}.part")
+    with border(f"can't write {path}"):
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError:
+            temporary.unlink(missing_ok=True)
+            raise

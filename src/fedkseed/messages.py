@@ -1,0 +1,93 @@
+"""Every record that crosses the network. They check themselves when made, so a decoded one is sound."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .directions import Pool
+from .errors import FedKSeedError
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Which run a message belongs to: both sides must hold the same directions and the same w_0."""
+
+    pool: Pool
+    base: bytes  # SHA-256 of w_0, see `Layout.digest`
+
+    def require(self, other: "Run") -> None:
+        """Refuse a message of another run.
+
+        Raises:
+            FedKSeedError: the pool or the base model differs.
+        """
+        if other.pool != self.pool:
+            raise FedKSeedError(
+                f"the message is for {other.pool}, this party has {self.pool}; use the same recipe on both sides"
+            )
+        if other.base != self.base:
+            raise FedKSeedError(
+                f"the message is for a base model with digest {other.base.hex()}, this party's has {self.base.hex()}; "
+                "load the same weights, in the same type, on both sides"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Server to client: the model and how to tune it in this round."""
+
+    run: Run
+    round: int  # from 0
+    lr: float  # η of this round
+    eps: float  # ε
+    steps: int  # τ
+    clip: float  # largest |ρ| that a client may report
+    coefficients: NDArray[np.float32]  # (K,), c
+    probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
+
+    def __post_init__(self) -> None:
+        size = self.run.pool.size
+        for name in ("lr", "eps", "clip"):
+            if not (np.isfinite(value := getattr(self, name)) and value > 0):
+                raise FedKSeedError(f"a broadcast's {name} must be a positive number, got {value}")
+        if not 1 <= self.steps < 1 << 32:
+            raise FedKSeedError(f"a broadcast asks for at least one step, got {self.steps}")
+        if self.coefficients.shape != (size,) or not np.all(np.isfinite(self.coefficients)):
+            raise FedKSeedError(f"a broadcast holds {size} finite coefficients, got {_describe(self.coefficients)}")
+        p = self.probabilities
+        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or p.sum() <= 0):
+            raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Client to server: the directions it took and the scalar gradient along each."""
+
+    run: Run
+    round: int
+    client: int
+    examples: int  # its weight in the aggregation
+    loss: float  # mean local loss, for monitoring only
+    directions: NDArray[np.uint32]  # (τ,), indices into the pool
+    scalars: NDArray[np.float32]  # (τ,), ρ
+
+    def __post_init__(self) -> None:
+        size = self.run.pool.size
+        if not 1 <= self.examples < 1 << 32:
+            raise FedKSeedError(f"an upload stands for at least one example, got {self.examples}")
+        if not 0 <= self.client < 1 << 32:
+            raise FedKSeedError(f"a client's number has 32 bits, got {self.client}")
+        if self.directions.shape != self.scalars.shape or self.scalars.ndim != 1:
+            raise FedKSeedError(
+                f"an upload pairs directions and scalars, got {self.directions.size} and {self.scalars.size}"
+            )
+        if self.directions.size and int(self.directions.max()) >= size:
+            raise FedKSeedError(f"an upload's directions must lie in 0 to {size - 1}, got {self.directions.max()}")
+        if not np.all(np.isfinite(self.scalars)):
+            raise FedKSeedError(f"an upload's scalar gradients must be finite, got {_describe(self.scalars)}")
+
+
+def _describe(values: NDArray[np.floating]) -> str:
+    broken = int(np.sum(~np.isfinite(values)))
+    return f"{values.size} of which {broken} are NaN or infinite" if broken else f"{values.size}"

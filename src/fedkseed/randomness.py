@@ -1,0 +1,48 @@
+"""Every random draw of a run, as a pure function of (seed, purpose, round, client).
+
+No generator is shared or stored: a client that comes back, a resumed run and another machine draw
+the same numbers.
+"""
+
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class Purpose(IntEnum):
+    """Keeps the streams of different draws apart."""
+
+    KEY = 1
+    PARTITION = 2
+    HOLDOUT = 3
+    COHORT = 4
+    BATCHES = 5
+    DIRECTIONS = 6
+    EVALUATION = 7
+
+
+def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
+    """A generator of its own for (seed, purpose, labels…)."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, int(purpose), *labels])))
+
+
+def pool_key(seed: int) -> int:
+    """The 64-bit key of a run's directions."""
+    return int(generator(seed, Purpose.KEY).integers(0, 1 << 64, dtype=np.uint64))
+
+
+def draw_directions(
+    key: int, round_: int, client: int, steps: int, size: int, probabilities: NDArray[np.float32] | None
+) -> NDArray[np.uint32]:
+    """The τ directions of one client in one round, drawn with replacement, shape (τ,)."""
+    u = generator(key, Purpose.DIRECTIONS, round_, client).random(steps)
+    if probabilities is None:
+        return np.minimum(u * size, size - 1).astype(np.uint32)
+    cumulative = np.cumsum(probabilities, dtype=np.float64)
+    return np.minimum(np.searchsorted(cumulative, u * cumulative[-1], side="right"), size - 1).astype(np.uint32)
+
+
+def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
+    """The clients of one round, without replacement, ascending."""
+    return sorted(int(i) for i in generator(seed, Purpose.COHORT, round_).permutation(clients)[:count])

@@ -1,0 +1,186 @@
+"""A run's directory: its recipe, every round's state, its metrics, its adapter.
+
+    recipe.toml           the resolved recipe
+    run.sqlite            every round's state and report; a round counts once it is committed here
+    metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
+    adapter.safetensors   the tuned model
+    lock                  held by the process that works on the run
+
+Kill the process at any moment: what was committed is whole, and the next round starts from it.
+"""
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from .errors import FedKSeedError
+from .files import border, write_atomically
+from .round import Report
+from .strategies.kseed import State
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB NOT NULL, report TEXT);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+
+
+class Store:
+    """One run's directory. Make it with `create`, come back to it with `Store(directory)`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.recipe = directory / "recipe.toml"
+        self.adapter = directory / "adapter.safetensors"
+        self.metrics = directory / "metrics.jsonl"
+        self._database = directory / "run.sqlite"
+        if not self.recipe.is_file():
+            raise FedKSeedError(
+                f"{directory} is not a run's directory (no recipe.toml in it); start one with: fedkseed run"
+            )
+
+    @classmethod
+    def create(cls, directory: Path, recipe: str) -> "Store":
+        """Make the directory of a new run.
+
+        Raises:
+            FedKSeedError: a run is there already, or the directory can't be written.
+        """
+        cls.require_new(directory)
+        with border(f"can't make the run's directory {directory}"):
+            directory.mkdir(parents=True, exist_ok=True)
+        write_atomically(directory / "recipe.toml", recipe.encode())
+        return cls(directory)
+
+    @staticmethod
+    def require_new(directory: Path) -> None:
+        """Refuse a directory that holds a run."""
+        if (directory / "recipe.toml").exists():
+            raise FedKSeedError(
+                f"{directory} holds a run already; go on with `fedkseed resume {directory}` or choose another"
+            )
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes off the run.
+
+        Raises:
+            FedKSeedError: another process works on it.
+        """
+        with border(f"can't lock {self.directory}"):
+            file = (self.directory / "lock").open("w")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise FedKSeedError(
+                    f"another process is working on {self.directory}; wait for it, or stop it and use `fedkseed resume`"
+                ) from error
+            yield
+
+    def commit(self, state: State, report: Report | None) -> None:
+        """Make a round durable, then copy its report to metrics.jsonl.
+
+        Raises:
+            FedKSeedError: it can't be written; all earlier rounds are still there.
+        """
+        text = None if report is None else json.dumps(_plain(asdict(report)))
+        with self._connect() as database:
+            database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (state.round, _pack(state), text))
+        if text is not None:
+            with border(f"can't write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:
+                file.write(text + "\n")
+
+    def state(self, done: int | None = None) -> State | None:
+        """The state after `done` rounds, or the latest; None before the first commit.
+
+        Raises:
+            FedKSeedError: that round is not there, or the database is damaged.
+        """
+        with self._connect() as database:
+            query = (
+                "SELECT state FROM rounds ORDER BY done DESC"
+                if done is None
+                else "SELECT state FROM rounds WHERE done = ?"
+            )
+            row = database.execute(query, () if done is None else (done,)).fetchone()
+        if row is None and done is not None:
+            raise FedKSeedError(
+                f"{self.directory} has no state after {done} rounds; list them with: fedkseed rounds {self.directory}"
+            )
+        return None if row is None else _unpack(row[0], self._database)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """What every finished round was like, in order."""
+        with self._connect() as database:
+            rows = database.execute("SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY done").fetchall()
+        return [json.loads(row[0]) for row in rows]
+
+    def rollback(self, done: int) -> None:
+        """Forget everything after `done` rounds, at once or not at all."""
+        self.state(done)
+        with self._connect() as database:
+            database.execute("DELETE FROM rounds WHERE done > ?", (done,))
+            database.execute("DELETE FROM facts WHERE name = 'after'")
+        with border(f"can't remove {self.adapter}"):
+            self.adapter.unlink(missing_ok=True)
+        self.copy_metrics()
+
+    def copy_metrics(self) -> None:
+        """Write metrics.jsonl afresh: a killed process may have left its last line out or cut."""
+        text = "".join(json.dumps(report) + "\n" for report in self.reports())
+        write_atomically(self.metrics, text.encode())
+
+    def remember(self, name: str, value: Any) -> None:
+        """Keep a JSON value under a name."""
+        with self._connect() as database:
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+
+    def recall(self, name: str) -> Any:
+        """The value kept under a name, or None."""
+        with self._connect() as database:
+            row = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else json.loads(row[0])
+
+    @contextmanager
+    def _connect(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, on disk when it ends (synchronous=FULL syncs the journal and the file)."""
+        with border(f"can't use {self._database}"), closing(sqlite3.connect(self._database, timeout=10)) as database:
+            database.execute("PRAGMA synchronous = FULL")
+            database.executescript(SCHEMA)
+            with database:
+                yield database
+
+
+def _pack(state: State) -> bytes:
+    return save(
+        {
+            "round": np.array([state.round]),
+            "coefficients": state.coefficients,
+            "magnitudes": state.magnitudes,
+            "counts": state.counts,
+        }
+    )
+
+
+def _unpack(data: bytes, where: Path) -> State:
+    try:
+        tensors = load(data)
+        return State(int(tensors["round"][0]), tensors["coefficients"], tensors["magnitudes"], tensors["counts"])
+    except (SafetensorError, KeyError) as error:
+        raise FedKSeedError(f"{where} is damaged ({error}); roll back to an earlier round or start again") from error
+
+
+def _plain(report: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN: a round in which no loss was finite has none."""
+    return {
+        name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in report.items()
+    }

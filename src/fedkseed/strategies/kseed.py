@@ -1,0 +1,171 @@
+"""FedKSeed and FedKSeed-Pro: the model is K numbers.
+
+Qin et al., 2024, Algorithm 1, https://arxiv.org/abs/2312.06353
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..local.zeroth_order import two_point_steps
+from ..messages import Broadcast, Run, Upload
+from ..randomness import draw_directions
+from ..strategy import Client
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What the server knows; its size does not depend on the model's."""
+
+    round: int  # rounds done
+    coefficients: NDArray[np.float64]  # (K,), c = −η A of the paper
+    magnitudes: NDArray[np.float64]  # (K,), Σ |ρ| of a direction
+    counts: NDArray[np.int64]  # (K,), how often a direction was drawn
+
+
+@dataclass(frozen=True, slots=True)
+class KSeed:
+    """Scalar gradients along a fixed pool of directions.
+
+    Args:
+        run: the pool and the base model.
+        rounds: T, the length of the learning-rate schedule.
+        steps: τ, local steps of a client in a round.
+        lr: η at the start.
+        eps: ε, the scale of a perturbation.
+        schedule: `constant`, `linear` (to zero after T rounds) or `cosine` (likewise). c holds
+            steps and not gradients, so any schedule is right.
+        importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
+        clip: largest |ρ|, a safeguard against a broken loss; not in the paper.
+    """
+
+    run: Run
+    rounds: int
+    steps: int = 200
+    lr: float = 3e-7
+    eps: float = 5e-4
+    schedule: str = "constant"
+    importance: bool = False
+    clip: float = 1e4
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise FedKSeedError(f"no schedule is called {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
+
+    def init(self) -> State:
+        size = self.run.pool.size
+        return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
+
+    def broadcast(self, state: State) -> Broadcast:
+        return Broadcast(
+            run=self.run,
+            round=state.round,
+            lr=self.learning_rate(state.round),
+            eps=self.eps,
+            steps=self.steps,
+            clip=float(np.float32(self.clip)),
+            coefficients=state.coefficients.astype(np.float32),
+            probabilities=importance(state).astype(np.float32) if self.importance else None,
+        )
+
+    def sync(self, message: Broadcast, client: Client) -> None:
+        client.weights.load(message.coefficients)
+
+    def train(self, message: Broadcast, client: Client) -> Upload:
+        pool = self.run.pool
+        found = two_point_steps(
+            client.weights,
+            client.loss,
+            client.batches(message.round),
+            draw_directions(pool.key, message.round, client.number, message.steps, pool.size, message.probabilities),
+            lr=message.lr,
+            eps=message.eps,
+            clip=message.clip,
+            on_step=client.on_step,
+        )
+        return Upload(
+            run=self.run,
+            round=message.round,
+            client=client.number,
+            examples=client.examples,
+            loss=found.loss,
+            directions=found.directions,
+            scalars=found.scalars,
+        )
+
+    def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
+        """c_j ← c_j − η Σ_i p_i Σ ρ, p_i client i's share of the examples of this round's clients.
+
+        Clients are added in the order of their numbers, so that float sums have one value.
+
+        Raises:
+            FedKSeedError: there is no upload, or one is of another round or run, came twice, or
+                reports a scalar above the clip.
+        """
+        if not uploads:
+            raise FedKSeedError(f"round {state.round} got no upload; it can't be aggregated")
+        ordered = sorted(uploads, key=lambda upload: upload.client)
+        for number, upload in enumerate(ordered):
+            self._require(upload, state)
+            if number and ordered[number - 1].client == upload.client:
+                raise FedKSeedError(
+                    f"client {upload.client} answered round {state.round} twice; keep one of its uploads"
+                )
+        lr, total = self.learning_rate(state.round), sum(upload.examples for upload in ordered)
+        coefficients, magnitudes, counts = state.coefficients.copy(), state.magnitudes.copy(), state.counts.copy()
+        for upload in ordered:
+            scalars = upload.scalars.astype(np.float64)
+            np.subtract.at(coefficients, upload.directions, lr * (upload.examples / total) * scalars)
+            np.add.at(magnitudes, upload.directions, np.abs(scalars))
+            np.add.at(counts, upload.directions, 1)
+        return State(state.round + 1, coefficients, magnitudes, counts)
+
+    def learning_rate(self, round_: int) -> float:
+        """η of a round, from 0."""
+        done = min(round_ / self.rounds, 1.0)
+        if self.schedule == "linear":
+            return self.lr * max(1 - done, 1e-6)
+        if self.schedule == "cosine":
+            return self.lr * max((1 + math.cos(math.pi * done)) / 2, 1e-6)
+        return self.lr
+
+    def _require(self, upload: Upload, state: State) -> None:
+        self.run.require(upload.run)
+        if upload.round != state.round:
+            raise FedKSeedError(
+                f"client {upload.client} answered round {upload.round}, the server is in round {state.round}"
+            )
+        if upload.scalars.size > self.steps:
+            raise FedKSeedError(
+                f"client {upload.client} reports {upload.scalars.size} steps, at most {self.steps} were asked for"
+            )
+        largest = float(np.abs(upload.scalars).max(initial=0))
+        if largest > np.float32(self.clip):
+            raise FedKSeedError(
+                f"client {upload.client} reports a scalar gradient of {largest:g}, at most {self.clip:g} is allowed"
+            )
+
+
+def importance(state: State) -> NDArray[np.float64]:
+    """Probabilities p of the directions, shape (K,): softmax of the min-max normalised mean |ρ|.
+
+    A direction that was never drawn counts as the average of those that were: nothing is known
+    of it, and any extreme would make it drawn too often or never again. (The official code starts
+    each history with a zero instead, which makes often-drawn directions look important.)
+
+    Source: Qin et al., 2024, Section 4.3
+    """
+    drawn = state.counts > 0
+    if not drawn.any():
+        return np.full(state.counts.size, 1 / state.counts.size)
+    psi = np.divide(state.magnitudes, state.counts, out=np.zeros_like(state.magnitudes), where=drawn)
+    psi[~drawn] = psi[drawn].mean()
+    spread = psi.max() - psi.min()
+    weights = np.exp((psi - psi.min()) / spread) if spread > 0 else np.ones_like(psi)
+    return weights / weights.sum()
