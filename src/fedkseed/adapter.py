@@ -64,14 +64,18 @@ class Adapter:
         checksum = about.pop("checksum", None)
         if checksum != _checksum(about, coefficients):
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
-        pool = Pool(**about["pool"])
+        try:
+            pool = Pool(**about["pool"])
+            described = str(about["base"]), str(about["tuned"]), tuple(about["patterns"]), dict(about["provenance"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise FedKSeedError(f"the adapter {path} lacks or mistakes a field: {error}") from error
         if (
             coefficients.shape != (pool.size,)
             or coefficients.dtype != np.float32
             or not np.isfinite(coefficients).all()
         ):
             raise FedKSeedError(f"the adapter {path} must hold {pool.size} finite float32 coefficients")
-        return cls(pool, coefficients, about["base"], about["tuned"], tuple(about["patterns"]), about["provenance"])
+        return cls(pool, coefficients, *described)
 
     def apply(self, model: nn.Module) -> None:
         """Turn the base model into the tuned one, in place, and check the result's digest.

@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
 from .adapter import Adapter
@@ -239,8 +240,9 @@ def preview(
     console.print("mask:  ", "0" * first.prompt + "1" * (len(first.tokens) - first.prompt), highlight=False)
     sizes = sorted(len(share) for share in shares.clients)
     console.print(
-        f"\n{len(sizes)} clients hold {sum(sizes)} examples: {sizes[0]} to "
-        f"{sizes[-1]}, median {sizes[len(sizes) // 2]}; {shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
+        f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, "
+        f"median {sizes[len(sizes) // 2]}; "
+        f"{shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
     )
     table = Table("client", "examples", "categories")
     for number, share in list(enumerate(shares.clients))[:10]:
@@ -312,7 +314,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    pass
+    disable_progress_bar()  # transformers' own bars would break ours and the one line of an error
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from .directions import Pool
 from .errors import FedKSeedError
 
+MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -15,6 +17,10 @@ class Run:
 
     pool: Pool
     base: bytes  # SHA-256 of w_0, see `Layout.digest`
+
+    def __post_init__(self) -> None:
+        if len(self.base) != 32:
+            raise FedKSeedError(f"a base model's digest has 32 bytes, got {len(self.base)}")
 
     def require(self, other: "Run") -> None:
         """Refuse a message of another run.
@@ -48,13 +54,22 @@ class Broadcast:
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
+        _require_round(self.round)
+        if size > MAX_BROADCAST:
+            raise FedKSeedError(f"a broadcast carries at most {MAX_BROADCAST} coefficients, the pool has {size}")
         for name in ("lr", "eps", "clip"):
             if not (np.isfinite(value := getattr(self, name)) and value > 0):
                 raise FedKSeedError(f"a broadcast's {name} must be a positive number, got {value}")
         if not 1 <= self.steps < 1 << 32:
             raise FedKSeedError(f"a broadcast asks for at least one step, got {self.steps}")
-        if self.coefficients.shape != (size,) or not np.all(np.isfinite(self.coefficients)):
-            raise FedKSeedError(f"a broadcast holds {size} finite coefficients, got {_describe(self.coefficients)}")
+        if (
+            self.coefficients.dtype != np.float32
+            or self.coefficients.shape != (size,)
+            or not np.all(np.isfinite(self.coefficients))
+        ):
+            raise FedKSeedError(
+                f"a broadcast holds {size} finite coefficients (float32), got {_describe(self.coefficients)}"
+            )
         p = self.probabilities
         if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or p.sum() <= 0):
             raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
@@ -74,6 +89,7 @@ class Upload:
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
+        _require_round(self.round)
         if not 1 <= self.examples < 1 << 32:
             raise FedKSeedError(f"an upload stands for at least one example, got {self.examples}")
         if not 0 <= self.client < 1 << 32:
@@ -84,8 +100,15 @@ class Upload:
             )
         if self.directions.size and int(self.directions.max()) >= size:
             raise FedKSeedError(f"an upload's directions must lie in 0 to {size - 1}, got {self.directions.max()}")
-        if not np.all(np.isfinite(self.scalars)):
-            raise FedKSeedError(f"an upload's scalar gradients must be finite, got {_describe(self.scalars)}")
+        if self.scalars.dtype != np.float32 or not np.all(np.isfinite(self.scalars)):
+            raise FedKSeedError(
+                f"an upload's scalar gradients must be finite float32 numbers, got {_describe(self.scalars)}"
+            )
+
+
+def _require_round(number: int) -> None:
+    if not 0 <= number < 1 << 32:
+        raise FedKSeedError(f"a round's number has 32 bits, got {number}")
 
 
 def _describe(values: NDArray[np.floating]) -> str:

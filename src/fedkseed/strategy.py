@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from .messages import Broadcast, Upload
-from .weights import Weights
+
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from .weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +15,7 @@ class Client:
     """One party: its model, its data, its loss. Nothing here leaves it."""
 
     number: int
-    weights: Weights
+    weights: "Weights"
     examples: int  # how many it holds
     batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
     loss: Callable[[Any], float]  # of one batch, in nats a token

@@ -10,13 +10,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from .directions import Piece, Pool, combine
+from .directions import Pool
+from .directions.operations import Piece, combine
 from .errors import FedKSeedError
 
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
@@ -48,23 +50,24 @@ class Layout:
     """
 
     def __init__(self, model: nn.Module, tuned: Sequence[str] = ("*",)) -> None:
-        first: dict[tuple[int, int], str] = {}  # memory -> smallest name
-        named = dict(sorted(model.named_parameters(remove_duplicate=False)))
+        named = {name: t for name, t in sorted(model.named_parameters(remove_duplicate=False)) if t.numel()}
+        first: dict[tuple[int, int], str] = {}  # memory, from where to where -> smallest name
         for name, tensor in named.items():
-            first.setdefault((tensor.untyped_storage().data_ptr(), tensor.data_ptr()), name)
-        self.aliases = {name: first[(t.untyped_storage().data_ptr(), t.data_ptr())] for name, t in named.items()}
+            first.setdefault(_memory(tensor), name)
+        aliases = {name: first[_memory(tensor)] for name, tensor in named.items()}
         for pattern in tuned:
             if not any(fnmatchcase(name, pattern) for name in named):
                 raise FedKSeedError(
                     f"no parameter's name fits the pattern {pattern!r}; names look like {next(iter(named), '—')!r}"
                 )
-        chosen = {self.aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
+        chosen = {aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
         names = sorted(first.values())
         self.entries = [Entry(k, name, named[name].data, name in chosen) for k, name in enumerate(names)]
         self.tuned = [entry for entry in self.entries if entry.tuned]
         if not self.tuned:
             raise FedKSeedError("the model has no tuned tensors; give patterns of parameter names, or '*' for all")
-        if len({storage for storage, _ in first}) != len(first):
+        places = sorted(first)
+        if any(end > start for (_, end), (start, _) in pairwise(places)):
             raise FedKSeedError("some parameters are overlapping views of one memory; give each its own")
 
     @property
@@ -85,6 +88,10 @@ class Layout:
 
         with ThreadPoolExecutor(torch.get_num_threads()) as threads:
             return hashlib.sha256("".join(threads.map(of_tensor, self.entries)).encode()).digest()
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
 class Weights(ABC):

@@ -27,7 +27,6 @@ UPLOAD = struct.Struct("<IIfI")  # client, examples, loss, pairs
 TRAILER = struct.Struct("<I")
 Message = TypeVar("Message", Broadcast, Upload)
 KINDS = {1: Broadcast, 2: Upload}
-MAX_SIZE = 1 << 20  # coefficients in a broadcast
 WITH_PROBABILITIES = 1
 
 
@@ -35,8 +34,6 @@ def encode(message: Broadcast | Upload) -> bytes:
     """The bytes of a message; their length is the traffic that is counted."""
     pool = message.run.pool
     if isinstance(message, Broadcast):
-        if pool.size > MAX_SIZE:
-            raise FedKSeedError(f"a broadcast carries at most {MAX_SIZE} coefficients, the pool has {pool.size}")
         kind, flags = 1, 0 if message.probabilities is None else WITH_PROBABILITIES
         body = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps) + _bytes(
             message.coefficients, "<f4"
@@ -45,7 +42,7 @@ def encode(message: Broadcast | Upload) -> bytes:
             body += _bytes(message.probabilities, "<f4")
     else:
         kind, flags = 2, 0
-        body = UPLOAD.pack(message.client, message.examples, message.loss, message.scalars.size)
+        body = UPLOAD.pack(message.client, message.examples, float(np.float32(message.loss)), message.scalars.size)
         body += _bytes(message.directions, _index(pool)) + _bytes(message.scalars, "<f4")
     family = FAMILIES.index(pool.family)
     header = HEADER.pack(

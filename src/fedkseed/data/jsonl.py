@@ -53,7 +53,7 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _parse(line: bytes, where: str) -> Example:
     try:
-        row = json.loads(line)
+        row = json.loads(line.decode())
     except UnicodeDecodeError as error:
         raise FedKSeedError(f"{where}: not valid UTF-8; save the file as UTF-8") from error
     except json.JSONDecodeError as error:

@@ -305,6 +305,9 @@ def combine_range(
                 more = addend[here]
                 for i in range(part.size):
                     part[i] = more[i] + part[i]
+            else:  # as with an addend of zeros: a sum is never −0, so that both modes keep the same bits
+                for i in range(part.size):
+                    part[i] = np.float32(0) + part[i]
         store(out[here], base[here], part)
 
 

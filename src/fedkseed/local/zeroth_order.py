@@ -6,12 +6,13 @@ Malladi et al., 2023, https://arxiv.org/abs/2305.17333; Qin et al., 2024, Eq. 5 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..weights import Weights
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from ..weights import Weights
 
 Batch = TypeVar("Batch")
 
@@ -26,7 +27,7 @@ class Steps:
 
 
 def two_point_steps(
-    weights: Weights,
+    weights: "Weights",
     loss: Callable[[Batch], float],
     batches: Iterable[Batch],
     directions: NDArray[np.uint32],

@@ -100,7 +100,7 @@ class KSeed:
         )
 
     def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
-        """c_j ← c_j − η Σ_i p_i Σ ρ, p_i client i's share of the examples of this round's clients.
+        """c_j ← c_j − η Σ_i (n_i / n) Σ ρ, n_i the examples of client i, n those of all this round's clients.
 
         Clients are added in the order of their numbers, so that float sums have one value.
 

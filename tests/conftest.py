@@ -1,0 +1,133 @@
+"""Small real things: a Llama-type model with its tokenizer, instruction data, a recipe."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+CATEGORIES = {
+    "colour": [
+        ("Which colour has {0}?", "{0} is {1}.", ["grass", "snow", "coal", "blood"], ["green", "white", "black", "red"])
+    ],
+    "number": [
+        (
+            "How many legs has {0}?",
+            "{0} has {1} legs.",
+            ["a cat", "an ant", "a bird", "a crab"],
+            ["four", "six", "two", "ten"],
+        )
+    ],
+    "capital": [
+        (
+            "What is the capital of {0}?",
+            "It is {1}.",
+            ["France", "Spain", "Italy", "Peru"],
+            ["Paris", "Madrid", "Rome", "Lima"],
+        )
+    ],
+}
+
+
+def rows() -> list[dict[str, str]]:
+    """36 examples in three categories."""
+    made = []
+    for category, ((question, answer, subjects, values),) in CATEGORIES.items():
+        for subject, value in zip(subjects, values, strict=True):
+            for tail in ("", " Answer briefly.", " Say it in one sentence."):
+                made.append(
+                    {
+                        "instruction": question.format(subject) + tail,
+                        "context": "" if not tail else "A child asks.",
+                        "response": answer.format(subject, value).capitalize(),
+                        "category": category,
+                    }
+                )
+    return made
+
+
+@pytest.fixture(scope="session")
+def data_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    return path
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Hugging Face folder: a Llama type of 40,000 weights with tied embeddings, and a byte-level tokenizer."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<end>"],
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    tokenizer.train_from_iterator([" ".join(row.values()) for row in rows()], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>", pad_token="<end>").save_pretrained(folder)
+    tiny_llama().save_pretrained(folder)
+    return folder
+
+
+def tiny_llama(vocabulary: int = 400) -> LlamaForCausalLM:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=vocabulary,
+            hidden_size=48,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            tie_word_embeddings=True,
+            max_position_embeddings=512,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=0,
+        )
+        return LlamaForCausalLM(config).requires_grad_(False).eval()
+
+
+def recipe_text(model: Path, data: Path, **changes: str) -> str:
+    """A recipe of a second's work; `changes` replace whole lines by their first word."""
+    lines = f"""
+seed = 3
+[model]
+name = "{model}"
+[data]
+source = "{data}"
+max_tokens = 200
+held_out = "capital"
+[clients]
+count = 4
+cohort = 2
+alpha = 1.0
+min_examples = 1
+[directions]
+family = "hadamard"
+size = 64
+[training]
+algorithm = "fedkseed"
+rounds = 3
+steps = 3
+batch_size = 2
+lr = 1e-3
+eps = 1e-3
+[evaluation]
+examples = 8
+generated = 2
+max_new_tokens = 4
+""".strip().splitlines()
+    return "\n".join(changes.get(line.split(" ")[0], line) for line in lines) + "\n"
+
+
+@pytest.fixture
+def recipe_file(tmp_path: Path, model_folder: Path, data_file: Path) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_text(model_folder, data_file))
+    return path

