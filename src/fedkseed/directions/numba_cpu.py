@@ -18,8 +18,8 @@ from numba.extending import overload
 from numpy.typing import NDArray
 
 from . import reference as ref
+from .lanes import copy16, flip16, walsh_pass
 from .pool import BLOCK, Pool
-from .walsh import walsh_pass
 
 CHUNK = 1 << 18  # positions a task: 1 ms of the fastest kernel, 512 tasks for SmolLM2-135M
 QUARTER, EIGHTH, LANES = ref.QUARTER, ref.EIGHTH, ref.LANES
@@ -31,7 +31,7 @@ LN2, SIGN, LOW = ref.LN2, np.uint32(0x80000000), np.uint64(0xFFFFFFFF)
 L0, L1, L2, L3, L4 = ref.LOG
 S0, S1, S2 = ref.SIN
 C0, C1 = ref.COS
-ONE, TWO, HALVES = np.float32(1), np.float32(2), np.float32(1.5)
+ZERO, ONE, TWO, HALVES = np.float32(0), np.float32(1), np.float32(2), np.float32(1.5)
 
 _kernel = njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
 # Inlined before LLVM sees it: a call in the way keeps a loop from being vectorised.
@@ -69,15 +69,13 @@ def sign_words(words, group, tensor, direction, stream, k0, k1):
 
 
 @_kernel
-def flip(out, values, words):
-    """out[p] = ± values[p] over one block; both are float32 seen as uint32."""
+def flip(out, values, first, words):
+    """out[p] = ± values[p] over the block that begins at `first`; both are float32 seen as uint32."""
     for w in range(4):
-        row = words[LANES * w : LANES * (w + 1)]
         for t in range(32):
-            begin = QUARTER * w + LANES * t
-            to, of = out[begin : begin + LANES], values[begin : begin + LANES]
-            for lane in range(LANES):
-                to[lane] = of[lane] ^ (row[lane] << uint32(31 - t) & SIGN)
+            begin = first + QUARTER * w + LANES * t
+            for lane in range(0, LANES, 16):
+                flip16(out, begin + lane, values, words, LANES * w + lane, 31 - t)
 
 
 @_kernel
@@ -184,7 +182,7 @@ def make_unit(kind, z, unit, size, table, words, tensor, k0, k1):
     if kind == HADAMARD:  # table: c, repeated to fill a unit
         for g in range(groups):
             sign_words(words, unit * groups + g, tensor, uint32(0), 3, k0, k1)
-            flip(zb[g * BLOCK : (g + 1) * BLOCK], table[g * BLOCK : (g + 1) * BLOCK], words)
+            flip(zb, table, g * BLOCK, words)
         transform(z, size)
     elif kind == HADAMARD_ONE:  # table: c_j H[:, j]; the direction j rides at the table's end
         j = np.int64(table[size])
@@ -193,20 +191,20 @@ def make_unit(kind, z, unit, size, table, words, tensor, k0, k1):
             to = zb[begin : begin + size]
             for i in range(size):
                 to[i] = table[i] ^ sign
-    else:  # table: 16 copies of H c, the low four bits of the index XORed with the copy's number
-        fine = min(16, size)
+    else:  # table: copies of H c, copy number m with the low four bits of the index XORed with m
         for begin in range(0, z.size, size):
             s = shift_at(unit * z.size // size + begin // size, size, tensor, k0, k1)
-            row = table[(s & (fine - 1)) * size : ((s & (fine - 1)) + 1) * size]
-            for i in range(0, size, fine):
-                to, of = zb[begin + i : begin + i + fine], row[i ^ (s & ~(fine - 1)) :]
-                for lane in range(fine):
-                    to[lane] = of[lane]
+            if size < 16:
+                for i in range(size):
+                    zb[begin + i] = table[i ^ s]
+            else:
+                row, coarse = (s & 15) * size, s & ~15
+                for i in range(0, size, 16):
+                    copy16(zb, begin + i, table, row + (i ^ coarse))
     stream = 4 if kind == HASHED else 2
     for g in range(groups):
         sign_words(words, unit * groups + g, tensor, uint32(0), stream, k0, k1)
-        part = zb[g * BLOCK : (g + 1) * BLOCK]
-        flip(part, part, words)
+        flip(zb, zb, g * BLOCK, words)
 
 
 @_kernel
@@ -222,7 +220,8 @@ def store(out, base, total):
     """out = base + total, rounded once to the type of the weights.
 
     A float32 array is itself, a bfloat16 one is seen as uint16, a float16 one as int16, so that
-    each type has a kernel of its own; Numba has neither type on CPUs.
+    each type has a kernel of its own; Numba has neither type on CPUs. Adding 0 first is part of the
+    definition: a sum without an addend starts from +0, so it is never −0.
     """
 
 
@@ -232,14 +231,14 @@ def _store(out, base, total):
 
         def store32(out, base, total):
             for i in range(out.size):
-                out[i] = base[i] + total[i]
+                out[i] = base[i] + (ZERO + total[i])
 
         return store32
     if out.dtype.name == "uint16":
 
         def store_bfloat16(out, base, total):
             for i in range(out.size):
-                bits = _bits(_float(uint32(base[i]) << uint32(16)) + total[i])
+                bits = _bits(_float(uint32(base[i]) << uint32(16)) + (ZERO + total[i]))
                 rounded = uint32(bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16)
                 nan = bits & uint32(0x7FFFFFFF) > uint32(0x7F800000)
                 out[i] = np.uint16((bits >> uint32(16) | uint32(0x40)) if nan else rounded)
@@ -248,7 +247,7 @@ def _store(out, base, total):
 
     def store_float16(out, base, total):
         for i in range(out.size):
-            out[i] = np.int16(_half(_unhalf(uint32(np.uint16(base[i]))) + total[i]))
+            out[i] = np.int16(_half(_unhalf(uint32(np.uint16(base[i]))) + (ZERO + total[i])))
 
     return store_float16
 
@@ -305,9 +304,6 @@ def combine_range(
                 more = addend[here]
                 for i in range(part.size):
                     part[i] = more[i] + part[i]
-            else:  # as with an addend of zeros: a sum is never −0, so that both modes keep the same bits
-                for i in range(part.size):
-                    part[i] = np.float32(0) + part[i]
         store(out[here], base[here], part)
 
 
@@ -364,15 +360,13 @@ def project_unit(kind, v, unit, size, tensor, k0, k1, result, words):
     """Add the inner products with one unit of a transformed family; v is overwritten."""
     vb, groups = v.view(np.uint32), v.size // BLOCK
     for g in range(groups):
-        part = vb[g * BLOCK : (g + 1) * BLOCK]
         sign_words(words, unit * groups + g, tensor, uint32(0), 4 if kind == HASHED else 2, k0, k1)
-        flip(part, part, words)
+        flip(vb, vb, g * BLOCK, words)
     if kind == HADAMARD:
         transform(v, size)
         for g in range(groups):
-            part = vb[g * BLOCK : (g + 1) * BLOCK]
             sign_words(words, unit * groups + g, tensor, uint32(0), 3, k0, k1)
-            flip(part, part, words)
+            flip(vb, vb, g * BLOCK, words)
     for begin in range(0, v.size, size):
         s = shift_at(unit * v.size // size + begin // size, size, tensor, k0, k1) if kind == HASHED else 0
         for j in range(size):

@@ -1,8 +1,9 @@
-"""Four stages of the Walsh–Hadamard transform in one pass over the cache, as LLVM vectors.
+"""The inner steps of the transformed families as LLVM vectors of 16 lanes.
 
-Numba's own vectoriser makes slow code of the stages whose partners lie in one vector register, so
-this file writes the vectors out: 16 lanes, which LLVM splits to what the machine has (AVX-512, AVX2,
-SSE, NEON). The additions and their order are those of the definition: a + b and a − b, h = 1, 2, 4, …
+Numba's own vectoriser makes slow code of transform stages whose partners lie in one vector register,
+and each slice of an array costs it some 30 instructions. So this file writes the vectors out; LLVM
+splits them to what the machine has (AVX-512, AVX2, SSE, NEON). The additions of the transform and
+their order are those of the definition: a + b and a − b, h = 1, 2, 4, …
 """
 
 from typing import Any
@@ -43,17 +44,46 @@ def walsh_pass(x, h, radix):
                     across2(x, i, h)
 
 
+def _flip16(typingctx: Any, out: Any, i: Any, values: Any, words: Any, k: Any, shift: Any) -> Any:
+    """out[i + l] = values[i + l] with the sign bit flipped by bit 31 of words[k + l] << shift, l < 16."""
+
+    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        to, of, by = (
+            _address(context, builder, signature.args[n], args[n], args[m]) for n, m in ((0, 1), (2, 1), (3, 4))
+        )
+        amount = builder.trunc(args[5], ir.IntType(32))
+        amounts = builder.insert_element(ir.Constant(MASK, ir.Undefined), amount, ir.Constant(ir.IntType(32), 0))
+        amounts = builder.shuffle_vector(amounts, amounts, ir.Constant(MASK, [0] * WIDTH))
+        top = ir.Constant(MASK, [0x80000000] * WIDTH)
+        signs = builder.and_(builder.shl(_load(builder, by, MASK), amounts), top)
+        _store(builder, builder.xor(_load(builder, of, MASK), signs), to)
+        return context.get_dummy_value()
+
+    return types.void(out, i, values, words, k, shift), code
+
+
+def _copy16(typingctx: Any, out: Any, i: Any, values: Any, j: Any) -> Any:
+    """out[i + l] = values[j + l], l < 16."""
+
+    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        of = _address(context, builder, signature.args[2], args[2], args[3])
+        _store(builder, _load(builder, of, MASK), _address(context, builder, signature.args[0], args[0], args[1]))
+        return context.get_dummy_value()
+
+    return types.void(out, i, values, j), code
+
+
 def _address(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> Any:
     data = context.make_array(array_type)(context, builder, array).data
     return cgutils.gep(builder, data, index)
 
 
-def _load(builder: ir.IRBuilder, pointer: Any) -> Any:
-    return builder.load(builder.bitcast(pointer, VECTOR.as_pointer()), typ=VECTOR, align=4)
+def _load(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType = VECTOR) -> Any:
+    return builder.load(builder.bitcast(pointer, kind.as_pointer()), typ=kind, align=4)
 
 
 def _store(builder: ir.IRBuilder, value: Any, pointer: Any) -> None:
-    builder.store(value, builder.bitcast(pointer, VECTOR.as_pointer()), align=4)
+    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)
 
 
 def _within(radix: int) -> Any:
@@ -105,5 +135,7 @@ def _across(radix: int) -> Any:
     return across
 
 
+flip16: Any = intrinsic(_flip16)
+copy16: Any = intrinsic(_copy16)
 within2, within4, within8, within16 = (_within(radix) for radix in (2, 4, 8, 16))
 across2, across4, across8, across16 = (_across(radix) for radix in (2, 4, 8, 16))
