@@ -5,17 +5,19 @@ BIN = .venv/bin
 .PHONY: demo test check vectors clean
 
 demo: .venv/installed .venv/model
-	$(BIN)/fedkseed run recipes/quickstart.toml
+	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
+	else $(BIN)/fedkseed run recipes/quickstart.toml; fi
 
 test: .venv/installed-dev check
 
 check:
+	rm -f src/fedkseed/directions/__pycache__/*.nb? # compiled kernels: Numba does not see every change
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/pytest
 
-# torch first and by version: an unpinned torch pulls gigabytes of CUDA libraries.
+# torch first and by version, so that an index with a CPU build of it can serve that.
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet torch==2.13.0 -c constraints.txt

@@ -10,15 +10,15 @@ from fedkseed.weights import Layout
 
 from .conftest import tiny_llama
 
+PROVENANCE = {"model": "tiny", "dtype": "float32", "template": "paper", "separator": "\n"}
+
 
 @pytest.fixture
 def adapter() -> Adapter:
     weights = hold(tiny_llama(), Pool(8, 4096, "hadamard"))
     weights.load(np.random.default_rng(0).normal(size=4096) * 1e-3)
     digest = weights.layout.digest().hex()
-    return Adapter(
-        weights.pool, weights.c, weights.base_digest.hex(), digest, ("*",), {"model": "tiny", "dtype": "float32"}
-    )
+    return Adapter(weights.pool, weights.c, weights.base_digest.hex(), digest, ("*",), PROVENANCE)
 
 
 @pytest.fixture
@@ -96,8 +96,13 @@ def test_a_newer_format_is_refused(adapter, tmp_path, monkeypatch):
 
 
 def test_a_result_that_differs_is_refused_and_undone(adapter, tmp_path):
-    wrong = Adapter(adapter.pool, adapter.coefficients, adapter.base, "00" * 32, ("*",), {})
+    wrong = Adapter(adapter.pool, adapter.coefficients, adapter.base, "00" * 32, ("*",), PROVENANCE)
     model = tiny_llama()
     with pytest.raises(FedKSeedError, match="run `fedkseed directions`"):
         wrong.apply(model)
     assert Layout(model).digest().hex() == adapter.base
+
+
+def test_an_adapter_that_does_not_tell_its_model_cannot_be_made(adapter):
+    with pytest.raises(FedKSeedError, match="missing: model, dtype"):
+        Adapter(adapter.pool, adapter.coefficients, adapter.base, "", ("*",), {"template": "paper", "separator": ""})

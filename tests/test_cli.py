@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -90,7 +91,7 @@ def test_export_writes_a_folder_that_transformers_loads(finished, tmp_path):
     assert fedkseed("export", finished, tmp_path / "tuned").exit_code == 0
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype=torch.float32)
     assert Layout(model).digest().hex() == Adapter.load(finished / "adapter.safetensors").tuned
-    assert "is not an empty folder" in refused("export", finished, tmp_path / "tuned")
+    assert "exists already; choose another folder" in refused("export", finished, tmp_path / "tuned")
 
 
 def test_generate_shows_base_and_tuned(finished):
@@ -196,3 +197,39 @@ def test_a_run_directory_below_a_file_is_refused(tmp_path, finished):
     assert "can't make the run's directory" in refused(
         "run", finished / "recipe.toml", "--output", tmp_path / "file" / "run"
     )
+
+
+def test_a_run_does_not_go_on_with_other_data(copy, data_file, model_folder, tmp_path):
+    other = tmp_path / "other.jsonl"
+    other.write_text(data_file.read_text().replace("green", "brown"))
+    recipe = copy / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace(str(data_file), str(other)))
+    fedkseed("rollback", copy, "--to", 1)
+    before = Store(copy).reports()
+    for command in ("resume", "eval"):
+        assert "began with data of digest" in refused(command, copy)
+    assert Store(copy).reports() == before
+
+
+def test_a_model_folder_that_lacks_weights_is_refused(tmp_path, model_folder, data_file):
+    shutil.copytree(model_folder, tmp_path / "part")
+    tensors = load_file(tmp_path / "part" / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "part" / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "part", data_file))
+    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "lacks 1 of its weights, the first is model.layers.1.mlp.up_proj.weight" in line
+
+
+def test_a_model_file_that_is_cut_short_is_refused(tmp_path, model_folder, data_file):
+    shutil.copytree(model_folder, tmp_path / "cut")
+    path = tmp_path / "cut" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "cut", data_file))
+    assert "can't be loaded" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+
+
+def test_export_below_a_file_leaves_nothing(finished, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "can't write" in refused("export", finished, tmp_path / "file" / "tuned")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, OPTConfig
 
-from fedkseed.data.instructions import collate, encode
-from fedkseed.data.jsonl import Example
-from fedkseed.evaluate import estimate, evaluate, paired_change, respond
+from fedkseed.data.instructions import Wording, collate, encode
+from fedkseed.data.sources import Example
+from fedkseed.evaluate import estimate, evaluate, paired_change, respond, rouge_l
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss, example_losses
 
@@ -28,7 +28,7 @@ def tokenizer(model_folder):
 
 @pytest.fixture(scope="module")
 def encoded(tokenizer):
-    return [encode(Example(**row), tokenizer, "alpaca") for row in rows()[:7]]
+    return [encode(Example(**row), tokenizer, Wording()) for row in rows()[:7]]
 
 
 def test_the_loss_is_that_of_transformers(model, tokenizer, encoded):
@@ -73,3 +73,13 @@ def test_estimates_by_hand():
     change = paired_change([1.0, 5.0, 9.0], [0.0, 4.0, 8.0])
     assert (change.mean, change.error) == (-1, 0)
     assert torch.isinf(torch.tensor(estimate([1.0]).error))
+
+
+def test_the_two_packages_score_differently():
+    assert rouge_l("Paris", "paris") == 1
+    assert rouge_l("Paris", "paris", "rouge") == 0
+    assert rouge_l("yes", "yes yes yes yes", "rouge") == pytest.approx(1)
+    assert rouge_l("yes", "yes yes yes yes") == pytest.approx(0.4)
+    for package in ("rouge-score", "rouge"):
+        assert rouge_l("a b c", "", package) == 0
+        assert rouge_l("a b c", "...", package) == 0

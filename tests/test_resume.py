@@ -68,12 +68,13 @@ def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapte
 
 def child(recipe: str, output: str) -> None:
     """What the process that is killed does: say when it begins, then run."""
-    from fedkseed.simulate import Simulation, _work
+    from fedkseed.simulate import Simulation, work
 
     simulation = Simulation(load_recipe(recipe))
     simulation.client(0).loss(next(simulation.client(0).batches(0)))  # first use loads libraries
     print("ready", flush=True)
-    _work(Store.create(Path(output), simulation.recipe.to_toml()), simulation)
+    with Store.create(Path(output), simulation.recipe.to_toml()) as store:
+        work(store, simulation)
 
 
 def test_rolled_back_and_resumed_gives_the_same_adapter(recipe, undisturbed, tmp_path):

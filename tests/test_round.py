@@ -61,7 +61,6 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
     message, replies = federation.messages[-1]
     for number, reply in replies.items():
         trained = federation.clients[number].weights
-        trained.settle()
         rebuilt = hold(tiny_llama().to(dtype), federation.pool, mode="materialized")
         down, up = decode(message, Broadcast), decode(reply, Upload)
         c = down.coefficients.copy()
@@ -98,6 +97,7 @@ def test_bytes_counted_are_bytes_encoded(name):
     message, replies = federation.messages[-1]
     assert report.bytes_down == len(message)
     assert report.bytes_up == max(map(len, replies.values()))
+    assert report.bytes_total == 4 * len(message) + sum(map(len, replies.values()))
     assert report.clients == (2, 3, 5, 7)
 
 
@@ -136,7 +136,8 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
     losses = iter([float("nan"), 1.0, 2.0, float("inf"), 3.0, 1.0] + [1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
     message = encode(federation.strategy.broadcast(federation.strategy.init()))
-    up = decode(answer(federation.strategy, message, client), Upload)
+    reply = answer(federation.strategy, message, client)
+    up = decode(reply, Upload)
     assert up.scalars.size == TRAINING.steps - 2
     assert up.scalars[0] == pytest.approx((3.0 - 1.0) / (2 * TRAINING.eps))
     assert np.isfinite(client.weights.c).all()
@@ -150,3 +151,48 @@ def test_scalars_are_clipped_before_they_are_applied():
     up = decode(answer(strategy, encode(strategy.broadcast(strategy.init())), client), Upload)
     np.testing.assert_array_equal(up.scalars, np.full(6, 5.0))
     assert client.weights.c.sum() == pytest.approx(-6 * 5 * 1e-3)
+
+
+def test_steps_that_were_skipped_are_counted_and_leave_the_other_losses_alone():
+    federation = Federation("fedkseed")
+    federation.clients[3] = replace(federation.clients[3], loss=lambda batch: float("nan"))
+    state, report = federation.run(1)
+    assert report.skipped == TRAINING.steps
+    assert report.loss == pytest.approx(np.log(400), rel=0.1)
+    assert state.counts.sum() == 3 * TRAINING.steps
+
+
+def test_a_client_that_answers_twice_is_refused():
+    federation = Federation("fedkseed")
+
+    def twice(message: bytes, cohort):
+        for _ in range(2):
+            yield 2, answer(federation.strategy, message, federation.clients[2])
+
+    with pytest.raises(FedKSeedError, match="client 2 answered twice"):
+        run_round(federation.strategy, federation.strategy.init(), [2], twice)
+
+
+def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
+    federation = Federation("fedkseed")
+    strategy = replace(federation.strategy, steps=2, probes=3)
+    client, pool = federation.clients[2], federation.pool
+    reply = answer(strategy, encode(strategy.broadcast(strategy.init())), client)
+    up = decode(reply, Upload)
+    assert up.scalars.size == 6
+    # by hand: the second step's first probe, at the point that the first step's mean leads to
+    other = federation.client(2)
+    batches = other.batches(0)
+    next(batches)
+    c = np.zeros(pool.size, np.float32)
+    for j, scalar in zip(up.directions[:3], up.scalars[:3], strict=True):
+        c[j] += np.float32(-strategy.lr / 3 * float(scalar))
+    batch, losses = next(batches), []
+    for sign in (1, -1):
+        point = c.copy()
+        point[up.directions[3]] += np.float32(sign * strategy.eps)
+        other.weights.load(point)
+        losses.append(other.loss(batch))
+    assert up.scalars[3] == np.float32((losses[0] - losses[1]) / (2 * strategy.eps))
+    after = strategy.aggregate(strategy.init(), [up])
+    np.testing.assert_allclose(after.coefficients, client.weights.c, atol=1e-9)

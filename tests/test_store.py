@@ -21,13 +21,13 @@ def state(done: int) -> State:
 
 
 def report(number: int, loss: float = 1.5) -> Report:
-    return Report(number, (1, 2), 100, 50, loss, 0.5)
+    return Report(number, (1, 2), 100, 50, 300, loss, 0, 0.5)
 
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    made = Store.create(tmp_path / "run", "seed = 1\n")
-    made.commit(state(0), None)
+    with Store.create(tmp_path / "run", "seed = 1\n") as made:
+        made.commit(state(0), None)
     for number in range(3):
         made.commit(state(number + 1), report(number))
     return made
@@ -76,9 +76,27 @@ def test_rollback_forgets_what_came_after(store):
 
 
 def test_a_directory_with_a_run_is_not_run_over(store):
-    with pytest.raises(FedKSeedError, match="holds a run already"):
-        Store.create(store.directory, "seed = 2\n")
+    with pytest.raises(FedKSeedError, match="holds a run already"), Store.create(store.directory, "seed = 2\n"):
+        pass
     assert store.recipe.read_text() == "seed = 1\n"
+    store.recipe.unlink()  # the states alone are a run's, too
+    with pytest.raises(FedKSeedError, match="holds a run already"), Store.create(store.directory, "seed = 2\n"):
+        pass
+
+
+def test_a_run_is_kept_from_others_from_its_first_moment(tmp_path):
+    with Store.create(tmp_path / "run", "") as store:
+        with pytest.raises(FedKSeedError, match="another process is working on"), store.locked():
+            pass
+        with pytest.raises(FedKSeedError, match="another process is working on"), Store.create(tmp_path / "run", ""):
+            pass
+
+
+def test_a_run_goes_on_only_with_what_it_began_with(store):
+    store.require_same({"a base model of digest": "aa", "data of digest": "bb"})
+    store.require_same({"a base model of digest": "aa", "data of digest": "bb"})
+    with pytest.raises(FedKSeedError, match="began with data of digest bb, now it is cc"):
+        store.require_same({"a base model of digest": "aa", "data of digest": "cc"})
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
@@ -129,10 +147,10 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     locked.mkdir(mode=0o555)
     for parent in (tmp_path, *tmp_path.parents[:2]):
         parent.chmod(0o755)
-    with ordinary_user(), pytest.raises(FedKSeedError, match="Permission denied; check the path, the permissions"):
-        Store.create(locked / "run", "")
+    with ordinary_user(), pytest.raises(FedKSeedError, match="Permission denied; check the path"):
+        Store.create(locked / "run", "").__enter__()
     with ordinary_user(), pytest.raises(FedKSeedError, match="Permission denied"):
-        Store.create(locked, "")
+        Store.create(locked, "").__enter__()
     assert not list(locked.iterdir())
 
 

@@ -18,7 +18,7 @@ RNG = np.random.default_rng(0)
 def make(size: int, pairs: int, family: str = "hadamard", pro: bool = False) -> tuple[Broadcast, Upload]:
     run = Run(Pool((1 << 64) - 1, size, family), bytes(range(32)))
     p = RNG.random(size).astype(np.float32) if pro else None
-    down = Broadcast(run, 7, 3e-7, 5e-4, pairs, 1e4, RNG.normal(size=size).astype(np.float32), p)
+    down = Broadcast(run, 7, 3e-7, 5e-4, pairs, 1e4, RNG.normal(size=size).astype(np.float32), 3, p)
     directions = RNG.integers(0, size, pairs).astype(np.uint32)
     return down, Upload(run, 7, 12, 345, 2.5, directions, RNG.normal(size=pairs).astype(np.float32))
 

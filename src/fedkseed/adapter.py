@@ -19,9 +19,10 @@ from torch import nn
 from .directions import Pool
 from .errors import FedKSeedError
 from .files import border, write_atomically
-from .weights import Layout, hold
+from .weights import hold
 
 FORMAT = 1
+NEEDED = ("model", "dtype", "template", "separator")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,11 @@ class Adapter:
     base: str  # hexadecimal SHA-256 of w_0, see `Layout.digest`
     tuned: str  # of w(c): what applying it must give
     patterns: tuple[str, ...]  # which tensors are tuned
-    provenance: dict[str, Any]  # model, type, algorithm, rounds, seed, prompt template
+    provenance: dict[str, Any]  # at least model, dtype, template and separator: what `generate` needs
+
+    def __post_init__(self) -> None:
+        if missing := [name for name in NEEDED if not isinstance(self.provenance.get(name), str)]:
+            raise FedKSeedError(f"an adapter's provenance must tell {', '.join(NEEDED)}; missing: {', '.join(missing)}")
 
     def save(self, path: Path) -> None:
         """Write the file; a reader never sees a half-written one."""
@@ -83,15 +88,14 @@ class Adapter:
         Raises:
             FedKSeedError: the model is not the base this adapter was made for.
         """
-        layout = Layout(model, self.patterns)
-        if (digest := layout.digest().hex()) != self.base:
+        weights = hold(model, self.pool, self.patterns, "materialized")
+        if (digest := weights.base_digest.hex()) != self.base:
             raise FedKSeedError(
                 f"the adapter is for a base model with digest {self.base}, this one has {digest}; "
-                f"load {self.provenance.get('model', 'the base model')} in {self.provenance.get('dtype', 'its type')}"
+                f"load {self.provenance['model']} in {self.provenance['dtype']}"
             )
-        weights = hold(model, self.pool, self.patterns, "materialized")
         weights.load(self.coefficients)
-        if self.tuned and (digest := layout.digest().hex()) != self.tuned:
+        if (digest := weights.layout.digest().hex()) != self.tuned:
             weights.restore()
             raise FedKSeedError(
                 f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"

@@ -1,5 +1,6 @@
 """The algorithms by name: README, command line and contract tests read this table."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -17,8 +18,9 @@ def kseed(training: Training, run: Run, *, importance: bool) -> KSeed:
         lr=training.lr,
         eps=training.eps,
         schedule=training.schedule,
+        probes=training.probes,
         importance=importance,
-        clip=training.clip,
+        clip=math.inf if training.clip is None else training.clip,
     )
 
 

@@ -1,5 +1,6 @@
 """The command line: run, resume, rounds, rollback, eval, export, generate, preview, directions."""
 
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -12,20 +13,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
+from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
 from .adapter import Adapter
 from .config import load_recipe
-from .data.instructions import TEMPLATES
-from .data.jsonl import Example
+from .data.instructions import Wording
+from .data.shares import share_out
+from .data.sources import Example
 from .directions.vectors import check
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
+from .files import border
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
 from .round import Report
-from .simulate import Result, Simulation, share_out
+from .simulate import Result, Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
@@ -36,7 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
 )
-console = Console()
+console = Console(markup=False)  # paths and texts of users may hold brackets
 
 Directory = Annotated[Path, typer.Argument(help="A run's directory, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a TOML file, see recipes/quickstart.toml.")]
@@ -57,7 +61,7 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             print(f"fedkseed: {error}", file=sys.stderr)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
-            print("fedkseed: stopped; finished rounds are kept, go on with: fedkseed resume", file=sys.stderr)
+            print("fedkseed: stopped; a run keeps its finished rounds: fedkseed resume RUN", file=sys.stderr)
             raise typer.Exit(130) from None
 
     return app.command()(guarded)
@@ -67,8 +71,15 @@ class Bars:
     """Progress on the terminal: one bar for the rounds, one for what is being done now."""
 
     def __init__(self, rounds: int) -> None:
-        columns = TextColumn("{task.description:34}"), BarColumn(24), MofNCompleteColumn(), TimeRemainingColumn()
-        self.bars = Progress(*columns, TextColumn("{task.fields[extra]}"), console=console, transient=True)
+        columns = (
+            TextColumn("{task.description:34}", markup=False),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bars = Progress(
+            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True
+        )
         self.rounds = self.bars.add_task("rounds", total=rounds, extra="")
         self.now = self.bars.add_task("", total=1, extra="", visible=False)
         self.total = rounds
@@ -93,12 +104,13 @@ class Bars:
             self.bars.update(self.now, extra=f"loss {loss:.3f}")
 
     def round_done(self, report: Report) -> None:
-        self.bytes += len(report.clients) * (report.bytes_down + report.bytes_up)
+        self.bytes += report.bytes_total
         self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
         self.bars.console.print(
             f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
             f"local loss {report.loss:.4f}   mean |rho| {report.scalar:.2f}   "
-            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up",
+            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
+            + (f"   SKIPPED {report.skipped} probes, loss not finite" if report.skipped else ""),
             highlight=False,
         )
 
@@ -126,17 +138,13 @@ def resume(directory: Directory) -> None:
 @_command
 def rounds(directory: Directory) -> None:
     """List the finished rounds of a run."""
-    table = Table("round", "clients", "local loss", "mean |rho|", "bytes down", "bytes up")
+    table = Table("round", "clients", "local loss", "mean |rho|", "skipped", "bytes down", "bytes up")
     for r in Store(directory).reports():
         loss = "none finite" if r["loss"] is None else f"{r['loss']:.4f}"
         row = (
-            r["round"] + 1,
-            len(r["clients"]),
-            loss,
-            f"{r['scalar']:.3f}",
-            f"{r['bytes_down']:,}",
-            f"{r['bytes_up']:,}",
-        )
+            r["round"] + 1, len(r["clients"]), loss, f"{r['scalar']:.3f}",
+            r["skipped"], f"{r['bytes_down']:,}", f"{r['bytes_up']:,}",
+        )  # fmt: skip
         table.add_row(*map(str, row))
     console.print(table)
 
@@ -166,10 +174,15 @@ def eval(
     if state is None:
         raise FedKSeedError(f"{directory} has no finished round yet")
     with Bars(recipe.training.rounds) as bars:
-        scores = Simulation(recipe, bars).evaluate(state, "held-out examples")
+        simulation = Simulation(recipe, bars)
+        store.require_same(simulation.identity)
+        scores = simulation.evaluate(state, "held-out examples")
     console.print(
         f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
     )
+    if before := store.recall("before"):
+        change = paired_change(before["losses"], scores.losses)
+        console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
     if scores.rouge:
         console.print(f"Rouge-L {estimate(scores.rouge)}, empty outputs {sum(scores.empty)} of {len(scores.empty)}")
 
@@ -181,15 +194,24 @@ def export(
     model: Base = None,
 ) -> None:
     """Write the tuned model as a Hugging Face folder."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise FedKSeedError(f"{output} exists and is not an empty folder; choose another")
+    if output.exists():
+        raise FedKSeedError(f"{output} exists already; choose another folder")
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
     tuned = load_model(name, loaded.provenance["dtype"])
     loaded.apply(tuned)
-    output.mkdir(parents=True, exist_ok=True)
-    tuned.save_pretrained(output)  # type: ignore[operator]
-    load_tokenizer(name).save_pretrained(output)
+    tokenizer = load_tokenizer(name)
+    part = output.with_name(f".{output.name}.part")
+    try:
+        with border(f"can't write {output}"):
+            part.mkdir(parents=True)
+            tuned.save_pretrained(part)  # type: ignore[operator]
+            tokenizer.save_pretrained(part)
+            part.rename(output)
+    except SafetensorError as error:
+        raise FedKSeedError(f"can't write {output}: {error}; check the free space") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     console.print(f"wrote the tuned model to {output}")
 
 
@@ -205,8 +227,8 @@ def generate(
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
     tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"])
-    text = TEMPLATES[loaded.provenance["template"]](Example(prompt, "", context), tokenizer)
-    tokens = tokenizer(text).input_ids
+    wording = Wording(loaded.provenance["template"], loaded.provenance["separator"])
+    tokens = wording.prompt(Example(prompt, "", context), tokenizer)
     for title in ("base", "tuned"):
         if title == "tuned":
             loaded.apply(module)
@@ -247,7 +269,7 @@ def preview(
     table = Table("client", "examples", "categories")
     for number, share in list(enumerate(shares.clients))[:10]:
         counts = Counter(e.example.category or "-" for e in share).most_common()
-        table.add_row(str(number), str(len(share)), ", ".join(f"{name} {n}" for name, n in counts))
+        table.add_row(str(number), str(len(share)), Text(", ".join(f"{name} {n}" for name, n in counts)))
     console.print(table)
 
 

@@ -8,9 +8,11 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from .data.instructions import Wording
 from .directions import Pool
 from .errors import FedKSeedError
 from .files import border
+from .messages import MAX_BROADCAST
 from .randomness import pool_key
 
 Positive = Annotated[float, Field(gt=0)]
@@ -36,9 +38,15 @@ class Data(Part):
     """The examples, their wording, and what is kept for evaluation."""
 
     source: str = "dolly-sample"
-    template: Literal["alpaca", "chat"] = "alpaca"
+    columns: dict[str, str] = {}  # field (instruction, response, context, category) -> its name in the file
+    template: Literal["paper", "alpaca", "chat"] = "paper"
+    separator: str = "\n"  # between "### Response:" and the response; see Wording
     max_tokens: Count = 1024  # longer examples are left out
     held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all
+
+    @property
+    def wording(self) -> Wording:
+        return Wording(self.template, self.separator)
 
 
 class Clients(Part):
@@ -46,12 +54,13 @@ class Clients(Part):
 
     count: Count = 200
     cohort: Count = 10
-    alpha: float | Literal["even"] = 0.5  # of the Dirichlet split over categories
+    split: Literal["dirichlet", "even", "files"] = "dirichlet"  # files: source is a folder, one file a client
+    alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10
 
     @model_validator(mode="after")
     def _check(self) -> "Clients":
-        if isinstance(self.alpha, float) and self.alpha <= 0:
+        if self.alpha <= 0:
             raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
         if self.cohort > self.count:
             raise ValueError(f"a cohort of {self.cohort} can't be drawn from {self.count} clients")
@@ -71,11 +80,12 @@ class Training(Part):
     algorithm: Literal["fedkseed", "fedkseed-pro"] = "fedkseed"
     rounds: Count = 40
     steps: Count = 200  # τ
+    probes: Count = 1  # P, directions a step
     batch_size: Count = 1
     lr: Positive = 3e-7  # η
     eps: Positive = 5e-4  # ε
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    clip: Positive = 1e4
+    clip: Positive | None = None  # largest |ρ|; none in the paper
 
 
 class Evaluation(Part):
@@ -84,6 +94,7 @@ class Evaluation(Part):
     examples: Annotated[int, Field(ge=2)] = 64
     max_tokens: Count | None = None  # of a held-out example; default as for training
     generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
+    rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # whose Rouge-L; the official code used `rouge`
     max_new_tokens: Count = 64
     batch_size: Count = 8
 
@@ -102,6 +113,13 @@ class Recipe(Part):
     @property
     def pool(self) -> Pool:
         return Pool(pool_key(self.seed), self.directions.size, self.directions.family)
+
+    def absolute(self) -> "Recipe":
+        """The same recipe with local paths that hold from any working directory."""
+        model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
+        model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
+        data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
+        return self.model_copy(update={"model": model_part, "data": data_part})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
@@ -130,6 +148,8 @@ def parse(table: dict[str, Any]) -> Recipe:
     try:
         recipe = Recipe.model_validate(table)
         Pool(0, recipe.directions.size, recipe.directions.family)
+        if recipe.directions.size > MAX_BROADCAST:
+            raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
     except ValidationError as error:
         raise FedKSeedError("; ".join(_explain(detail) for detail in error.errors())) from error
     return recipe

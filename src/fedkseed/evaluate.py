@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 from torch import nn
 
@@ -56,6 +57,7 @@ def evaluate(
     *,
     generated: int = 0,
     max_new_tokens: int = 64,
+    rouge: str = "rouge-score",
     batch_size: int = 8,
     on_progress: OnProgress = lambda done: None,
 ) -> Evaluation:
@@ -70,10 +72,25 @@ def evaluate(
         prompts = [held_out[i].tokens[: held_out[i].prompt] for i in rows]
         outputs.update(zip(rows, respond(model, tokenizer, prompts, max_new_tokens), strict=True))
         on_progress(len(rows))
-    scorer = RougeScorer(["rougeL"])
-    rouge = [scorer.score(held_out[i].example.response, outputs[i])["rougeL"].fmeasure for i in sorted(outputs)]
+    scores = [rouge_l(held_out[i].example.response, outputs[i], rouge) for i in sorted(outputs)]
     empty = [not outputs[i].strip() for i in sorted(outputs)]
-    return Evaluation([losses[i] for i in range(len(held_out))], rouge, empty)
+    return Evaluation([losses[i] for i in range(len(held_out))], scores, empty)
+
+
+def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
+    """Rouge-L F1 as one of two packages defines it.
+
+    `rouge-score` is the standard. `rouge` 1.0.1 is what the official code of FedKSeed used: it minds
+    case, works on sets of words sentence by sentence, and so gives very different numbers; an empty
+    output scores 0.
+    """
+    if package == "rouge-score":
+        return RougeScorer(["rougeL"]).score(reference, output)["rougeL"].fmeasure
+    try:
+        scores: Any = Rouge().get_scores(output, reference)
+        return scores[0]["rouge-l"]["f"]
+    except (ValueError, RecursionError):  # nothing but punctuation; a text of more than about 900 words
+        return 0.0
 
 
 @torch.inference_mode()

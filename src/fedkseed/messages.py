@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from .directions import Pool
 from .errors import FedKSeedError
 
+MAX_PAIRS = 1 << 24  # of one upload: 128 MB
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
 
 
@@ -48,8 +49,9 @@ class Broadcast:
     lr: float  # η of this round
     eps: float  # ε
     steps: int  # τ
-    clip: float  # largest |ρ| that a client may report
+    clip: float  # largest |ρ| that a client may report; infinite for none
     coefficients: NDArray[np.float32]  # (K,), c
+    probes: int = 1  # P, directions a step
     probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
 
     def __post_init__(self) -> None:
@@ -57,11 +59,16 @@ class Broadcast:
         _require_round(self.round)
         if size > MAX_BROADCAST:
             raise FedKSeedError(f"a broadcast carries at most {MAX_BROADCAST} coefficients, the pool has {size}")
-        for name in ("lr", "eps", "clip"):
+        if not self.clip > 0:
+            raise FedKSeedError(f"a broadcast's clip must be a positive number, got {self.clip}")
+        for name in ("lr", "eps"):
             if not (np.isfinite(value := getattr(self, name)) and value > 0):
                 raise FedKSeedError(f"a broadcast's {name} must be a positive number, got {value}")
-        if not 1 <= self.steps < 1 << 32:
-            raise FedKSeedError(f"a broadcast asks for at least one step, got {self.steps}")
+        if not (self.steps >= 1 and self.probes >= 1 and self.steps * self.probes <= MAX_PAIRS):
+            asked = f"{self.steps} steps of {self.probes}"
+            raise FedKSeedError(
+                f"a broadcast asks for at least one step and at most {MAX_PAIRS} directions, got {asked}"
+            )
         if (
             self.coefficients.dtype != np.float32
             or self.coefficients.shape != (size,)
@@ -84,8 +91,8 @@ class Upload:
     client: int
     examples: int  # its weight in the aggregation
     loss: float  # mean local loss, for monitoring only
-    directions: NDArray[np.uint32]  # (τ,), indices into the pool
-    scalars: NDArray[np.float32]  # (τ,), ρ
+    directions: NDArray[np.uint32]  # (τ P,) or fewer, indices into the pool
+    scalars: NDArray[np.float32]  # same shape, ρ
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
@@ -94,6 +101,8 @@ class Upload:
             raise FedKSeedError(f"an upload stands for at least one example, got {self.examples}")
         if not 0 <= self.client < 1 << 32:
             raise FedKSeedError(f"a client's number has 32 bits, got {self.client}")
+        if self.directions.dtype != np.uint32:
+            raise FedKSeedError(f"an upload's directions are uint32, got {self.directions.dtype}")
         if self.directions.shape != self.scalars.shape or self.scalars.ndim != 1:
             raise FedKSeedError(
                 f"an upload pairs directions and scalars, got {self.directions.size} and {self.scalars.size}"

@@ -13,6 +13,7 @@
 Messages are encoded even when both sides live in one process: the bytes counted are those sent.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
@@ -36,7 +37,9 @@ class Report:
     clients: tuple[int, ...]  # who answered
     bytes_down: int  # to one client
     bytes_up: int  # from one client, the largest
+    bytes_total: int  # down and up, of all clients
     loss: float  # mean local loss, weighted like the aggregation
+    skipped: int  # probes left out because their loss was not finite
     scalar: float  # mean |ρ|
 
 
@@ -50,7 +53,11 @@ def run_round(
     """
     message = strategy.broadcast(state)
     data = encode(message)
-    replies = dict(transport(data, cohort))
+    replies: dict[int, bytes] = {}
+    for client, reply in transport(data, cohort):
+        if client in replies:
+            raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
+        replies[client] = reply
     uploads = [decode(replies[client], Upload) for client in sorted(replies)]
     for client, upload in zip(sorted(replies), uploads, strict=True):
         if upload.client != client or client not in cohort:
@@ -74,13 +81,16 @@ def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
 
 
 def _report(message: Broadcast, data: bytes, uploads: Sequence[Upload], replies: dict[int, bytes]) -> Report:
-    examples = sum(upload.examples for upload in uploads)
-    sizes = [abs(upload.scalars).mean() for upload in uploads if upload.scalars.size]
+    finite = [upload for upload in uploads if upload.scalars.size]
+    examples = sum(upload.examples for upload in finite)
+    sizes = [abs(upload.scalars).mean() for upload in finite]
     return Report(
         round=message.round,
         clients=tuple(sorted(replies)),
         bytes_down=len(data),
         bytes_up=max(map(len, replies.values())),
-        loss=sum(upload.loss * upload.examples for upload in uploads) / examples,
+        bytes_total=len(replies) * len(data) + sum(map(len, replies.values())),
+        loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
+        skipped=len(uploads) * message.steps * message.probes - sum(upload.scalars.size for upload in uploads),
         scalar=float(sum(sizes) / len(sizes)) if sizes else 0.0,
     )

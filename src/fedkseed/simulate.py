@@ -12,10 +12,8 @@ from typing import Any, Protocol
 from .adapter import Adapter
 from .algorithms import ALGORITHMS
 from .config import Recipe, load_recipe
-from .data.instructions import Encoded, encode_all, endless_batches
-from .data.jsonl import Example, read
-from .data.partition import dirichlet, even
-from .errors import FedKSeedError
+from .data.instructions import endless_batches
+from .data.shares import share_out
 from .evaluate import Evaluation, evaluate
 from .messages import Run
 from .models.load import load_model, load_tokenizer
@@ -46,15 +44,6 @@ class Silent:
     def round_done(self, report: Report) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """How the data fell: one list of examples a client, and what is held out."""
-
-    clients: list[list[Encoded]]
-    held_out: list[Encoded]
-    too_long: int
-
-
 @dataclass(slots=True)
 class Stopwatch:
     """Seconds of single local steps; a client's first step also waits for its sync."""
@@ -67,43 +56,6 @@ class Stopwatch:
         if self.last is not None:
             self.steps.append(now - self.last)
         self.last = now
-
-
-def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
-    """Read, hold out, encode and divide the data; the same for the same recipe."""
-    examples = read(recipe.data.source)
-    held_out, training = _split(examples, recipe)
-    options = tokenizer, recipe.data.template
-    kept, too_long = encode_all(training, *options, recipe.data.max_tokens)
-    kept_out, _ = encode_all(held_out, *options, recipe.evaluation.max_tokens or recipe.data.max_tokens)
-    if len(kept_out) < recipe.evaluation.examples:
-        raise FedKSeedError(
-            f"[evaluation] asks for {recipe.evaluation.examples} held-out examples, "
-            f"{len(kept_out)} are there within the token limit; ask for fewer or raise max_tokens"
-        )
-    clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
-    if clients.alpha == "even":
-        parts = even(len(kept), clients.count, clients.min_examples, rng)
-    else:
-        labels = [e.example.category for e in kept]
-        parts = dirichlet(labels, clients.count, float(clients.alpha), clients.min_examples, rng)
-    order = generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept_out))[: recipe.evaluation.examples]
-    return Shares([[kept[i] for i in part] for part in parts], [kept_out[i] for i in order], too_long)
-
-
-def _split(examples: Sequence[Example], recipe: Recipe) -> tuple[list[Example], list[Example]]:
-    """Held-out and training examples: a whole category, or a random share."""
-    chosen = recipe.data.held_out
-    if isinstance(chosen, str):
-        categories = sorted({e.category for e in examples})
-        if chosen not in categories:
-            raise FedKSeedError(
-                f"[data] held_out is no category of the data: {chosen!r}; it has {', '.join(categories) or 'none'}"
-            )
-        return [e for e in examples if e.category == chosen], [e for e in examples if e.category != chosen]
-    order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(examples))
-    count = round(chosen * len(examples))
-    return [examples[i] for i in sorted(order[:count])], [examples[i] for i in sorted(order[count:])]
 
 
 class Simulation:
@@ -125,6 +77,15 @@ class Simulation:
         run = Run(recipe.pool, self.weights.base_digest)
         self.strategy = ALGORITHMS[recipe.training.algorithm](recipe.training, run)
         self.stopwatch = Stopwatch()
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What must not change between a run's processes."""
+        return {
+            "directions": str(self.weights.pool),
+            "a base model of digest": self.weights.base_digest.hex(),
+            "data of digest": self.shares.digest(),
+        }
 
     def cohort(self, round_: int) -> list[int]:
         """Who takes part in a round."""
@@ -168,6 +129,7 @@ class Simulation:
             self.shares.held_out,
             generated=options.generated,
             max_new_tokens=options.max_new_tokens,
+            rouge=options.rouge,
             batch_size=options.batch_size,
             on_progress=self.progress.advance,
         )
@@ -186,6 +148,7 @@ class Simulation:
             "model": recipe.model.name,
             "dtype": recipe.model.dtype,
             "template": recipe.data.template,
+            "separator": recipe.data.separator,
             "algorithm": recipe.training.algorithm,
             "rounds": state.round,
             "seed": recipe.seed,
@@ -216,45 +179,55 @@ class Result:
 
 
 def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
-    """Run a recipe in a new directory, which is made once model and data are loaded."""
-    Store.require_new(directory)
+    """Run a recipe in a new directory, which is made once model and data are loaded.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, or the directory holds a run already.
+    """
+    Store.require_new(directory)  # refuse before a minute of loading
+    recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)
-    return _work(Store.create(directory, recipe.to_toml()), simulation)
+    with Store.create(directory, recipe.to_toml()) as store:
+        return work(store, simulation)
 
 
 def resume(directory: Path, progress: Progress | None = None) -> Result:
-    """Go on with a run that was stopped, from its last committed round."""
+    """Go on with a run that was stopped, from its last committed round.
+
+    Raises:
+        FedKSeedError: there is no run, another process works on it, or model or data have changed.
+    """
     store = Store(directory)
-    with store.locked():  # refuse before a minute of loading
-        simulation = Simulation(load_recipe(store.recipe), progress)
-    return _work(store, simulation)
-
-
-def _work(store: Store, simulation: Simulation) -> Result:
     with store.locked():
-        state = store.state()
-        if state is None:
-            store.commit(state := simulation.strategy.init(), None)
-        store.copy_metrics()
-        before = _evaluated(store, "before", simulation, simulation.strategy.init())
-        while state.round < simulation.recipe.training.rounds:
-            state, report = simulation.round(state)
-            store.commit(state, report)
-            simulation.progress.round_done(report)
-        after = _evaluated(store, "after", simulation, state)
-        adapter = simulation.adapter(state)
-        adapter.save(store.adapter)
-        return Result(
-            before=before,
-            after=after,
-            reports=store.reports(),
-            peak_memory=peak_memory(),
-            step_seconds=median(simulation.stopwatch.steps) if simulation.stopwatch.steps else None,
-            sync_seconds=simulation.load(state),
-            weights=simulation.weights.layout.size,
-            digest=adapter.tuned,
-            directory=store.directory,
-        )
+        return work(store, Simulation(load_recipe(store.recipe), progress))
+
+
+def work(store: Store, simulation: Simulation) -> Result:
+    """Do what is left of a run; the caller keeps other processes off it."""
+    store.require_same(simulation.identity)
+    state = store.state()
+    if state is None:
+        store.commit(state := simulation.strategy.init(), None)
+    store.copy_metrics()
+    before = _evaluated(store, "before", simulation, simulation.strategy.init())
+    while state.round < simulation.recipe.training.rounds:
+        state, report = simulation.round(state)
+        store.commit(state, report)
+        simulation.progress.round_done(report)
+    after = _evaluated(store, "after", simulation, state)
+    adapter = simulation.adapter(state)
+    adapter.save(store.adapter)
+    return Result(
+        before=before,
+        after=after,
+        reports=store.reports(),
+        peak_memory=peak_memory(),
+        step_seconds=median(simulation.stopwatch.steps) if simulation.stopwatch.steps else None,
+        sync_seconds=simulation.load(state),
+        weights=simulation.weights.layout.size,
+        digest=adapter.tuned,
+        directory=store.directory,
+    )
 
 
 def _evaluated(store: Store, name: str, simulation: Simulation, state: State) -> Evaluation:

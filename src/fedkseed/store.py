@@ -48,24 +48,26 @@ class Store:
             )
 
     @classmethod
-    def create(cls, directory: Path, recipe: str) -> "Store":
-        """Make the directory of a new run.
+    @contextmanager
+    def create(cls, directory: Path, recipe: str) -> Iterator["Store"]:
+        """Make the directory of a new run and keep other processes off it.
 
         Raises:
-            FedKSeedError: a run is there already, or the directory can't be written.
+            FedKSeedError: a run is there already, another process is faster, or it can't be written.
         """
-        cls.require_new(directory)
         with border(f"can't make the run's directory {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(directory / "recipe.toml", recipe.encode())
-        return cls(directory)
+        with _lock(directory):
+            cls.require_new(directory)
+            write_atomically(directory / "recipe.toml", recipe.encode())
+            yield cls(directory)
 
     @staticmethod
     def require_new(directory: Path) -> None:
         """Refuse a directory that holds a run."""
-        if (directory / "recipe.toml").exists():
+        if any((directory / name).exists() for name in ("recipe.toml", "run.sqlite")):
             raise FedKSeedError(
-                f"{directory} holds a run already; go on with `fedkseed resume {directory}` or choose another"
+                f"{directory} holds a run already; go on with `fedkseed resume {directory}` or choose another directory"
             )
 
     @contextmanager
@@ -75,16 +77,25 @@ class Store:
         Raises:
             FedKSeedError: another process works on it.
         """
-        with border(f"can't lock {self.directory}"):
-            file = (self.directory / "lock").open("w")
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise FedKSeedError(
-                    f"another process is working on {self.directory}; wait for it, or stop it and use `fedkseed resume`"
-                ) from error
+        with _lock(self.directory):
             yield
+
+    def require_same(self, identity: dict[str, str]) -> None:
+        """Refuse to go on with another base model, pool or data than the run began with.
+
+        Raises:
+            FedKSeedError: something differs; both values are told.
+        """
+        known = self.recall("identity")
+        if known is None:
+            self.remember("identity", identity)
+            return
+        for name, value in identity.items():
+            if known.get(name) != value:
+                raise FedKSeedError(
+                    f"{self.directory} began with {name} {known.get(name)}, now it is {value}; "
+                    "bring back what has changed, or start a new run"
+                )
 
     def commit(self, state: State, report: Report | None) -> None:
         """Make a round durable, then copy its report to metrics.jsonl.
@@ -127,11 +138,11 @@ class Store:
     def rollback(self, done: int) -> None:
         """Forget everything after `done` rounds, at once or not at all."""
         self.state(done)
+        with border(f"can't remove {self.adapter}"):  # first: an adapter of forgotten rounds must not stay
+            self.adapter.unlink(missing_ok=True)
         with self._connect() as database:
             database.execute("DELETE FROM rounds WHERE done > ?", (done,))
             database.execute("DELETE FROM facts WHERE name = 'after'")
-        with border(f"can't remove {self.adapter}"):
-            self.adapter.unlink(missing_ok=True)
         self.copy_metrics()
 
     def copy_metrics(self) -> None:
@@ -158,6 +169,21 @@ class Store:
             database.executescript(SCHEMA)
             with database:
                 yield database
+
+
+@contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    path = directory / "lock"
+    with border(f"can't lock {directory}"):
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FedKSeedError(
+                f"another process is working on {directory}; wait for it, or stop it and use `fedkseed resume`"
+            ) from error
+        yield
 
 
 def _pack(state: State) -> bytes:

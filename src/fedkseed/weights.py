@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from .directions import Pool
 from .directions.operations import Piece, combine
+from .directions.pool import TRANSFORMED
 from .errors import FedKSeedError
 
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
@@ -216,7 +217,7 @@ MODES = {"materialized": Materialized, "in place": InPlace}
 def hold(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto") -> Weights:
     """Take over a model's weights; `auto` makes them afresh where that is one cheap pass."""
     if mode == "auto":
-        mode = "materialized" if pool.family in ("hadamard", "hashed") else "in place"
+        mode = "materialized" if pool.family in TRANSFORMED else "in place"
     if mode not in MODES:
         raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
     return MODES[mode](Layout(model, tuned), pool)

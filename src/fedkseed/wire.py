@@ -22,7 +22,7 @@ from .messages import Broadcast, Run, Upload
 VERSION = 1
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
-BROADCAST = struct.Struct("<ddfI")  # lr, eps, clip, steps
+BROADCAST = struct.Struct("<ddfII")  # lr, eps, clip, steps, probes
 UPLOAD = struct.Struct("<IIfI")  # client, examples, loss, pairs
 TRAILER = struct.Struct("<I")
 Message = TypeVar("Message", Broadcast, Upload)
@@ -35,7 +35,7 @@ def encode(message: Broadcast | Upload) -> bytes:
     pool = message.run.pool
     if isinstance(message, Broadcast):
         kind, flags = 1, 0 if message.probabilities is None else WITH_PROBABILITIES
-        body = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps) + _bytes(
+        body = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps, message.probes) + _bytes(
             message.coefficients, "<f4"
         )
         if message.probabilities is not None:
@@ -88,9 +88,9 @@ def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast
         raise FedKSeedError(f"a broadcast has flags 0 or {WITH_PROBABILITIES}, got {flags}")
     vectors = 1 + flags
     _require(body, BROADCAST.size + 4 * run.pool.size * vectors, "broadcast")
-    lr, eps, clip, steps = BROADCAST.unpack_from(body)
+    lr, eps, clip, steps, probes = BROADCAST.unpack_from(body)
     values = np.frombuffer(body, "<f4", offset=BROADCAST.size).astype(np.float32).reshape(vectors, run.pool.size)
-    return Broadcast(run, round_, lr, eps, steps, clip, values[0], values[1] if flags else None)
+    return Broadcast(run, round_, lr, eps, steps, clip, values[0], probes, values[1] if flags else None)
 
 
 def _upload(run: Run, round_: int, flags: int, body: memoryview) -> Upload:

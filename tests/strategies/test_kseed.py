@@ -107,7 +107,7 @@ def test_only_pro_sends_probabilities():
         ([upload(2, {0: 1.0}), upload(2, {1: 1.0})], "client 2 answered round 0 twice"),
         ([upload(2, {0: 1.0}, round=1)], "answered round 1, the server is in round 0"),
         ([upload(2, {0: 101.0})], "scalar gradient of 101, at most 100 is allowed"),
-        ([upload(2, [(0, 1.0)] * 4)], "reports 4 steps, at most 3"),
+        ([upload(2, [(0, 1.0)] * 4)], "reports 4 scalars, at most 3"),
         ([upload(2, {0: 1.0}, run=Run(Pool(2, 4, "hadamard"), bytes(32)))], "same recipe"),
         (
             [upload(2, {0: 1.0}, run=Run(RUN.pool, b"x" * 32))],
@@ -128,6 +128,7 @@ def test_uploads_that_do_not_belong_are_refused(uploads, message):
         ({"scalars": np.array([np.inf], np.float32)}, "finite"),
         ({"scalars": np.zeros(2, np.float32)}, "pairs directions and scalars, got 1 and 2"),
         ({"examples": 0}, "at least one example"),
+        ({"directions": np.array([-1])}, "directions are uint32, got int64"),
     ],
 )
 def test_an_upload_that_is_not_sound_cannot_be_made(changes, message):
@@ -159,6 +160,12 @@ def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
     }
     with pytest.raises(FedKSeedError, match=message):
         Broadcast(**{**sound, **changes})
+
+
+@pytest.mark.parametrize("name", ["rounds", "steps", "probes"])
+def test_counts_below_one_are_refused(name):
+    with pytest.raises(FedKSeedError, match=f"{name} must be at least 1, got 0"):
+        strategy(**{name: 0})
 
 
 def test_an_unknown_schedule_is_refused():

@@ -7,31 +7,72 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..errors import FedKSeedError
 from ..models.loss import IGNORED, Batch
-from .jsonl import Example
+from .sources import Example
 
-# Qin et al., 2024, Appendix C.2: one wording, with and without an input (Alpaca's, Taori et al., 2023)
-OPENING = (
+WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request."
 )
+WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+)
+
+
+def paper(example: Example, tokenizer: Any) -> str:
+    """One opening, with and without an input. Source: Qin et al., 2024, Appendix C, tables of prompt templates"""
+    return _sections(WITH_INPUT, example)
 
 
 def alpaca(example: Example, tokenizer: Any) -> str:
-    """The paper's prompt."""
-    context = f"### Input:\n{example.context}\n\n" if example.context else ""
-    return f"{OPENING}\n\n### Instruction:\n{example.instruction}\n\n{context}### Response:"
+    """An opening of its own for tasks without an input. Source: Taori et al., 2023, Stanford Alpaca"""
+    return _sections(WITH_INPUT if example.context else WITHOUT_INPUT, example)
 
 
 def chat(example: Example, tokenizer: Any) -> str:
     """The tokenizer's own chat template, for models that were tuned to chat."""
+    if not tokenizer.chat_template:
+        raise FedKSeedError(
+            "[data] template = 'chat': the model's tokenizer has no chat template; use 'paper' or 'alpaca'"
+        )
     text = example.instruction + (f"\n\n{example.context}" if example.context else "")
     return tokenizer.apply_chat_template(
         [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
     )
 
 
-TEMPLATES = {"alpaca": alpaca, "chat": chat}
+def _sections(opening: str, example: Example) -> str:
+    context = f"### Input:\n{example.context}\n\n" if example.context else ""
+    return f"{opening}\n\n### Instruction:\n{example.instruction}\n\n{context}### Response:"
+
+
+TEMPLATES = {"paper": paper, "alpaca": alpaca, "chat": chat}
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How an instruction is put to the model.
+
+    Args:
+        template: a name of TEMPLATES.
+        separator: what stands between the template's end and the response. With none after
+            "### Response:", SmolLM2-135M-Instruct begins up to 8 of 30 answers with the end of text.
+    """
+
+    template: str = "paper"
+    separator: str = "\n"
+
+    def __post_init__(self) -> None:
+        if self.template not in TEMPLATES:
+            raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
+
+    def prompt(self, example: Example, tokenizer: Any) -> list[int]:
+        """The tokens that ask; a chat template brings its own separator and special tokens."""
+        text = TEMPLATES[self.template](example, tokenizer)
+        if self.template == "chat":
+            return tokenizer(text, add_special_tokens=False).input_ids
+        return tokenizer(text + self.separator).input_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +84,11 @@ class Encoded:
     example: Example
 
 
-def encode(example: Example, tokenizer: Any, template: str) -> Encoded:
+def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
     """Prompt and response are tokenised apart, so that a prompt has the same tokens in generation."""
-    prompt = tokenizer(TEMPLATES[template](example, tokenizer), add_special_tokens=template != "chat").input_ids
+    prompt = wording.prompt(example, tokenizer)
     response = tokenizer(example.response, add_special_tokens=False).input_ids
     return Encoded((*prompt, *response, tokenizer.eos_token_id), len(prompt), example)
-
-
-def encode_all(
-    examples: Sequence[Example], tokenizer: Any, template: str, max_tokens: int
-) -> tuple[list[Encoded], int]:
-    """Encode all, leave out those longer than `max_tokens`, and say how many those were."""
-    encoded = [encode(example, tokenizer, template) for example in examples]
-    kept = [e for e in encoded if len(e.tokens) <= max_tokens]
-    return kept, len(encoded) - len(kept)
 
 
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:

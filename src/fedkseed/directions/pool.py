@@ -70,7 +70,7 @@ class Pool:
         """Check a sparse set of coefficients and return it without its zeros.
 
         The order of a sum is part of its value, so directions must ascend. Leaving a zero out
-        changes no bit: s + 0 z is s.
+        changes no bit: s + 0 z is s, for the sums that occur (they start from +0 and are never −0).
 
         Raises:
             FedKSeedError: a direction is outside the pool, out of order or twice, or a coefficient

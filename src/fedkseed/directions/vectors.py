@@ -1,7 +1,7 @@
 """The test vectors of the specification: checked by the tests, by `fedkseed directions`, by ports."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from typing import Any
 
@@ -10,23 +10,20 @@ import torch
 from numpy.typing import NDArray
 
 from . import reference
-from .operations import Piece, combine
+from .operations import Piece, combine, project
 from .pool import Pool
 
 BITS = {"float32": torch.uint32, "bfloat16": torch.uint16, "float16": torch.uint16}
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load() -> dict[str, Any]:
-    """The vector file: Philox calls and materialised weights, as hexadecimal bits."""
+    """The vector file, all numbers as hexadecimal bits."""
     return json.loads(files("fedkseed.directions").joinpath("vectors.json").read_text())
 
 
-def compute(case: dict[str, Any], backend: str) -> str:
-    """The weights of one case, as hexadecimal bits, most significant digit first."""
-    pool = Pool(int(case["key"], 16), case["size"], case["family"])
-    directions = np.array(case["directions"], np.uint32)
-    coefficients = _float32(case["coefficients"])
+def weights(case: dict[str, Any], backend: str) -> str:
+    """base + (addend + Σ c z) of one case, 8 digits a float32 and 4 a 16-bit weight."""
+    pool, (directions, coefficients) = _pool(case), _coefficients(case)
     start, stop, dtype = case["start"], case["stop"], case["dtype"]
     # the base weights are 2^-10 (p mod 8 − 3), exact in every type, with −0 for 0
     numerators = np.arange(start, stop) % 8 - 3
@@ -34,10 +31,9 @@ def compute(case: dict[str, Any], backend: str) -> str:
     addend = _float32(case["addend"]) if "addend" in case else None
     if backend == "numpy":
         total = reference.total(pool, directions, coefficients, case["tensor"], start, stop, addend)
-        bits = reference.combine(base, total, dtype)
-        bits = bits.view(np.uint32 if dtype == "float32" else np.uint16)
+        bits = reference.combine(base, total, dtype).view(np.uint32 if dtype == "float32" else np.uint16)
     else:
-        w = torch.from_numpy(base).to(DTYPES[dtype])
+        w = torch.from_numpy(base).to(getattr(torch, dtype))
         more = None if addend is None else torch.from_numpy(addend)
         combine([Piece(case["tensor"], w, w, start, more)], pool, directions, coefficients)
         bits = w.view(BITS[dtype]).numpy()
@@ -45,16 +41,46 @@ def compute(case: dict[str, Any], backend: str) -> str:
     return "".join(f"{int(b):0{digits}x}" for b in bits)
 
 
-def _float32(bits: list[str]) -> NDArray[np.float32]:
-    return np.array([int(b, 16) for b in bits], np.uint32).view(np.float32)
+def projection(case: dict[str, Any], backend: str) -> str:
+    """The K inner products with v_p = 2^-10 (p mod 13 − 6), 16 digits a float64."""
+    pool, start = _pool(case), case["start"]
+    v = ((np.arange(start, case["stop"]) % 13 - 6) / 1024).astype(np.float32)
+    if backend == "numpy":
+        products = reference.project(pool, v, case["tensor"], start)
+    else:
+        products = project(torch.from_numpy(v), pool, tensor=case["tensor"], start=start)
+    return "".join(f"{int(b):016x}" for b in products.view(np.uint64))
+
+
+def philox(case: dict[str, Any], backend: str) -> str:
+    """The four words of one counter and key; kernels show theirs through the weights they make."""
+    counter, key = ([int(word, 16) for word in case[name]] for name in ("counter", "key"))
+    words = reference.philox(tuple(counter), (key[0], key[1]))
+    return "".join(f"{int(word[0]):08x}" for word in words)
+
+
+SECTIONS = {"philox": philox, "weights": weights, "projections": projection}
 
 
 def check() -> Iterator[tuple[str, int, list[str]]]:
     """(backend, vectors checked, names of those that are wrong) for every backend of this machine."""
     vectors = load()
-    backends: dict[str, Callable[[dict[str, Any]], str]] = {
-        "numpy": lambda case: compute(case, "numpy"),
-        "numba": lambda case: compute(case, "numba"),
-    }
-    for backend, run in backends.items():
-        yield backend, len(vectors["weights"]), [c["name"] for c in vectors["weights"] if run(c) != c["bits"]]
+    cases = [(section, case) for section in SECTIONS for case in vectors[section]]
+    for backend in ("numpy", "numba"):
+        wrong = [case["name"] for section, case in cases if SECTIONS[section](case, backend) != case["bits"]]
+        yield backend, len(cases), wrong
+
+
+def _pool(case: dict[str, Any]) -> Pool:
+    return Pool(int(case["key"], 16), case["size"], case["family"])
+
+
+def _coefficients(case: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    if case["directions"] == "all":  # c_j = 2^-24 (40503 (j + 1) mod 65536 − 32768), exact in float32
+        j = np.arange(case["size"], dtype=np.int64)
+        return _pool(case).dense((40503 * (j + 1) % 65536 - 32768) / 2**24)
+    return np.array(case["directions"], np.uint32), _float32(case["coefficients"])
+
+
+def _float32(bits: list[str]) -> NDArray[np.float32]:
+    return np.array([int(b, 16) for b in bits], np.uint32).view(np.float32)

@@ -21,9 +21,9 @@ Batch = TypeVar("Batch")
 class Steps:
     """What the local steps of one client found."""
 
-    directions: NDArray[np.uint32]  # (τ,) or fewer: steps whose loss was not finite are left out
+    directions: NDArray[np.uint32]  # (τ P,) or fewer: probes whose loss was not finite are left out
     scalars: NDArray[np.float32]  # same shape, ρ
-    loss: float  # mean over the steps
+    loss: float  # mean over the probes; NaN if none was finite
 
 
 def two_point_steps(
@@ -34,29 +34,37 @@ def two_point_steps(
     *,
     lr: float,
     eps: float,
-    clip: float,
+    probes: int = 1,
+    clip: float = math.inf,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Steps:
-    """Step along one direction z_j after the other, each with a batch of its own.
+    """Take a step with every batch, along the mean of P = `probes` estimates, and end at w(c).
 
-    ρ = [L(w(c + ε e_j)) − L(w(c − ε e_j))] / 2ε, rounded to float32 and clipped to ±clip, then
-    c_j ← c_j − η ρ. The model is left somewhere near; call `weights.settle()` to get w(c). A step
-    whose loss is NaN or infinite moves nothing and is not reported.
+    ρ = [L(w(c + ε e_j)) − L(w(c − ε e_j))] / 2ε, rounded to float32 and clipped to ±clip; once the
+    P probes of a step are done, c_j ← c_j − η ρ / P for each. A probe whose loss is NaN or infinite
+    moves nothing and is not reported.
+
+    Args:
+        directions: j of every probe, shape (τ P,), step after step.
     """
-    taken, scalars, losses = [], [], []
-    for j, batch in zip(directions.tolist(), batches, strict=False):
-        weights.shift(j, eps)
-        above = loss(batch)
-        weights.shift(j, -eps)
-        below = loss(batch)
-        mean = (above + below) / 2
-        on_step(mean)
-        if not math.isfinite(mean):
-            continue
-        scalar = float(np.float32(min(max((above - below) / (2 * eps), -clip), clip)))
-        weights.move(j, -lr * scalar)
-        taken.append(j)
-        scalars.append(scalar)
-        losses.append(mean)
-    mean_loss = sum(losses) / len(losses) if losses else math.nan
-    return Steps(np.array(taken, np.uint32), np.array(scalars, np.float32), mean_loss)
+    taken: list[int] = []
+    scalars: list[float] = []
+    losses: list[float] = []
+    for step, batch in zip(directions.reshape(-1, probes).tolist(), batches, strict=False):
+        first = len(taken)
+        for j in step:
+            weights.shift(j, eps)
+            above = loss(batch)
+            weights.shift(j, -eps)
+            below = loss(batch)
+            scalar = float(np.float32(min(max((above - below) / (2 * eps), -clip), clip)))
+            if math.isfinite(above) and math.isfinite(below) and math.isfinite(scalar):
+                taken.append(j)
+                scalars.append(scalar)
+                losses.append((above + below) / 2)
+        for j, scalar in zip(taken[first:], scalars[first:], strict=True):
+            weights.move(j, -lr / probes * scalar)
+        on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)
+    weights.settle()
+    mean = sum(losses) / len(losses) if losses else math.nan
+    return Steps(np.array(taken, np.uint32), np.array(scalars, np.float32), mean)

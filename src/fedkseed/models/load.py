@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..errors import FedKSeedError
 
+# What loading a damaged or foreign folder was seen to raise.
+FOREIGN = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError, SafetensorError)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -65,9 +68,17 @@ def load_model(model: str, dtype: str = "float32") -> nn.Module:
         raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
     source = find(model)
     try:
-        loaded = AutoModelForCausalLM.from_pretrained(source.name, dtype=DTYPES[dtype], **source.options)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            source.name, dtype=DTYPES[dtype], output_loading_info=True, **source.options
+        )
+    except FOREIGN as error:
         raise FedKSeedError(f"the model {model} can't be loaded: {_first_line(error)}") from error
+    loaded, found = both
+    if absent := [*found["missing_keys"], *found["mismatched_keys"]]:
+        raise FedKSeedError(
+            f"the model {model} lacks {len(absent)} of its weights, the first is {sorted(map(str, absent))[0]}; "
+            "they would be random, and differ from party to party; get the whole model"
+        )
     if source.gguf is not None:  # dequantised on the way in: an ordinary model from here on
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
@@ -84,7 +95,7 @@ def load_tokenizer(model: str) -> Any:
     source = find(model)
     try:
         tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except FOREIGN as error:
         raise FedKSeedError(f"the tokenizer of {model} can't be loaded: {_first_line(error)}") from error
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")

@@ -41,8 +41,9 @@ class KSeed:
         eps: ε, the scale of a perturbation.
         schedule: `constant`, `linear` (to zero after T rounds) or `cosine` (likewise). c holds
             steps and not gradients, so any schedule is right.
+        probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
-        clip: largest |ρ|, a safeguard against a broken loss; not in the paper.
+        clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
     """
 
     run: Run
@@ -51,10 +52,14 @@ class KSeed:
     lr: float = 3e-7
     eps: float = 5e-4
     schedule: str = "constant"
+    probes: int = 1
     importance: bool = False
-    clip: float = 1e4
+    clip: float = math.inf
 
     def __post_init__(self) -> None:
+        for name in ("rounds", "steps", "probes"):
+            if getattr(self, name) < 1:
+                raise FedKSeedError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.schedule not in SCHEDULES:
             raise FedKSeedError(f"no schedule is called {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
 
@@ -69,6 +74,7 @@ class KSeed:
             lr=self.learning_rate(state.round),
             eps=self.eps,
             steps=self.steps,
+            probes=self.probes,
             clip=float(np.float32(self.clip)),
             coefficients=state.coefficients.astype(np.float32),
             probabilities=importance(state).astype(np.float32) if self.importance else None,
@@ -78,12 +84,13 @@ class KSeed:
         client.weights.load(message.coefficients)
 
     def train(self, message: Broadcast, client: Client) -> Upload:
-        pool = self.run.pool
+        pool, pairs = self.run.pool, message.steps * message.probes
         found = two_point_steps(
             client.weights,
             client.loss,
             client.batches(message.round),
-            draw_directions(pool.key, message.round, client.number, message.steps, pool.size, message.probabilities),
+            draw_directions(pool.key, message.round, client.number, pairs, pool.size, message.probabilities),
+            probes=message.probes,
             lr=message.lr,
             eps=message.eps,
             clip=message.clip,
@@ -100,7 +107,7 @@ class KSeed:
         )
 
     def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
-        """c_j ← c_j − η Σ_i (n_i / n) Σ ρ, n_i the examples of client i, n those of all this round's clients.
+        """c_j ← c_j − η Σ_i (n_i / n) Σ ρ / P, n_i the examples of client i, n those of all this round's clients.
 
         Clients are added in the order of their numbers, so that float sums have one value.
 
@@ -117,7 +124,7 @@ class KSeed:
                 raise FedKSeedError(
                     f"client {upload.client} answered round {state.round} twice; keep one of its uploads"
                 )
-        lr, total = self.learning_rate(state.round), sum(upload.examples for upload in ordered)
+        lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
         coefficients, magnitudes, counts = state.coefficients.copy(), state.magnitudes.copy(), state.counts.copy()
         for upload in ordered:
             scalars = upload.scalars.astype(np.float64)
@@ -141,9 +148,10 @@ class KSeed:
             raise FedKSeedError(
                 f"client {upload.client} answered round {upload.round}, the server is in round {state.round}"
             )
-        if upload.scalars.size > self.steps:
+        asked = self.steps * self.probes
+        if upload.scalars.size > asked:
             raise FedKSeedError(
-                f"client {upload.client} reports {upload.scalars.size} steps, at most {self.steps} were asked for"
+                f"client {upload.client} reports {upload.scalars.size} scalars, at most {asked} were asked for"
             )
         largest = float(np.abs(upload.scalars).max(initial=0))
         if largest > np.float32(self.clip):

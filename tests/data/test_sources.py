@@ -2,9 +2,10 @@ import gzip
 import json
 
 import pytest
+from datasets import Dataset
 
 from fedkseed import FedKSeedError
-from fedkseed.data.jsonl import read
+from fedkseed.data.sources import Example, read, read_folder
 
 GOOD = '{"instruction": "a", "response": "b"}'
 
@@ -33,6 +34,9 @@ def test_gzipped_and_plain_files_read_alike_and_blank_lines_do_not_count(tmp_pat
         (json.dumps({"instruction": "a", "response": " "}), "line 2: the response is empty"),
         (json.dumps({"instruction": 1, "response": "b"}), "line 2: instruction must be text, got int"),
         (b"\xff\xfe", "line 2: not valid UTF-8"),
+        ("9" * 5000, "line 2: not valid JSON"),
+        ("[" * 100_000, "line 2: not valid JSON"),
+        ('{"instruction": "a", "response": "\\ud800"}', "half a character"),
     ],
 )
 def test_a_broken_line_is_refused_with_its_number(tmp_path, line, message):
@@ -49,5 +53,29 @@ def test_missing_empty_and_damaged_files_are_refused(tmp_path):
     with pytest.raises(FedKSeedError, match="holds no examples"):
         read(str(tmp_path / "empty.jsonl"))
     (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(f"{GOOD}\n".encode() * 1000)[:-20])
-    with pytest.raises(FedKSeedError, match="can't be read"):
-        read(str(tmp_path / "cut.jsonl.gz"))
+    flipped = bytearray(gzip.compress(f"{GOOD}\n".encode() * 1000))
+    flipped[40] ^= 255
+    (tmp_path / "flipped.jsonl.gz").write_bytes(bytes(flipped))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not")
+    for name in ("cut.jsonl.gz", "flipped.jsonl.gz", "broken.parquet"):
+        with pytest.raises(FedKSeedError, match="can't be read"):
+            read(str(tmp_path / name))
+
+
+def test_parquet_with_other_column_names(tmp_path):
+    Dataset.from_dict({"q": ["1?", "2?"], "a": ["one", "two"], "more": ["x", "y"]}).to_parquet(tmp_path / "a.parquet")
+    columns = {"instruction": "q", "response": "a"}
+    assert read(str(tmp_path / "a.parquet"), columns) == [Example("1?", "one"), Example("2?", "two")]
+    with pytest.raises(FedKSeedError, match="row 1: no column response; columns found: q, a, more"):
+        read(str(tmp_path / "a.parquet"), {"instruction": "q"})
+    with pytest.raises(FedKSeedError, match="no field is called 'answer'"):
+        read(str(tmp_path / "a.parquet"), {"answer": "a"})
+
+
+def test_a_folder_is_one_client_a_file_in_the_order_of_names(tmp_path):
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"instruction": name, "response": "x"}))
+    (tmp_path / "notes.txt").write_text("not data")
+    assert [[e.instruction for e in part] for part in read_folder(str(tmp_path))] == [["a"], ["b"]]
+    with pytest.raises(FedKSeedError, match="no folder with data files"):
+        read_folder(str(tmp_path / "none"))

@@ -1,0 +1,115 @@
+"""Read instruction data: JSON lines, plain or gzipped, and Parquet."""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError
+
+SAMPLES = {"dolly-sample": "dolly-sample.jsonl.gz"}  # shipped with the package
+ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
+REQUIRED = ("instruction", "response")
+FIELDS = (*REQUIRED, "context", "category")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One instruction with its response, in the field names of Dolly."""
+
+    instruction: str
+    response: str
+    context: str = ""
+    category: str = ""
+
+
+def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]:
+    """All examples of a file.
+
+    Args:
+        source: `dolly-sample` (2,400 rows that come with the package), or the path of a `.jsonl`,
+            `.jsonl.gz` or `.parquet` file.
+        columns: where a field has another name in the file, as {"instruction": "question"}.
+            Instruction and response must be there; context and category may be.
+
+    Raises:
+        FedKSeedError: the file is missing or damaged, or a row is broken (its number is told).
+    """
+    path = Path(str(files("fedkseed.data") / SAMPLES[source])) if source in SAMPLES else Path(source).expanduser()
+    if not path.is_file():
+        kinds = ", ".join(f"*{ending}" for ending in ENDINGS)
+        raise FedKSeedError(f"no data file at {path}; give a file ({kinds}) or one of {', '.join(SAMPLES)}")
+    if unknown := set(columns or {}) - set(FIELDS):
+        raise FedKSeedError(
+            f"[data] columns: no field is called {sorted(unknown)[0]!r}; fields are {', '.join(FIELDS)}"
+        )
+    names = {name: (columns or {}).get(name, name) for name in FIELDS}
+    try:
+        rows = _parquet(path) if path.suffix == ".parquet" else _lines(path)
+        examples = [_example(row, names, where) for row, where in rows]
+    except (OSError, EOFError, zlib.error) as error:
+        raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
+    if not examples:
+        raise FedKSeedError(f"the data file {path} holds no examples")
+    return examples
+
+
+def read_folder(folder: str, columns: Mapping[str, str] | None = None) -> list[list[Example]]:
+    """One client a file: the examples of every data file of a folder, in the order of the files' names."""
+    path = Path(folder).expanduser()
+    found = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS)) if path.is_dir() else []
+    if not found:
+        raise FedKSeedError(
+            f"no folder with data files at {path}; one file a client is wanted, *{' or *'.join(ENDINGS)}"
+        )
+    return [read(str(p), columns) for p in found]
+
+
+def _lines(path: Path) -> Iterator[tuple[Any, str]]:
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield _parse(line, where := f"{path}, line {number}"), where
+
+
+def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
+    try:
+        from datasets import Dataset
+    except ImportError as error:
+        raise FedKSeedError("reading .parquet needs the extra `data`: pip install 'fedkseed[data]'") from error
+    try:
+        table = Dataset.from_parquet(str(path), keep_in_memory=True)
+    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
+        raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
+    for number, row in enumerate(table, 1):
+        yield row, f"{path}, row {number}"
+
+
+def _parse(line: bytes, where: str) -> Any:
+    try:
+        return json.loads(line.decode())
+    except UnicodeDecodeError as error:
+        raise FedKSeedError(f"{where}: not valid UTF-8; save the file as UTF-8") from error
+    except (ValueError, RecursionError) as error:
+        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise FedKSeedError(f"{where}: not valid JSON ({reason}); mend or remove the line") from error
+
+
+def _example(row: Any, names: Mapping[str, str], where: str) -> Example:
+    if not isinstance(row, dict):
+        raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
+    if missing := [names[name] for name in REQUIRED if names[name] not in row]:
+        raise FedKSeedError(f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}")
+    values = {name: row.get(column, "") for name, column in names.items()}
+    for name, value in values.items():
+        if not isinstance(value, str):
+            raise FedKSeedError(f"{where}: {names[name]} must be text, got {type(value).__name__}")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise FedKSeedError(f"{where}: {names[name]} holds half a character (a lone surrogate); mend the text")
+    if not values["response"].strip():
+        raise FedKSeedError(f"{where}: the response is empty, so there is nothing to learn; remove the line")
+    return Example(**values)

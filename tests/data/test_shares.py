@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.config import Recipe, load_recipe
+from fedkseed.data.shares import share_out
+from fedkseed.models.load import load_tokenizer
+
+from ..conftest import recipe_text, rows
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return load_tokenizer(str(model_folder))
+
+
+def recipe(tmp_path: Path, model_folder: Path, source: Path, **changes: str) -> Recipe:
+    (tmp_path / "recipe.toml").write_text(recipe_text(model_folder, source, **changes))
+    return load_recipe(tmp_path / "recipe.toml")
+
+
+def test_a_held_out_category_is_with_no_client(tmp_path, model_folder, data_file, tokenizer):
+    shares = share_out(recipe(tmp_path, model_folder, data_file), tokenizer)
+    assert {e.example.category for e in shares.held_out} == {"capital"}
+    assert {e.example.category for part in shares.clients for e in part} == {"colour", "number"}
+    assert sum(map(len, shares.clients)) == 24
+
+
+def test_a_share_held_out_is_random_and_disjoint(tmp_path, model_folder, data_file, tokenizer):
+    shares = share_out(recipe(tmp_path, model_folder, data_file, held_out="held_out = 0.25"), tokenizer)
+    training = [e.example for part in shares.clients for e in part]
+    assert len(training) == 27
+    assert not {e.example for e in shares.held_out} & set(training)
+
+
+def test_longer_examples_are_left_out_and_counted(tmp_path, model_folder, data_file, tokenizer):
+    short = share_out(recipe(tmp_path, model_folder, data_file), tokenizer)
+    lengths = sorted(len(e.tokens) for part in short.clients for e in part)
+    limit = lengths[len(lengths) // 2]
+    text = recipe_text(model_folder, data_file, max_tokens=f"max_tokens = {limit}").replace(
+        "[evaluation]", "[evaluation]\nmax_tokens = 500"
+    )
+    (tmp_path / "r.toml").write_text(text)
+    shares = share_out(load_recipe(tmp_path / "r.toml"), tokenizer)
+    kept = [len(e.tokens) for part in shares.clients for e in part]
+    assert max(kept) <= limit
+    assert len(kept) + shares.too_long == 24
+    assert shares.too_long > 0
+
+
+def test_one_file_a_client(tmp_path, model_folder, tokenizer):
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for number in range(4):
+        part = rows()[number::4]
+        (folder / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    files = {"alpha": 'split = "files"'}
+    shares = share_out(recipe(tmp_path, model_folder, folder, **files), tokenizer)
+    for number, part in enumerate(shares.clients):
+        expected = [row["instruction"] for row in rows()[number::4] if row["category"] != "capital"]
+        assert [e.example.instruction for e in part] == expected
+    with pytest.raises(FedKSeedError, match=r"holds the data of 4 clients, .clients. count says 5"):
+        share_out(recipe(tmp_path, model_folder, folder, count="count = 5", **files), tokenizer)
+    with pytest.raises(FedKSeedError, match=r"client 0 has 6 examples .* min_examples says 7"):
+        share_out(recipe(tmp_path, model_folder, folder, min_examples="min_examples = 7", **files), tokenizer)
+
+
+def test_an_even_split(tmp_path, model_folder, data_file, tokenizer):
+    shares = share_out(recipe(tmp_path, model_folder, data_file, alpha='split = "even"'), tokenizer)
+    assert [len(part) for part in shares.clients] == [6, 6, 6, 6]
+
+
+def test_the_digest_tells_other_data(tmp_path, model_folder, data_file, tokenizer):
+    one, two = (share_out(recipe(tmp_path, model_folder, data_file), tokenizer).digest() for _ in range(2))
+    other = share_out(recipe(tmp_path, model_folder, data_file, seed="seed = 4"), tokenizer).digest()
+    assert one == two != other
