@@ -11,7 +11,7 @@ demo: .venv/installed .venv/model
 test: .venv/installed-dev check
 
 check:
-	rm -f src/fedkseed/directions/__pycache__/*.nb? # compiled kernels: Numba does not see every change
+	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright

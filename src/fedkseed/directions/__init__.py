@@ -1,7 +1,7 @@
 """Directions z_0 … z_{K-1} that everyone generates from one key. docs/directions.md is the specification.
 
 pool.py: what a pool is. reference.py: the definition in NumPy. operations.py: what is done with
-directions, on PyTorch tensors. Only the last imports PyTorch: a server needs none of it.
+directions, on PyTorch tensors. numba_cpu/: the kernels. A server needs neither PyTorch nor Numba.
 """
 
 from .pool import BLOCK, FAMILIES, Pool

@@ -1,7 +1,9 @@
 """Load a causal language model and its tokenizer: a folder, a GGUF file, a package's file, a hub name."""
 
+from contextlib import redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +70,10 @@ def load_model(model: str, dtype: str = "float32") -> nn.Module:
         raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
     source = find(model)
     try:
-        both: Any = AutoModelForCausalLM.from_pretrained(
-            source.name, dtype=DTYPES[dtype], output_loading_info=True, **source.options
-        )
+        with redirect_stderr(StringIO()):  # a bar a second long that breaks up whatever the caller shows
+            both: Any = AutoModelForCausalLM.from_pretrained(
+                source.name, dtype=DTYPES[dtype], output_loading_info=True, **source.options
+            )
     except FOREIGN as error:
         raise FedKSeedError(f"the model {model} can't be loaded: {_first_line(error)}") from error
     loaded, found = both
