@@ -58,6 +58,12 @@ def test_every_cut_is_refused(path):
             Adapter.load(path)
 
 
+def test_bytes_at_the_end_are_refused(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
+        Adapter.load(path)
+
+
 def test_flipped_bits_are_refused(path):
     data = path.read_bytes()
     header = 8 + int.from_bytes(data[:8], "little")

@@ -162,6 +162,12 @@ def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
         Broadcast(**{**sound, **changes})
 
 
+def test_scalars_that_would_overflow_the_broadcast_are_refused():
+    uploads = [upload(client, {0: 3e38}) for client in range(2)]
+    with pytest.raises(FedKSeedError, match="overflow float32; set a clip"):
+        strategy(clip=math.inf, lr=10.0).aggregate(strategy().init(), uploads)
+
+
 @pytest.mark.parametrize("name", ["rounds", "steps", "probes"])
 def test_counts_below_one_are_refused(name):
     with pytest.raises(FedKSeedError, match=f"{name} must be at least 1, got 0"):

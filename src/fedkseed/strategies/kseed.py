@@ -113,7 +113,7 @@ class KSeed:
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, came twice, or
-                reports a scalar above the clip.
+                reports a scalar above the clip, or the sum overflows; the state is unchanged.
         """
         if not uploads:
             raise FedKSeedError(f"round {state.round} got no upload; it can't be aggregated")
@@ -131,10 +131,12 @@ class KSeed:
             np.subtract.at(coefficients, upload.directions, lr * (upload.examples / total) * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
+        if np.abs(coefficients).max() > np.finfo(np.float32).max:  # the next broadcast could not carry them
+            raise FedKSeedError(f"round {state.round} would make coefficients overflow float32; set a clip on scalars")
         return State(state.round + 1, coefficients, magnitudes, counts)
 
     def learning_rate(self, round_: int) -> float:
-        """η of a round, from 0."""
+        """η of a round, from 0. Never 0: the state after the last round can still be broadcast, to load it."""
         done = min(round_ / self.rounds, 1.0)
         if self.schedule == "linear":
             return self.lr * max(1 - done, 1e-6)
