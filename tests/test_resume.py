@@ -12,11 +12,14 @@ import pytest
 from fedkseed import resume, start
 from fedkseed.adapter import Adapter
 from fedkseed.config import load_recipe
+from fedkseed.round import Report
+from fedkseed.simulate import Silent
 from fedkseed.store import Store
 
 from .conftest import recipe_text
 
-KILLS = 20
+KILLS, ROUNDS = 20, 12
+SIGNS_OF_LIFE = 2 + ROUNDS * (2 * 3 + 1)  # evaluations before; of each round two clients with three steps, and its end
 
 
 def run(recipe: Path, output: Path) -> bytes:
@@ -27,7 +30,9 @@ def run(recipe: Path, output: Path) -> bytes:
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory, model_folder, data_file) -> Path:
     path = tmp_path_factory.mktemp("resume") / "recipe.toml"
-    path.write_text(recipe_text(model_folder, data_file, algorithm='algorithm = "fedkseed-pro"', rounds="rounds = 12"))
+    path.write_text(
+        recipe_text(model_folder, data_file, algorithm='algorithm = "fedkseed-pro"', rounds=f"rounds = {ROUNDS}")
+    )
     return path
 
 
@@ -43,7 +48,7 @@ def test_two_runs_of_a_recipe_give_the_same_file(recipe, undisturbed, tmp_path):
 def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapter_each_time(
     recipe, undisturbed, tmp_path
 ):
-    """Each child says when its model is loaded, so that kills fall into rounds and commits, not into imports."""
+    """A child tells of everything it does; it is killed a random while after a random one of these signs of life."""
     moments = random.Random(1)
     code = "import sys; from tests.test_resume import child; child(*sys.argv[1:])"
     done = []
@@ -52,29 +57,31 @@ def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapte
         command = [sys.executable, "-c", code, str(recipe), str(output)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]) as process:
             assert process.stdout is not None
-            process.stdout.readline()  # the run begins
-            time.sleep(moments.uniform(0, 0.6))
+            for _ in range(moments.randrange(1, SIGNS_OF_LIFE)):
+                process.stdout.readline()
+            time.sleep(moments.uniform(0, 0.02))
             process.send_signal(signal.SIGKILL)
-        if not (output / "recipe.toml").exists():
-            run(recipe, output)
-        else:
-            done.append(len(Store(output).reports()))
-            resume(output)
+        done.append(len(Store(output).reports()))
+        resume(output)
         assert (output / "adapter.safetensors").read_bytes() == undisturbed, f"kill {number}"
-    assert len({rounds for rounds in done if 0 < rounds < 12}) >= 2, (
-        f"kills must fall into different rounds, got {done}"
+    assert len({rounds for rounds in done if 0 < rounds < ROUNDS}) >= 3, (
+        f"kills must fall into different rounds: {done}"
     )
 
 
-def child(recipe: str, output: str) -> None:
-    """What the process that is killed does: say when it begins, then run."""
-    from fedkseed.simulate import Simulation, work
+class Lively(Silent):
+    """Prints a line for every step, evaluation and round."""
 
-    simulation = Simulation(load_recipe(recipe))
-    simulation.client(0).loss(next(simulation.client(0).batches(0)))  # first use loads libraries
-    print("ready", flush=True)
-    with Store.create(Path(output), simulation.recipe.to_toml()) as store:
-        work(store, simulation)
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        print("step or evaluation", flush=True)
+
+    def round_done(self, report: Report) -> None:
+        print("round", flush=True)
+
+
+def child(recipe: str, output: str) -> None:
+    """What the process that is killed does: a run, as `fedkseed run` does it."""
+    start(load_recipe(recipe), Path(output), Lively())
 
 
 def test_rolled_back_and_resumed_gives_the_same_adapter(recipe, undisturbed, tmp_path):

@@ -51,15 +51,23 @@ def _flip16(typingctx: Any, out: Any, i: Any, values: Any, words: Any, k: Any, s
         to, of, by = (
             _address(context, builder, signature.args[n], args[n], args[m]) for n, m in ((0, 1), (2, 1), (3, 4))
         )
-        amount = builder.trunc(args[5], ir.IntType(32))
-        amounts = builder.insert_element(ir.Constant(MASK, ir.Undefined), amount, ir.Constant(ir.IntType(32), 0))
-        amounts = builder.shuffle_vector(amounts, amounts, ir.Constant(MASK, [0] * WIDTH))
-        top = ir.Constant(MASK, [0x80000000] * WIDTH)
-        signs = builder.and_(builder.shl(_load(builder, by, MASK), amounts), top)
-        _store(builder, builder.xor(_load(builder, of, MASK), signs), to)
+        _store(builder, builder.xor(_load(builder, of, MASK), _signs(builder, by, args[5])), to)
         return context.get_dummy_value()
 
     return types.void(out, i, values, words, k, shift), code
+
+
+def _add16(typingctx: Any, acc: Any, i: Any, c: Any, words: Any, k: Any, shift: Any) -> Any:
+    """acc[i + l] += c, its sign flipped by bit 31 of words[k + l] << shift, l < 16; c is float32 seen as uint32."""
+
+    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
+        to = _address(context, builder, signature.args[0], args[0], args[1])
+        by = _address(context, builder, signature.args[3], args[3], args[4])
+        signed = builder.xor(_spread(builder, args[2]), _signs(builder, by, args[5]))
+        _store(builder, builder.fadd(_load(builder, to), builder.bitcast(signed, VECTOR)), to)
+        return context.get_dummy_value()
+
+    return types.void(acc, i, c, words, k, shift), code
 
 
 def _copy16(typingctx: Any, out: Any, i: Any, values: Any, j: Any) -> Any:
@@ -71,6 +79,16 @@ def _copy16(typingctx: Any, out: Any, i: Any, values: Any, j: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(out, i, values, j), code
+
+
+def _signs(builder: ir.IRBuilder, words: Any, shift: Any) -> Any:
+    amounts = _spread(builder, builder.trunc(shift, ir.IntType(32)))
+    return builder.and_(builder.shl(_load(builder, words, MASK), amounts), ir.Constant(MASK, [0x80000000] * WIDTH))
+
+
+def _spread(builder: ir.IRBuilder, word: Any) -> Any:
+    one = builder.insert_element(ir.Constant(MASK, ir.Undefined), word, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, one, ir.Constant(MASK, [0] * WIDTH))
 
 
 def _address(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> Any:
@@ -137,5 +155,6 @@ def _across(radix: int) -> Any:
 
 flip16: Any = intrinsic(_flip16)
 copy16: Any = intrinsic(_copy16)
+add16: Any = intrinsic(_add16)
 within2, within4, within8, within16 = (_within(radix) for radix in (2, 4, 8, 16))
 across2, across4, across8, across16 = (_across(radix) for radix in (2, 4, 8, 16))

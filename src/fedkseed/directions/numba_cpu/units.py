@@ -9,9 +9,7 @@ from .bits import (
     EIGHTH,
     LANES,
     QUARTER,
-    SIGN,
     as_bits,
-    as_float,
     flip,
     gaussian_words,
     kernel,
@@ -20,7 +18,7 @@ from .bits import (
     sign_at,
     sign_words,
 )
-from .lanes import copy16, walsh_pass
+from .lanes import add16, copy16, walsh_pass
 
 # What a kernel does with a unit; the first two add direction by direction.
 GAUSSIAN, RADEMACHER, HADAMARD, HADAMARD_ONE, HASHED = range(5)
@@ -52,12 +50,10 @@ def add_rademacher(acc, block, directions, coefficients, words, tensor, k0, k1):
         sign_words(words, block, tensor, directions[k], ref.RADEMACHER, k0, k1)
         c = as_bits(coefficients[k])
         for w in range(4):
-            row = words[LANES * w : LANES * (w + 1)]
             for t in range(32):
                 begin = QUARTER * w + LANES * t
-                to = acc[begin : begin + LANES]
-                for lane in range(LANES):
-                    to[lane] += as_float(c ^ (row[lane] << uint32(31 - t) & SIGN))
+                for lane in range(0, LANES, 16):
+                    add16(acc, begin + lane, c, words, LANES * w + lane, 31 - t)
 
 
 @kernel
