@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
@@ -23,13 +21,13 @@ from .data.instructions import Wording
 from .data.shares import share_out
 from .data.sources import Example
 from .directions.vectors import check
+from .display import Bars, console, print_result
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import border
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
-from .round import Report
-from .simulate import Result, Simulation
+from .simulate import Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
@@ -40,7 +38,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
 )
-console = Console(markup=False)  # paths and texts of users may hold brackets
 
 Directory = Annotated[Path, typer.Argument(help="A run's directory, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a TOML file, see recipes/quickstart.toml.")]
@@ -67,54 +64,6 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
     return app.command()(guarded)
 
 
-class Bars:
-    """Progress on the terminal: one bar for the rounds, one for what is being done now."""
-
-    def __init__(self, rounds: int) -> None:
-        columns = (
-            TextColumn("{task.description:34}", markup=False),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self.bars = Progress(
-            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True
-        )
-        self.rounds = self.bars.add_task("rounds", total=rounds, extra="")
-        self.now = self.bars.add_task("", total=1, extra="", visible=False)
-        self.total = rounds
-        self.bytes = 0
-
-    def __enter__(self) -> "Bars":
-        self.bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bars.stop()
-
-    def note(self, text: str) -> None:
-        self.bars.console.print(Text(text, style="dim"))
-
-    def begin(self, what: str, total: int) -> None:
-        self.bars.reset(self.now, total=total, description=what, visible=True, extra="")
-
-    def advance(self, count: int = 1, loss: float | None = None) -> None:
-        self.bars.update(self.now, advance=count)
-        if loss is not None:
-            self.bars.update(self.now, extra=f"loss {loss:.3f}")
-
-    def round_done(self, report: Report) -> None:
-        self.bytes += report.bytes_total
-        self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
-        self.bars.console.print(
-            f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
-            f"local loss {report.loss:.4f}   mean |rho| {report.scalar:.2f}   "
-            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
-            + (f"   SKIPPED {report.skipped} probes, loss not finite" if report.skipped else ""),
-            highlight=False,
-        )
-
-
 @_command
 def run(
     recipe: RecipeFile,
@@ -124,7 +73,7 @@ def run(
     parsed = load_recipe(recipe)
     with Bars(parsed.training.rounds) as bars:
         result = start_run(parsed, output or Path("runs") / recipe.stem, bars)
-    _print_result(result)
+    print_result(result)
 
 
 @_command
@@ -132,7 +81,7 @@ def resume(directory: Directory) -> None:
     """Go on with a run that was stopped or killed; the result is the same, bit for bit."""
     with Bars(load_recipe(Store(directory).recipe).training.rounds) as bars:
         result = resume_run(directory, bars)
-    _print_result(result)
+    print_result(result)
 
 
 @_command
@@ -198,14 +147,14 @@ def export(
         raise FedKSeedError(f"{output} exists already; choose another folder")
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
-    tuned = load_model(name, loaded.provenance["dtype"])
+    tuned: Any = load_model(name, loaded.provenance["dtype"])
     loaded.apply(tuned)
     tokenizer = load_tokenizer(name)
     part = output.with_name(f".{output.name}.part")
     try:
         with border(f"can't write {output}"):
             part.mkdir(parents=True)
-            tuned.save_pretrained(part)  # type: ignore[operator]
+            tuned.save_pretrained(part)
             tokenizer.save_pretrained(part)
             part.rename(output)
     except SafetensorError as error:
@@ -291,37 +240,6 @@ def directions() -> None:
 
 def _load_adapter(path: Path) -> Adapter:
     return Adapter.load(path / "adapter.safetensors" if path.is_dir() else path)
-
-
-def _print_result(result: Result) -> None:
-    before, after, reports = result.before, result.after, result.reports
-    table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
-    change = paired_change(before.losses, after.losses)
-    table.add_row(
-        f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
-        f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
-    )  # fmt: skip
-    if before.rouge:
-        change = paired_change(before.rouge, after.rouge)
-        table.add_row(
-            f"Rouge-L, {len(before.rouge)} answers", f"{estimate(before.rouge)}",
-            f"{estimate(after.rouge)}", f"{change.mean:+.4f} ± {change.error:.4f}",
-        )  # fmt: skip
-        rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
-        table.add_row("empty outputs", *rates, "")
-    console.print(table)
-    costs = Table("cost", "value")
-    if reports:
-        down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
-        costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
-    costs.add_row("adapter", f"{(result.directory / 'adapter.safetensors').stat().st_size:,} bytes")
-    costs.add_row("peak memory", f"{result.peak_memory / 1e9:.2f} GB")
-    if result.step_seconds is not None:
-        costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
-    costs.add_row("sync to the latest model", f"{result.sync_seconds:.2f} s")
-    costs.add_row("digest of the tuned model", result.digest)
-    console.print(costs)
-    console.print(f"the adapter is {result.directory / 'adapter.safetensors'}", highlight=False)
 
 
 def _version(value: bool) -> None:

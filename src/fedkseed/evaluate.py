@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 from torch import nn
@@ -37,7 +38,7 @@ class Evaluation:
     empty: list[bool]  # was the output blank?
 
 
-def estimate(values: Sequence[float]) -> Estimate:
+def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """Mean and standard error; the error of fewer than two values is infinite."""
     array = np.asarray(values, float)
     return Estimate(
@@ -47,7 +48,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def paired_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Mean change on the same examples and its standard error: far tighter than two separate means."""
-    return estimate(np.asarray(after, float) - np.asarray(before, float))  # type: ignore[arg-type]
+    return estimate(np.asarray(after, float) - np.asarray(before, float))
 
 
 def evaluate(

@@ -10,7 +10,7 @@ record or raises.
 
 import struct
 import zlib
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,8 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         raise FedKSeedError(f"the message names direction family number {family}; known are 0 to {len(FAMILIES) - 1}")
     run = Run(Pool(key, last + 1, FAMILIES[family]), base)
     body = memoryview(data)[HEADER.size : -TRAILER.size]
-    return _broadcast(run, round_, flags, body) if kind is Broadcast else _upload(run, round_, flags, body)  # type: ignore[return-value]
+    read = _broadcast if kind is Broadcast else _upload
+    return cast("Message", read(run, round_, flags, body))
 
 
 def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast:

@@ -1,0 +1,91 @@
+"""What a person sees of a run: progress while it goes on, a table at its end."""
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from .evaluate import estimate, paired_change
+from .round import Report
+from .simulate import Result
+
+console = Console(markup=False)  # paths and texts of users may hold brackets
+
+
+class Bars:
+    """Progress on the terminal: one bar for the rounds, one for what is being done now."""
+
+    def __init__(self, rounds: int) -> None:
+        columns = (
+            TextColumn("{task.description:34}", markup=False),
+            BarColumn(24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        self.bars = Progress(
+            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True
+        )
+        self.rounds = self.bars.add_task("rounds", total=rounds, extra="")
+        self.now = self.bars.add_task("", total=1, extra="", visible=False)
+        self.total = rounds
+        self.bytes = 0
+
+    def __enter__(self) -> "Bars":
+        self.bars.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bars.stop()
+
+    def note(self, text: str) -> None:
+        self.bars.console.print(Text(text, style="dim"))
+
+    def begin(self, what: str, total: int) -> None:
+        self.bars.reset(self.now, total=total, description=what, visible=True, extra="")
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self.bars.update(self.now, advance=count)
+        if loss is not None:
+            self.bars.update(self.now, extra=f"loss {loss:.3f}")
+
+    def round_done(self, report: Report) -> None:
+        self.bytes += report.bytes_total
+        self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
+        self.bars.console.print(
+            f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
+            f"local loss {report.loss:.4f}   mean |rho| {report.scalar:.2f}   "
+            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
+            + (f"   SKIPPED {report.skipped} probes, loss not finite" if report.skipped else ""),
+            highlight=False,
+        )
+
+
+def print_result(result: Result) -> None:
+    before, after, reports = result.before, result.after, result.reports
+    table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
+    change = paired_change(before.losses, after.losses)
+    table.add_row(
+        f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
+        f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
+    )  # fmt: skip
+    if before.rouge:
+        change = paired_change(before.rouge, after.rouge)
+        table.add_row(
+            f"Rouge-L, {len(before.rouge)} answers", f"{estimate(before.rouge)}",
+            f"{estimate(after.rouge)}", f"{change.mean:+.4f} ± {change.error:.4f}",
+        )  # fmt: skip
+        rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
+        table.add_row("empty outputs", *rates, "")
+    console.print(table)
+    costs = Table("cost", "value")
+    if reports:
+        down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
+        costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
+    costs.add_row("adapter", f"{(result.directory / 'adapter.safetensors').stat().st_size:,} bytes")
+    costs.add_row("peak memory", f"{result.peak_memory / 1e9:.2f} GB")
+    if result.step_seconds is not None:
+        costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
+    costs.add_row("sync to the latest model", f"{result.sync_seconds:.2f} s")
+    costs.add_row("digest of the tuned model", result.digest)
+    console.print(costs)
+    console.print(f"the adapter is {result.directory / 'adapter.safetensors'}", highlight=False)
