@@ -2,7 +2,7 @@
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from .evaluate import estimate, paired_change
@@ -77,7 +77,7 @@ def print_result(result: Result) -> None:
         rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
         table.add_row("empty outputs", *rates, "")
     console.print(table)
-    costs = Table("cost", "value")
+    costs = Table("cost", Column("value", overflow="fold"))  # a digest is whole or useless
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
         costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
