@@ -67,10 +67,7 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
         for j, scalar in zip(up.directions, up.scalars, strict=True):
             c[j] += np.float32(-down.lr * float(scalar))
         rebuilt.load(c)
-        for a, b in zip(trained.layout.tuned, rebuilt.layout.tuned, strict=True):
-            if trained.layout.digest() != rebuilt.layout.digest():  # in place: one rounding of the type
-                ulp = torch.nextafter(b.tensor.abs(), torch.full_like(b.tensor, torch.inf)) - b.tensor.abs()
-                assert bool(((a.tensor.float() - b.tensor.float()).abs() <= ulp.float() + 1e-8).all())
+        assert trained.layout.digest() == rebuilt.layout.digest()
 
 
 @every_algorithm

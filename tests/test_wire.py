@@ -2,6 +2,7 @@
 
 import struct
 import zlib
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -116,10 +117,8 @@ def test_no_change_with_a_valid_checksum_crashes_the_decoder(place, new):
     _, up = make(16, 5)
     data = encode(up)
     at = place % (len(data) - 4 - len(new))
-    try:
+    with suppress(FedKSeedError):  # decoded or refused: either is right, another exception is not
         decode(sealed(data, at, new), Upload)
-    except FedKSeedError as error:
-        assert str(error)  # noqa: PT017 - either outcome is right, another exception is not
 
 
 def test_a_pool_too_large_to_broadcast_is_refused():

@@ -175,8 +175,9 @@ class InPlace(Weights):
 
     Perturbations are added to s on the way to the model and never stored, so they leave no
     rounding behind (editing 16-bit weights and undoing the edit drifts by more than the updates);
-    only true steps change s. Memory: w_0, w and 4 bytes a weight for s. The model equals
-    `Materialized`'s to one rounding of the weights' type, because s adds the steps in another order.
+    only true steps change s. They round s in an order of their own, some 1e-8 away from the sum in
+    ascending j; `settle` makes s from c afresh, so what a client ends with is w(c) bit for bit. It
+    costs what a sync costs, O(K d). Memory: w_0, w and 4 bytes a weight for s.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
@@ -184,11 +185,8 @@ class InPlace(Weights):
         self.sums = [torch.zeros(base.shape, dtype=torch.float32) for base in self.base]
 
     def load(self, c: NDArray[np.floating]) -> None:
-        sparse = self.pool.dense(c)
+        self.pool.dense(c)  # refuse before anything changes
         self.c = np.array(c, dtype=np.float32).reshape(-1)
-        for total in self.sums:
-            total.zero_()
-        self._add(*sparse)
         self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
@@ -199,6 +197,9 @@ class InPlace(Weights):
         self.c[direction] += np.float32(step)
 
     def settle(self) -> None:
+        for total in self.sums:
+            total.zero_()
+        self._add(*self.pool.dense(self.c))
         self._write(*NOTHING, self.sums)
 
     def restore(self) -> None:
