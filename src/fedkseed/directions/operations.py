@@ -15,8 +15,7 @@ from torch import Tensor
 from ..errors import FedKSeedError
 from .pool import MAX_POSITIONS, Pool
 
-# NumPy has no bfloat16; the integer views tell the kernels which 16-bit type they hold.
-VIEWS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,46 +77,55 @@ def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArra
     return project_pieces([(tensor, start, v)], pool)
 
 
+class Sum:
+    """Σ_k c_k z_{j_k}, ready to be added to any number of tensors; arguments as `Pool.select` returns them."""
+
+    def __init__(self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
+        from . import numba_cpu
+
+        self._plan = numba_cpu.plan(pool, directions, coefficients)
+
+    def combine(self, pieces: Sequence[Piece]) -> None:
+        """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece."""
+        from . import numba_cpu
+
+        by_type: dict[torch.dtype, list[tuple[int, int, int, int, int, int]]] = {}
+        for p in pieces:
+            if p.base.dtype != p.out.dtype or p.base.shape != p.out.shape:
+                raise FedKSeedError("the result must have the type and shape of the weights it is made from")
+            if p.addend is not None and (p.addend.dtype != torch.float32 or p.addend.shape != p.base.shape):
+                raise FedKSeedError("the addend must be float32 and have the shape of the weights")
+            base, out = _address(p.base, p.start), _address(p.out, p.start)
+            addend = 0 if p.addend is None else _address(p.addend, 0)
+            by_type.setdefault(p.base.dtype, []).append((p.tensor, p.start, p.base.numel(), base, out, addend))
+        for dtype, rows in by_type.items():
+            numba_cpu.combine(rows, str(dtype).removeprefix("torch."), self._plan, torch.get_num_threads())
+
+
 def combine(
     pieces: Sequence[Piece], pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
 ) -> None:
-    """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece; arguments as `Pool.select` returns them."""
-    from . import numba_cpu
-
-    for piece in pieces:
-        if piece.base.dtype != piece.out.dtype or piece.base.shape != piece.out.shape:
-            raise FedKSeedError("the result must have the type and shape of the weights it is made from")
-        if piece.addend is not None and (piece.addend.dtype != torch.float32 or piece.addend.shape != piece.base.shape):
-            raise FedKSeedError("the addend must be float32 and have the shape of the weights")
-    arrays = [
-        (
-            p.tensor,
-            p.start,
-            _flat(p.base, p.start),
-            _flat(p.out, p.start),
-            None if p.addend is None else _flat(p.addend),
-        )
-        for p in pieces
-    ]
-    numba_cpu.combine(arrays, pool, directions, coefficients, torch.get_num_threads())
+    """`Sum.combine` of a sum that is needed once."""
+    Sum(pool, directions, coefficients).combine(pieces)
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """Σ ⟨z_j, v⟩ over pieces (tensor, start, v) of float32, shape (K,)."""
     from . import numba_cpu
 
-    arrays = []
-    for tensor, start, v in pieces:
+    held = list(pieces)  # keeps the memory while addresses are in use
+    rows = []
+    for tensor, start, v in held:
         if v.dtype != torch.float32:
             raise FedKSeedError(f"only float32 can be projected, got {v.dtype}; convert it first")
-        arrays.append((tensor, start, _flat(v, start)))
-    return numba_cpu.project(arrays, pool, torch.get_num_threads())
+        rows.append((tensor, start, v.numel(), _address(v, start)))
+    return numba_cpu.project(rows, pool, torch.get_num_threads())
 
 
-def _flat(tensor: Tensor, start: int = 0) -> NDArray:
+def _address(tensor: Tensor, start: int) -> int:
     if tensor.device.type != "cpu":
         raise FedKSeedError(f"directions are made on the CPU, got a tensor on {tensor.device}; move it with .cpu()")
-    if tensor.dtype not in VIEWS:
+    if tensor.dtype not in TYPES:
         raise FedKSeedError(f"weights must be float32, bfloat16 or float16, got {tensor.dtype}")
     if not tensor.is_contiguous():
         raise FedKSeedError("weights must be contiguous; got a strided view")
@@ -125,4 +133,4 @@ def _flat(tensor: Tensor, start: int = 0) -> NDArray:
         raise FedKSeedError(
             f"positions of a tensor lie in 0 to {MAX_POSITIONS}, got {start} to {start + tensor.numel()}"
         )
-    return tensor.detach().view(-1).view(VIEWS[tensor.dtype]).numpy()
+    return tensor.data_ptr()

@@ -2,156 +2,207 @@
 
 Values are those of `reference.py`, bit for bit: no fused multiply-add, no fast-math. The kernels
 work on one unit (`Pool.unit` positions, 16 KiB of float32 at K ≤ 4096) at a time, so that sums over
-any number of directions stay in the first-level cache; a chunk of units is one task of a thread.
-Inner loops run over independent lanes, because that is what the compiler vectorises.
+any number of directions stay in registers and the first-level cache; weights are read once and
+written once.
 
-bits.py: random bits and normals. lanes.py: vectors written out. units.py: one unit of a sum or of a
-projection. rounding.py: types of weights. Here: ranges of a tensor and whole models.
+lanes.py: vectors and tiles. bits.py: random bits and normals. rounding.py: types of weights.
+units.py: one unit of a sum or of a projection. team.py: threads. Here: a whole model's tensors.
 """
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numba import cfunc, types, uint32
 from numpy.typing import NDArray
 
 from .. import reference as ref
-from ..pool import Pool
-from .bits import EIGHTH, kernel
-from .rounding import store
+from ..pool import TRANSFORMED, Pool
+from .bits import kernel
+from .lanes import address_of, claim, copy, data_of, number_at
+from .rounding import item_size
+from .team import run
 from .units import (
+    BLOCK,
     GAUSSIAN,
     HADAMARD,
     HADAMARD_ONE,
     HASHED,
     RADEMACHER,
-    add_gaussian,
-    add_rademacher,
-    make_unit,
+    SIGNS,
+    SOME,
+    TILE,
+    add_directions,
+    combine_unit,
     project_segment,
 )
 
-CHUNK = 1 << 18  # positions a task: 1 ms of the fastest kernel, 512 tasks for SmolLM2-135M
-WORDS = 4 * EIGHTH  # scratch for the random bits of a block
+CHUNK = 1 << 15  # positions that a thread takes at a time: 8 µs of the fastest kernel
+ALONE = 1 << 16  # positions that one thread makes before a second has begun
+CACHES = 16 << 20  # bytes; results larger than this are not read again soon: write them around the caches
+
+KINDS = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "hashed": HASHED}
 
 
 @kernel
-def combine_range(
-    kind, out, base, addend, start, size, unit_size, directions, coefficients, table, tensor, k0, k1, acc, words
-):  # fmt: skip
-    """out = base + (addend + Σ c z) over positions start … start + out.size of one tensor."""
-    stop = start + out.size
-    for unit in range(start // unit_size, (stop + unit_size - 1) // unit_size):
-        low, high = max(start - unit * unit_size, 0), min(stop - unit * unit_size, unit_size)
-        here = slice(unit * unit_size + low - start, unit * unit_size + high - start)
-        part = acc[low:high]
-        if kind <= RADEMACHER:
-            if addend.size:
-                part[:] = addend[here]
-            else:
-                part[:] = np.float32(0)
-            if kind == GAUSSIAN:
-                within = low // EIGHTH == (high - 1) // EIGHTH
-                first, last = (low % EIGHTH, (high - 1) % EIGHTH + 1) if within else (0, EIGHTH)
-                add_gaussian(acc, unit, first, last, directions, coefficients, words, tensor, k0, k1)
-            else:
-                add_rademacher(acc, unit, directions, coefficients, words, tensor, k0, k1)
-        else:
-            make_unit(kind, acc, unit, size, table, words, tensor, k0, k1)
-            if addend.size:
-                more = addend[here]
-                for i in range(part.size):
-                    part[i] = more[i] + part[i]
-        store(out[here], base[here], part)
+def work(job, marker):
+    """out = base + (addend + Σ c z) for all pieces of a job; any number of threads do it together."""
+    kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
+    directions, coefficients, count = number_at(job + 32), number_at(job + 40), number_at(job + 48)
+    table, k0, k1 = number_at(job + 56), uint32(number_at(job + 64)), uint32(number_at(job + 72))
+    around, pieces, rows = number_at(job + 80) != 0, number_at(job + 88), number_at(job + 96)
+    acc_memory = np.empty(unit_size + 16, np.float32)
+    edge_memory, addend_memory = np.empty(unit_size + 16, np.float32), np.empty(unit_size + 16, np.float32)
+    signs_memory = np.empty(SIGNS // 4 * max(SOME, unit_size // BLOCK) + 16, np.uint32)
+    acc, edge, addend_edge = address_of(acc_memory), address_of(edge_memory), address_of(addend_memory)
+    signs, item, units = address_of(signs_memory), item_size(marker), max(1, CHUNK // unit_size)
+
+    mine, before = claim(job), 0  # chunks are numbered through all pieces
+    for row in range(pieces, pieces + 48 * rows, 48):
+        tensor, start, length = uint32(number_at(row)), number_at(row + 8), number_at(row + 16)
+        base, out, addend = number_at(row + 24), number_at(row + 32), number_at(row + 40)
+        first, last = start // unit_size, (start + length + unit_size - 1) // unit_size
+        chunks = (last - first + units - 1) // units
+        while mine < before + chunks:
+            begin = first + (mine - before) * units
+            for unit in range(begin, min(begin + units, last)):
+                low, high = max(start - unit * unit_size, 0), min(start + length - unit * unit_size, unit_size)
+                offset, inside = unit * unit_size + low - start, high - low  # of weights
+                whole = inside == unit_size
+                b, o, a = base + item * offset, out + item * offset, addend + 4 * offset if addend else 0
+                if not whole:  # at a tensor's ends: work on a copy as long as a unit
+                    copy(edge + item * low, b, item * inside)
+                    if addend:
+                        copy(addend_edge + 4 * low, a, 4 * inside)
+                        a = addend_edge
+                    b = edge
+                target = (o if whole else edge), b, a, marker, around and whole and o % 64 == 0
+                if kind > RADEMACHER:
+                    combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1, target)
+                else:
+                    add_directions(
+                        kind, acc, unit, low, high, directions, coefficients, count, signs, tensor, k0, k1, target
+                    )
+                if not whole:
+                    copy(o, edge + item * low, item * inside)
+            mine = claim(job)
+        before += chunks
+
+
+@kernel
+def project_work(job):
+    """The inner products with every segment of a tensor, one row of results a segment."""
+    kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
+    tensor, k0, k1 = uint32(number_at(job + 32)), uint32(number_at(job + 40)), uint32(number_at(job + 48))
+    start, length, v = number_at(job + 56), number_at(job + 64), number_at(job + 72)
+    results, last = number_at(job + 80), number_at(job + 88)
+    acc_memory = np.empty(unit_size + 16, np.float32)
+    signs_memory = np.empty(SIGNS // 4 * max(SOME, unit_size // BLOCK) + 16, np.uint32)
+    segment_size, partial = max(ref.SEGMENT, unit_size), np.empty(size)
+    segment = claim(job)
+    while segment < last:
+        begin, end = max(segment * segment_size, start), min((segment + 1) * segment_size, start + length)
+        project_segment(
+            kind, v + 4 * (begin - start), begin, end - begin, size, unit_size, tensor, k0, k1, partial,
+            address_of(acc_memory), address_of(signs_memory),
+        )  # fmt: skip
+        copy(results + 8 * size * (segment - start // segment_size), data_of(partial), 8 * size)
+        segment = claim(job)
+
+
+def _float32(job):
+    work(job, np.float32(0))
+
+
+def _bfloat16(job):
+    work(job, np.uint16(0))
+
+
+def _float16(job):
+    work(job, np.int16(0))
+
+
+def _project(job):
+    project_work(job)
 
 
 @cache
-def _threads(count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(count, thread_name_prefix="fedkseed")
+def _compiled(function: Callable[[int], None]) -> Any:
+    """A C function of an address; compiled when first used, then kept on disk."""
+    return cfunc(types.void(types.int64), cache=True)(function)
 
 
-def _run(threads: int, tasks: Iterable[tuple[Any, ...]], work: Any) -> list[Any]:
-    """Do work(task) for every task on `threads` threads (kernels release the lock); in order."""
-    return list(_threads(threads).map(work, tasks)) if threads > 1 else [work(task) for task in tasks]
+WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # by type of weights
 
 
-def combine(
-    pieces: Iterable[tuple[int, int, NDArray, NDArray, NDArray[np.float32] | None]],
-    pool: Pool,
-    directions: NDArray[np.uint32],
-    coefficients: NDArray[np.float32],
-    threads: int,
-) -> None:
-    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend) of a model.
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A sum Σ_k c_k z_{j_k} as the kernels read it: made once, added to any number of tensors."""
 
-    base and out are flat arrays of one type (float32; bfloat16 as uint16; float16 as int16) and
-    may be the same array.
+    pool: Pool
+    kind: int
+    directions: NDArray[np.uint32]
+    coefficients: NDArray[np.float32]
+    table: NDArray[np.float32]
+
+
+def plan(pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> Plan:
+    """Choose the kernel and make the table that it reads."""
+    table, kind = np.empty(0, np.float32), KINDS[pool.family]
+    if pool.family == "hadamard" and directions.size == 1 and pool.size >= TILE:
+        kind = HADAMARD_ONE
+        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
+        table = np.concatenate([row, -row, directions.view(np.float32)])
+    elif pool.family in TRANSFORMED:
+        c = np.zeros(pool.size, np.float32)
+        c[directions] = coefficients
+        if pool.family == "hadamard":  # tiles of 16 x 16, each transposed
+            table = np.tile(c, pool.unit // pool.size).reshape(-1, 16, 16).transpose(0, 2, 1).ravel()
+        else:
+            c = ref.transform(c)
+            rows = np.arange(pool.size)
+            table = np.concatenate([c[rows ^ low] for low in range(16)]) if pool.size >= TILE else c
+    return Plan(pool, kind, directions, coefficients, table)
+
+
+def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, plan: Plan, threads: int) -> None:
+    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, count, base, out, addend).
+
+    The last three are addresses, of weights of one type and of float32 (0: no addend); base and out
+    may be the same.
     """
-    kind, table = _plan(pool, directions, coefficients)
-    none = np.empty(0, np.float32)
+    rows, pool = np.array(pieces, np.int64).reshape(-1, 6), plan.pool
+    total = int(rows[:, 2].sum())
+    around = dtype == "float32" and 4 * total > CACHES and not np.array_equal(rows[:, 3], rows[:, 4])
+    work = total * (1 if pool.family in TRANSFORMED else max(1, plan.directions.size // 4))
+    job = np.array(
+        [
+            0, plan.kind, pool.size, pool.unit, plan.directions.ctypes.data, plan.coefficients.ctypes.data,
+            plan.directions.size, plan.table.ctypes.data, *pool.key_words, around, rows.ctypes.data, len(rows),
+        ],
+        np.int64,
+    )  # fmt: skip
+    run(_compiled(WORKERS[dtype]), job, min(threads, 1 + work // ALONE))
 
-    def work(task: tuple[Any, ...]) -> None:
-        tensor, start, base, out, addend = task
-        acc, words = np.empty(pool.unit, np.float32), np.empty(WORDS, np.uint32)
-        k0, k1 = pool.key_words
-        combine_range(
-            kind, out, base, none if addend is None else addend, start, pool.size, pool.unit, directions, coefficients,
-            table, np.uint32(tensor), np.uint32(k0), np.uint32(k1), acc, words,
+
+def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: int) -> NDArray[np.float64]:
+    """Σ over pieces (tensor, start, count, v) of the K inner products ⟨z_j, v⟩, shape (K,); v is an address."""
+    segment_size, total = max(ref.SEGMENT, pool.unit), np.zeros(pool.size)
+    for tensor, start, count, v in pieces:
+        first, last = start // segment_size, -(-(start + count) // segment_size)
+        results = np.empty((last - first, pool.size))
+        job = np.array(
+            [
+                first, KINDS[pool.family], pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
+                results.ctypes.data, last,
+            ],
+            np.int64,
         )  # fmt: skip
-
-    def cut() -> Iterable[tuple[Any, ...]]:
-        for tensor, start, base, out, addend in pieces:
-            for a, b in _cuts(start, out.size, max(CHUNK, pool.unit)):
-                yield tensor, start + a, base[a:b], out[a:b], None if addend is None else addend[a:b]
-
-    _run(threads, cut(), work)
-
-
-def project(pieces: Iterable[tuple[int, int, NDArray[np.float32]]], pool: Pool, threads: int) -> NDArray[np.float64]:
-    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
-    kind = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "hashed": HASHED}[pool.family]
-
-    def work(task: tuple[Any, ...]) -> NDArray[np.float64]:
-        tensor, start, v = task
-        acc, words, result = np.empty(pool.unit, np.float32), np.empty(WORDS, np.uint32), np.empty(pool.size)
-        k0, k1 = pool.key_words
-        project_segment(
-            kind, v, start, pool.size, pool.unit, np.uint32(tensor), np.uint32(k0), np.uint32(k1), result, acc, words
-        )
-        return result
-
-    total = np.zeros(pool.size)
-    for tensor, start, v in pieces:
-        cuts = _cuts(start, v.size, max(ref.SEGMENT, pool.unit))
+        run(_compiled(_project), job, min(threads, last - first))
         of_tensor = np.zeros(pool.size)
-        for partial in _run(threads, ((tensor, start + a, v[a:b]) for a, b in cuts), work):
+        for partial in results:  # in ascending order: sums of float64 depend on it
             of_tensor += partial
         total += of_tensor
     return total
-
-
-def _cuts(start: int, size: int, chunk: int) -> Iterable[tuple[int, int]]:
-    """Cut positions start … start + size at multiples of chunk; offsets into the piece."""
-    edges = [0, *range(chunk - start % chunk, size, chunk), size]
-    return list(pairwise(edges))
-
-
-def _plan(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
-) -> tuple[int, NDArray[np.uint32]]:
-    """Which kernel to run and the table, made once a call, that it reads (float32 seen as uint32)."""
-    if pool.family in ("gaussian", "rademacher"):
-        return (GAUSSIAN if pool.family == "gaussian" else RADEMACHER), np.empty(0, np.uint32)
-    c = np.zeros(pool.size, np.float32)
-    c[directions] = coefficients
-    if pool.family == "hadamard" and directions.size == 1:
-        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
-        return HADAMARD_ONE, np.append(row.view(np.uint32), directions)
-    if pool.family == "hadamard":
-        return HADAMARD, np.tile(c, pool.unit // pool.size).view(np.uint32)
-    c = ref.transform(c)
-    rows = np.arange(pool.size)
-    return HASHED, np.concatenate([c[rows ^ low] for low in range(min(16, pool.size))]).view(np.uint32)

@@ -1,160 +1,480 @@
-"""The inner steps of the transformed families as LLVM vectors of 16 lanes.
+"""Vectors for Numba: 16 lanes of 32 bits, and tiles of 16 such rows held in registers.
 
-Numba's own vectoriser makes slow code of transform stages whose partners lie in one vector register,
-and each slice of an array costs it some 30 instructions. So this file writes the vectors out; LLVM
-splits them to what the machine has (AVX-512, AVX2, SSE, NEON). The additions of the transform and
-their order are those of the definition: a + b and a − b, h = 1, 2, 4, …
+Numba's own vectoriser gives up on loops whose partners lie in one vector register, and each slice of
+an array costs it some 30 instructions. So kernels here name vectors outright and reach memory by its
+address; LLVM splits a vector to what the machine has (AVX-512, AVX2, SSE, NEON). Arithmetic keeps
+its meaning: IEEE float32, no fused multiply-add, nothing reordered.
 """
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import models, overload, register_model
 
-WIDTH = 16
-VECTOR = ir.VectorType(ir.FloatType(), WIDTH)
-MASK = ir.VectorType(ir.IntType(32), WIDTH)
+intrinsic: Any = extending.intrinsic  # its result has another signature than what it decorates
 
-
-@njit(nogil=True, cache=True)
-def walsh_pass(x, h, radix):
-    """Do stages h, 2h, … of radix in all on every element of x; h is 1 or at least 16."""
-    if h == 1:
-        for i in range(0, x.size, 16):
-            if radix == 16:
-                within16(x, i)
-            elif radix == 8:
-                within8(x, i)
-            elif radix == 4:
-                within4(x, i)
-            elif radix == 2:
-                within2(x, i)
-    else:
-        for begin in range(0, x.size, h * radix):
-            for i in range(begin, begin + h, 16):
-                if radix == 16:
-                    across16(x, i, h)
-                elif radix == 8:
-                    across8(x, i, h)
-                elif radix == 4:
-                    across4(x, i, h)
-                elif radix == 2:
-                    across2(x, i, h)
+ROWS = 16
+LANES = 16
+INDEX = ir.IntType(32)
+NUMBER = ir.IntType(64)
+BYTES = ir.IntType(8).as_pointer()
 
 
-def _flip16(typingctx: Any, out: Any, i: Any, values: Any, words: Any, k: Any, shift: Any) -> Any:
-    """out[i + l] = values[i + l] with the sign bit flipped by bit 31 of words[k + l] << shift, l < 16."""
+class Register(types.Type):
+    """A Numba type that is one LLVM value, and the Numba type of a lane."""
 
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        to, of, by = (
-            _address(context, builder, signature.args[n], args[n], args[m]) for n, m in ((0, 1), (2, 1), (3, 4))
-        )
-        _store(builder, builder.xor(_load(builder, of, MASK), _signs(builder, by, args[5])), to)
-        return context.get_dummy_value()
-
-    return types.void(out, i, values, words, k, shift), code
+    def __init__(self, name: str, llvm: Any, lane: types.Type) -> None:
+        super().__init__(name=name)
+        self.llvm, self.lane = llvm, lane
 
 
-def _add16(typingctx: Any, acc: Any, i: Any, c: Any, words: Any, k: Any, shift: Any) -> Any:
-    """acc[i + l] += c, its sign flipped by bit 31 of words[k + l] << shift, l < 16; c is float32 seen as uint32."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        to = _address(context, builder, signature.args[0], args[0], args[1])
-        by = _address(context, builder, signature.args[3], args[3], args[4])
-        signed = builder.xor(_spread(builder, args[2]), _signs(builder, by, args[5]))
-        _store(builder, builder.fadd(_load(builder, to), builder.bitcast(signed, VECTOR)), to)
-        return context.get_dummy_value()
-
-    return types.void(acc, i, c, words, k, shift), code
+@register_model(Register)
+class RegisterModel(models.PrimitiveModel):
+    def __init__(self, manager: Any, kind: Register) -> None:
+        super().__init__(manager, kind, kind.llvm)
 
 
-def _copy16(typingctx: Any, out: Any, i: Any, values: Any, j: Any) -> Any:
-    """out[i + l] = values[j + l], l < 16."""
-
-    def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-        of = _address(context, builder, signature.args[2], args[2], args[3])
-        _store(builder, _load(builder, of, MASK), _address(context, builder, signature.args[0], args[0], args[1]))
-        return context.get_dummy_value()
-
-    return types.void(out, i, values, j), code
+FLOATS = Register("floats", ir.VectorType(ir.FloatType(), LANES), types.float32)
+WORDS = Register("words", ir.VectorType(ir.IntType(32), LANES), types.uint32)
+WIDE = Register("wide", ir.VectorType(ir.IntType(64), LANES // 2), types.uint64)
+TILE = Register("tile", ir.ArrayType(FLOATS.llvm, ROWS), types.float32)
 
 
-def _signs(builder: ir.IRBuilder, words: Any, shift: Any) -> Any:
-    amounts = _spread(builder, builder.trunc(shift, ir.IntType(32)))
-    return builder.and_(builder.shl(_load(builder, words, MASK), amounts), ir.Constant(MASK, [0x80000000] * WIDTH))
+# --- arithmetic ---------------------------------------------------------------------------------
 
 
-def _spread(builder: ir.IRBuilder, word: Any) -> Any:
-    one = builder.insert_element(ir.Constant(MASK, ir.Undefined), word, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(one, one, ir.Constant(MASK, [0] * WIDTH))
+def _operator(symbol: Any, instructions: dict[Register, str]) -> None:
+    @intrinsic
+    def apply(typingctx: Any, a: Any, b: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return getattr(builder, instructions[a])(*args)
+
+        return a(a, a), code
+
+    @overload(symbol)
+    def lanewise(a, b):  # Numba compares names and annotations with those of the lambda
+        if a == b and a in instructions:
+            return lambda a, b: apply(a, b)
+        return None
 
 
-def _address(context: Any, builder: ir.IRBuilder, array_type: Any, array: Any, index: Any) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return cgutils.gep(builder, data, index)
+_operator(operator.add, {FLOATS: "fadd", WORDS: "add", WIDE: "add"})
+_operator(operator.sub, {FLOATS: "fsub", WORDS: "sub"})
+_operator(operator.mul, {FLOATS: "fmul", WIDE: "mul"})
+_operator(operator.xor, {WORDS: "xor", WIDE: "xor"})
+_operator(operator.and_, {WORDS: "and_", WIDE: "and_"})
+_operator(operator.or_, {WORDS: "or_"})
+_operator(operator.lshift, {WORDS: "shl"})
+_operator(operator.rshift, {WORDS: "lshr", WIDE: "lshr"})
 
 
-def _load(builder: ir.IRBuilder, pointer: Any, kind: ir.VectorType = VECTOR) -> Any:
-    return builder.load(builder.bitcast(pointer, kind.as_pointer()), typ=kind, align=4)
-
-
-def _store(builder: ir.IRBuilder, value: Any, pointer: Any) -> None:
-    builder.store(value, builder.bitcast(pointer, value.type.as_pointer()), align=4)
-
-
-def _within(radix: int) -> Any:
-    """An intrinsic (x, i): stages 1 … radix/2 inside the 16 elements x[i], …"""
+def _unary(of: Register, to: Register, emit: Any) -> Any:
+    """An intrinsic of one vector: emit(builder, value)."""
 
     @intrinsic
-    def within(typingctx: Any, x: Any, i: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            pointer = _address(context, builder, signature.args[0], args[0], args[1])
-            v = _load(builder, pointer)
-            h = 1
-            while h < radix:
-                partner = builder.shuffle_vector(v, v, ir.Constant(MASK, [lane ^ h for lane in range(WIDTH)]))
-                negate = ir.Constant(MASK, [0x80000000 if lane & h else 0 for lane in range(WIDTH)])
-                flipped = builder.bitcast(builder.xor(builder.bitcast(v, MASK), negate), VECTOR)
-                v = builder.fadd(partner, flipped)  # lanes without bit h: b + a; with it: a + (−b) = a − b
-                h *= 2
-            _store(builder, v, pointer)
+    def apply(typingctx: Any, value: Any) -> Any:
+        return to(of), lambda context, builder, signature, args: emit(builder, args[0])
+
+    return apply
+
+
+def _sqrt(builder: Any, value: Any) -> Any:
+    kind = ir.FunctionType(FLOATS.llvm, [FLOATS.llvm])
+    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{LANES}f32")
+    return builder.call(function, [value])
+
+
+def _halved(start: int) -> Any:
+    def emit(builder: Any, value: Any) -> Any:
+        return builder.zext(_shuffle(builder, value, value, range(start, start + LANES // 2)), WIDE.llvm)
+
+    return emit
+
+
+as_floats = _unary(WORDS, FLOATS, lambda builder, value: builder.bitcast(value, FLOATS.llvm))
+as_words = _unary(FLOATS, WORDS, lambda builder, value: builder.bitcast(value, WORDS.llvm))
+sqrt = _unary(FLOATS, FLOATS, _sqrt)  # IEEE: correctly rounded
+signed_shift = _unary(WORDS, WORDS, lambda builder, value: builder.ashr(value, ir.Constant(WORDS.llvm, [23] * LANES)))
+signed_floats = _unary(WORDS, FLOATS, lambda builder, value: builder.sitofp(value, FLOATS.llvm))
+low_half, high_half = _unary(WORDS, WIDE, _halved(0)), _unary(WORDS, WIDE, _halved(LANES // 2))
+
+
+def _spread(to: Register) -> Any:
+    """An intrinsic: one number on all lanes."""
+
+    @intrinsic
+    def spread(typingctx: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _splat(builder, context.cast(builder, args[0], signature.args[0], to.lane), to.llvm)
+
+        return to(value), code
+
+    return spread
+
+
+floats, words, wide = _spread(FLOATS), _spread(WORDS), _spread(WIDE)
+
+
+@intrinsic
+def lane_numbers(typingctx: Any) -> Any:
+    """0, 1, …, 15."""
+    return WORDS(), lambda context, builder, signature, args: ir.Constant(WORDS.llvm, list(range(LANES)))
+
+
+@intrinsic
+def joined(typingctx: Any, low: Any, high: Any) -> Any:
+    """The low 32 bits of 8 + 8 wide lanes as 16 words."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        low, high = (builder.bitcast(value, WORDS.llvm) for value in args)
+        return _shuffle(builder, low, high, range(0, 2 * LANES, 2))
+
+    return WORDS(WIDE, WIDE), code
+
+
+def _interleaved(start: int) -> Any:
+    """An intrinsic: lanes a b a b … of half of two vectors."""
+
+    @intrinsic
+    def interleaved(typingctx: Any, a: Any, b: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return _shuffle(builder, args[0], args[1], [start + k // 2 + LANES * (k % 2) for k in range(LANES)])
+
+        return WORDS(WORDS, WORDS), code
+
+    return interleaved
+
+
+interleaved_low, interleaved_high = _interleaved(0), _interleaved(LANES // 2)
+
+
+@intrinsic
+def where_above(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+    """yes where a > b as unsigned numbers, else no."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.select(builder.icmp_unsigned(">", args[0], args[1]), args[2], args[3])
+
+    return WORDS(WORDS, WORDS, WORDS, WORDS), code
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def _address(boundary: int) -> Any:
+    """An intrinsic: where an array's memory begins, or the first boundary in it."""
+
+    @intrinsic
+    def address(typingctx: Any, array: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            number = builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, NUMBER)
+            number = builder.add(number, ir.Constant(NUMBER, boundary - 1))
+            return builder.and_(number, ir.Constant(NUMBER, -boundary))
+
+        return types.int64(array), code
+
+    return address
+
+
+data_of, address_of = _address(1), _address(64)
+
+
+@intrinsic
+def copy(typingctx: Any, to: Any, of: Any, count: Any) -> Any:
+    """Copy bytes."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, of = (builder.inttoptr(address, BYTES) for address in args[:2])
+        cgutils.raw_memcpy(builder, to, of, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def clear(typingctx: Any, to: Any, count: Any) -> Any:
+    """Set bytes to zero."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        cgutils.memset(builder, builder.inttoptr(args[0], BYTES), args[1], 0)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), code
+
+
+def _loader(to: Any, memory: ir.Type, emit: Any = lambda builder, value: value) -> Any:
+    @intrinsic
+    def load(typingctx: Any, address: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            return emit(builder, _load(builder, args[0], memory))
+
+        return to(types.int64), code
+
+    return load
+
+
+SHORTS = ir.VectorType(ir.IntType(16), LANES)
+load_floats, load_words = _loader(FLOATS, FLOATS.llvm), _loader(WORDS, WORDS.llvm)
+load_shorts = _loader(WORDS, SHORTS, lambda builder, value: builder.zext(value, WORDS.llvm))
+float_at, word_at = _loader(types.float32, ir.FloatType()), _loader(types.uint32, INDEX)
+number_at = _loader(types.int64, NUMBER)
+
+
+def _storer(memory: ir.Type | None = None, *, around_caches: bool = False) -> Any:
+    @intrinsic
+    def store(typingctx: Any, address: Any, value: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            made = args[1] if memory is None else builder.trunc(args[1], memory)
+            pointer = builder.inttoptr(args[0], made.type.as_pointer())
+            done = builder.store(made, pointer, align=LANES * 4 if around_caches else 2)
+            if around_caches:
+                one = builder.module.add_metadata([ir.Constant(INDEX, 1)])
+                done.set_metadata("nontemporal", one)
             return context.get_dummy_value()
 
-        return types.void(x, i), code
+        return types.void(types.int64, value), code
 
-    return within
+    return store
 
 
-def _across(radix: int) -> Any:
-    """An intrinsic (x, i, h): stages h … h radix/2 on the 16 columns x[i], … of rows h apart."""
+# `stream` goes around the caches: memory is not read before it is written. At a 64-byte boundary only.
+store, store_shorts, stream = _storer(), _storer(SHORTS), _storer(around_caches=True)
+put_float = put_word = store
+
+
+@intrinsic
+def fetch_ahead(typingctx: Any, address: Any) -> Any:
+    """Bring a tile's 16 lines of memory into the second-level cache; changes nothing."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [BYTES, INDEX, INDEX, INDEX])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        for row in _rows(builder, args[0], ir.Constant(NUMBER, 64)):
+            read, second_level, data = (ir.Constant(INDEX, number) for number in (0, 2, 1))
+            builder.call(function, [builder.inttoptr(row, BYTES), read, second_level, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), code
+
+
+@intrinsic
+def claim(typingctx: Any, counter: Any) -> Any:
+    """The number at an address, which goes up by one; every thread gets another."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], NUMBER.as_pointer())
+        return builder.atomic_rmw("add", pointer, ir.Constant(NUMBER, 1), "seq_cst")
+
+    return types.int64(types.int64), code
+
+
+# --- tiles --------------------------------------------------------------------------------------
+
+
+@intrinsic
+def zero_tile(typingctx: Any) -> Any:
+    return TILE(), lambda context, builder, signature, args: ir.Constant(TILE.llvm, None)
+
+
+@intrinsic
+def take(typingctx: Any, address: Any, stride: Any) -> Any:
+    """A tile from 16 rows of 16 float32, `stride` bytes apart."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in _rows(builder, *args)])
+
+    return TILE(types.int64, types.int64), code
+
+
+@intrinsic
+def take_swapped(typingctx: Any, address: Any, stride: Any, s: Any) -> Any:
+    """`take` with row k from place k XOR s."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, stride, s = args
+        places = [builder.xor(s, ir.Constant(s.type, k)) for k in range(ROWS)]
+        rows = [builder.add(address, builder.mul(stride, place)) for place in places]
+        return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in rows])
+
+    return TILE(types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def put(typingctx: Any, address: Any, stride: Any, tile: Any) -> Any:
+    """Write a tile to 16 rows, `stride` bytes apart."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        for row, value in zip(_rows(builder, *args[:2]), _vectors(builder, args[2]), strict=True):
+            builder.store(value, builder.inttoptr(row, FLOATS.llvm.as_pointer()), align=4)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, TILE), code
+
+
+def by_rows(function: Callable[..., None]) -> Any:
+    """An intrinsic (tile, p, stride, more): calls function(row, p + k stride, more) for each row k of a tile."""
 
     @intrinsic
-    def across(typingctx: Any, x: Any, i: Any, h: Any) -> Any:
-        def code(context: Any, builder: ir.IRBuilder, signature: Any, args: Any) -> Any:
-            array, index, stride = args
-            rows = [builder.add(index, builder.mul(stride, ir.Constant(stride.type, k))) for k in range(radix)]
-            pointers = [_address(context, builder, signature.args[0], array, row) for row in rows]
-            v = [_load(builder, pointer) for pointer in pointers]
-            step = 1
-            while step < radix:
-                for k in range(radix):
+    def apply(typingctx: Any, tile: Any, p: Any, stride: Any, more: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            tile, p, stride, more = args
+            of_row = types.void(FLOATS, types.int64, signature.args[3])
+            for row, at in zip(_vectors(builder, tile), _rows(builder, p, stride), strict=True):
+                context.compile_internal(builder, function, of_row, [row, at, more])
+            return context.get_dummy_value()
+
+        return types.void(TILE, types.int64, types.int64, more), code
+
+    return apply
+
+
+@intrinsic
+def butterflies(typingctx: Any, tile: Any, h: Any, size: Any) -> Any:
+    """Stages h, 2h, 4h, 8h of the transform, those below `size`, on rows that lie h apart.
+
+    Additions and their order are those of the definition: a + b and a − b.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile, h, size = args
+        places = [cgutils.alloca_once(builder, FLOATS.llvm) for _ in range(ROWS)]
+        for place, value in zip(places, _vectors(builder, tile), strict=True):
+            builder.store(value, place)
+        for step in (1, 2, 4, 8):
+            reach = builder.mul(h, ir.Constant(h.type, step))
+            with builder.if_then(builder.icmp_signed("<", reach, size), likely=True):
+                for k in range(ROWS):
                     if not k & step:
-                        a, b = v[k], v[k + step]
-                        v[k], v[k + step] = builder.fadd(a, b), builder.fsub(a, b)
-                step *= 2
-            for value, pointer in zip(v, pointers, strict=True):
-                _store(builder, value, pointer)
-            return context.get_dummy_value()
+                        a, b = builder.load(places[k]), builder.load(places[k + step])
+                        builder.store(builder.fadd(a, b), places[k])
+                        builder.store(builder.fsub(a, b), places[k + step])
+        return _tile(builder, [builder.load(place) for place in places])
 
-        return types.void(x, i, h), code
-
-    return across
+    return TILE(TILE, types.int64, types.int64), code
 
 
-flip16: Any = intrinsic(_flip16)
-copy16: Any = intrinsic(_copy16)
-add16: Any = intrinsic(_add16)
-within2, within4, within8, within16 = (_within(radix) for radix in (2, 4, 8, 16))
-across2, across4, across8, across16 = (_across(radix) for radix in (2, 4, 8, 16))
+@intrinsic
+def transposed(typingctx: Any, tile: Any) -> Any:
+    """Rows become lanes."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        v = _vectors(builder, args[0])
+        for s in (1, 2, 4, 8):
+            for k in range(ROWS):
+                if not k & s:
+                    a, b = v[k], v[k + s]
+                    v[k] = _shuffle(builder, a, b, [l if not l & s else LANES + l - s for l in range(LANES)])
+                    v[k + s] = _shuffle(builder, a, b, [l + s if not l & s else LANES + l for l in range(LANES)])
+        return _tile(builder, v)
+
+    return TILE(TILE), code
+
+
+@intrinsic
+def flipped(typingctx: Any, tile: Any, signs: Any, p: Any, stride: Any) -> Any:
+    """A tile with the signs of positions p, p + stride, … of its rows; `signs` as `sign_words` writes them."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile, signs, p, stride = args
+        rows = []
+        for k, value in enumerate(_vectors(builder, tile)):
+            at = builder.add(p, builder.mul(stride, ir.Constant(stride.type, k)))
+            rows.append(_flip(builder, value, *_sign_place(builder, signs, at)))
+        return _tile(builder, rows)
+
+    return TILE(TILE, types.int64, types.int64, types.int64), code
+
+
+@intrinsic
+def flipped_columns(typingctx: Any, tile: Any, signs: Any, p: Any) -> Any:
+    """`flipped` for the transpose of positions p … p + 255: lane m of row r is position p + 16 m + r.
+
+    `signs` lie in pairs, as `paired_sign_words` writes them.
+    """
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile, signs, p = args
+        number = p.type
+        word = builder.and_(builder.lshr(p, ir.Constant(number, 10)), ir.Constant(number, 3))
+        first = builder.add(signs, builder.shl(word, ir.Constant(number, 7)))
+        first = builder.add(first, builder.shl(builder.lshr(p, ir.Constant(number, 12)), ir.Constant(number, 9)))
+        lowest = builder.and_(builder.lshr(p, ir.Constant(number, 5)), ir.Constant(number, 31))
+        top = _splat(builder, builder.trunc(builder.sub(ir.Constant(number, 31), lowest), INDEX), WORDS.llvm)
+        shift = builder.sub(top, ir.Constant(WORDS.llvm, [m // 2 for m in range(LANES)]))
+        rows = []
+        for r, value in enumerate(_vectors(builder, tile)):
+            pair = _load(builder, builder.add(first, ir.Constant(number, 8 * r)), ir.IntType(64))
+            both = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
+            rows.append(_flip(builder, value, both, shift))
+        return _tile(builder, rows)
+
+    return TILE(TILE, types.int64, types.int64), code
+
+
+@intrinsic
+def plus_signed(typingctx: Any, tile: Any, c: Any, signs: Any, p: Any) -> Any:
+    """tile + c z over positions p … p + 255 of a block, z = ±1."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        tile, c, signs, p = args
+        c = _splat(builder, c, FLOATS.llvm)
+        rows = []
+        for k, value in enumerate(_vectors(builder, tile)):
+            place = _sign_place(builder, signs, builder.add(p, ir.Constant(p.type, LANES * k)))
+            rows.append(builder.fadd(value, _flip(builder, c, *place)))
+        return _tile(builder, rows)
+
+    return TILE(TILE, types.float32, types.int64, types.int64), code
+
+
+def _sign_place(builder: Any, signs: Any, p: Any) -> tuple[Any, Any]:
+    """The 16 words that hold the signs of positions p … p + 15, and the shift that brings them to bit 31."""
+
+    def bits(first: int, count: int) -> Any:
+        return builder.and_(builder.lshr(p, ir.Constant(p.type, first)), ir.Constant(p.type, (1 << count) - 1))
+
+    group, word, bit, lane = bits(12, 30), bits(10, 2), bits(5, 5), bits(0, 5)
+    words = [builder.shl(part, ir.Constant(p.type, by)) for part, by in ((group, 9), (word, 7), (lane, 2))]
+    address = signs
+    for part in words:
+        address = builder.add(address, part)
+    shift = builder.trunc(builder.sub(ir.Constant(p.type, 31), bit), INDEX)
+    return _load(builder, address, WORDS.llvm), _splat(builder, shift, WORDS.llvm)
+
+
+def _flip(builder: Any, value: Any, words: Any, shift: Any) -> Any:
+    sign = builder.and_(builder.shl(words, shift), ir.Constant(WORDS.llvm, [0x80000000] * LANES))
+    return builder.bitcast(builder.xor(builder.bitcast(value, WORDS.llvm), sign), FLOATS.llvm)
+
+
+def _rows(builder: Any, address: Any, stride: Any) -> list[Any]:
+    return [builder.add(address, builder.mul(stride, ir.Constant(stride.type, k))) for k in range(ROWS)]
+
+
+def _vectors(builder: Any, tile: Any) -> list[Any]:
+    return [builder.extract_value(tile, k) for k in range(ROWS)]
+
+
+def _tile(builder: Any, vectors: list[Any]) -> Any:
+    tile = ir.Constant(TILE.llvm, ir.Undefined)
+    for k, vector in enumerate(vectors):
+        tile = builder.insert_value(tile, vector, k)
+    return tile
+
+
+def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind, align=2)
+
+
+def _shuffle(builder: Any, a: Any, b: Any, lanes: Any) -> Any:
+    lanes = list(lanes)
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(INDEX, len(lanes)), lanes))
+
+
+def _splat(builder: Any, value: Any, kind: ir.VectorType) -> Any:
+    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INDEX, 0))
+    return _shuffle(builder, one, one, [0] * kind.count)

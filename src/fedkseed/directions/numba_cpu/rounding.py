@@ -1,70 +1,94 @@
-"""Weights of each type: widen, add, round once to nearest even."""
+"""Weights of each type in memory: widen to float32, round once to nearest even.
+
+A type goes by the width of a weight and its kind: a `marker`, one number of the type that NumPy
+calls float32, uint16 (bfloat16) or int16 (float16), so that each type has kernels of its own.
+"""
 
 import numpy as np
-from numba import uint32
 from numba.extending import overload
 
-from .bits import as_bits, as_float, inlined
-
-ZERO = np.float32(0)
-
-
-def store(out, base, total):
-    """out = base + total, rounded once to the type of the weights.
-
-    A float32 array is itself, a bfloat16 one is seen as uint16, a float16 one as int16, so that
-    each type has a kernel of its own; Numba has neither type on CPUs. Adding 0 first is part of the
-    definition: a sum without an addend starts from +0, so it is never −0.
-    """
-
-
-@overload(store, inline="never")
-def _store(out, base, total):
-    if out.dtype.name == "float32":
-
-        def store32(out, base, total):
-            for i in range(out.size):
-                out[i] = base[i] + (ZERO + total[i])
-
-        return store32
-    if out.dtype.name == "uint16":
-
-        def store_bfloat16(out, base, total):
-            for i in range(out.size):
-                bits = as_bits(as_float(uint32(base[i]) << uint32(16)) + (ZERO + total[i]))
-                rounded = uint32(bits + uint32(0x7FFF) + (bits >> uint32(16) & uint32(1))) >> uint32(16)
-                nan = bits & uint32(0x7FFFFFFF) > uint32(0x7F800000)
-                out[i] = np.uint16((bits >> uint32(16) | uint32(0x40)) if nan else rounded)
-
-        return store_bfloat16
-
-    def store_float16(out, base, total):
-        for i in range(out.size):
-            out[i] = np.int16(_half(_unhalf(uint32(np.uint16(base[i]))) + (ZERO + total[i])))
-
-    return store_float16
+from .lanes import (
+    as_floats,
+    as_words,
+    floats,
+    load_floats,
+    load_shorts,
+    store,
+    store_shorts,
+    stream,
+    where_above,
+    words,
+)
 
 
-@inlined
-def _unhalf(h):
-    """float16 bits to float32: move exponent and mantissa, then mend the bias by an exact product."""
-    magnitude = as_float(uint32((h & uint32(0x7FFF)) << uint32(13))) * np.float32(2.0**112)
-    bits = as_bits(magnitude)
-    special = uint32(0x7F800000) | bits & uint32(0x7FFFFF)  # infinity and NaN
-    bits = special if magnitude >= np.float32(65536) else bits
-    return as_float(uint32(bits | (h & uint32(0x8000)) << uint32(16)))
+def item_size(marker):
+    """Bytes of a weight."""
 
 
-@inlined
-def _half(value):
-    """float32 to float16 bits, to nearest even, overflow to infinity."""
-    bits = as_bits(value)
-    sign = uint32(bits >> uint32(16) & uint32(0x8000))
-    m = uint32(bits & uint32(0x7FFFFFFF))
-    odd = uint32(m >> uint32(13) & uint32(1))
-    normal = uint32(uint32(m - uint32(0x38000000) + uint32(0xFFF) + odd) >> uint32(13))
-    # below 2^-14 the adder itself rounds to multiples of 2^-24, when 0.5 aligns them
-    tiny = uint32(as_bits(as_float(m) + np.float32(0.5)) - uint32(0x3F000000))
-    special = uint32(0x7E00) if m > uint32(0x7F800000) else uint32(0x7C00)
-    small = tiny if m < uint32(0x38800000) else normal
-    return uint32(sign | (special if m >= uint32(0x47800000) else small))
+def widened(address, marker):
+    """16 weights as float32."""
+
+
+def put_rounded(address, value, marker, around):
+    """Write 16 float32 as weights; `around` the caches if true (a 64-byte boundary, float32 only)."""
+
+
+@overload(item_size)
+def _item_size(marker):
+    size = marker.bitwidth // 8
+    return lambda marker: size
+
+
+@overload(widened)
+def _widened(address, marker):
+    if marker.name == "float32":
+        return lambda address, marker: load_floats(address)
+    if marker.name == "uint16":
+        return lambda address, marker: as_floats(load_shorts(address) << words(16))
+
+    def from_half(address, marker):
+        # Move exponent and mantissa, then mend the bias by an exact product.
+        bits = load_shorts(address)
+        magnitude = as_words(as_floats((bits & words(0x7FFF)) << words(13)) * floats(np.float32(2.0**112)))
+        special = magnitude & words(0x7FFFFF) | words(0x7F800000)  # infinity and NaN: from 65536 on
+        magnitude = where_above(magnitude, words(0x477FFFFF), special, magnitude)
+        return as_floats(magnitude | ((bits & words(0x8000)) << words(16)))
+
+    return from_half
+
+
+@overload(put_rounded)
+def _put_rounded(address, value, marker, around):
+    if marker.name == "float32":
+
+        def put_float(address, value, marker, around):
+            if around:
+                stream(address, value)
+            else:
+                store(address, value)
+
+        return put_float
+    if marker.name == "uint16":
+
+        def put_bfloat16(address, value, marker, around):
+            bits = as_words(value)
+            odd = (bits >> words(16)) & words(1)
+            rounded = (bits + words(0x7FFF) + odd) >> words(16)
+            quiet = (bits >> words(16)) | words(0x40)
+            store_shorts(address, where_above(bits & words(0x7FFFFFFF), words(0x7F800000), quiet, rounded))
+
+        return put_bfloat16
+
+    def put_float16(address, value, marker, around):
+        bits = as_words(value)
+        m = bits & words(0x7FFFFFFF)
+        odd = (m >> words(13)) & words(1)
+        normal = (m - words(0x38000000) + words(0xFFF) + odd) >> words(13)
+        # below 2^-14 the adder itself rounds to multiples of 2^-24, when 0.5 aligns them
+        tiny = as_words(as_floats(m) + floats(np.float32(0.5))) - words(0x3F000000)
+        special = where_above(m, words(0x7F800000), words(0x7E00), words(0x7C00))
+        small = where_above(words(0x38800000), m, tiny, normal)
+        rounded = where_above(m, words(0x477FFFFF), special, small)
+        store_shorts(address, rounded | ((bits >> words(16)) & words(0x8000)))
+
+    return put_float16

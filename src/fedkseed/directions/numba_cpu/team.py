@@ -1,0 +1,49 @@
+"""Threads for the kernels: PyTorch's own team, where it can be had.
+
+A second set of threads beside PyTorch's would fight with it: after each operation PyTorch's threads
+spin for some milliseconds on the cores that ours need, which makes a sync between two forward passes
+take twice as long. GNU OpenMP lets anyone run a C function on its team.
+"""
+
+import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+def run(function: Any, job: NDArray, threads: int) -> None:
+    """Call the C function `function(address of job)` on every thread of a team, and wait for all."""
+    address = job.ctypes.data
+    if threads == 1:
+        function.ctypes(address)
+    elif (library := openmp()) is not None:
+        library.GOMP_parallel(ctypes.c_void_p(function.address), ctypes.c_void_p(address), threads, 0)
+    else:
+        list(_threads(threads).map(function.ctypes, [address] * threads))
+
+
+@cache
+def openmp() -> ctypes.CDLL | None:
+    """The OpenMP library that PyTorch has loaded, if it is one that takes C functions."""
+    spec = find_spec("torch")
+    places = spec.submodule_search_locations if spec is not None else None
+    folder = Path(places[0]) / "lib" if places else Path()
+    bundled = [str(path) for path in sorted(folder.glob("lib*omp*.so*"))]
+    for name in [*bundled, "libgomp.so.1"]:
+        try:  # only what is loaded already: another copy of the library would be another team
+            library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
+        except OSError:
+            continue
+        if hasattr(library, "GOMP_parallel"):
+            return library
+    return None
+
+
+@cache
+def _threads(count: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(count, thread_name_prefix="fedkseed")
