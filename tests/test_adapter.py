@@ -17,7 +17,7 @@ PROVENANCE = {"model": "tiny", "dtype": "float32", "template": "paper", "separat
 def adapter() -> Adapter:
     weights = hold(tiny_llama(), Pool(8, 4096, "hadamard"))
     weights.load(np.random.default_rng(0).normal(size=4096) * 1e-3)
-    digest = weights.layout.digest().hex()
+    digest = weights.digest().hex()
     return Adapter(weights.pool, weights.c, weights.base_digest.hex(), digest, ("*",), PROVENANCE)
 
 

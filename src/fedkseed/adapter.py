@@ -19,7 +19,7 @@ from torch import nn
 from .directions import Pool
 from .errors import FedKSeedError
 from .files import border, write_atomically
-from .weights import hold
+from .weights import Layout, Streamed
 
 FORMAT = 1
 NEEDED = ("model", "dtype", "template", "separator")
@@ -39,6 +39,11 @@ class Adapter:
     def __post_init__(self) -> None:
         if missing := [name for name in NEEDED if not isinstance(self.provenance.get(name), str)]:
             raise FedKSeedError(f"an adapter's provenance must tell {', '.join(NEEDED)}; missing: {', '.join(missing)}")
+
+    @property
+    def storage(self) -> str:
+        """How the base weights were kept, see `load_model`."""
+        return str(self.provenance.get("storage", "dense"))
 
     def save(self, path: Path) -> None:
         """Write the file; a reader never sees a half-written one."""
@@ -85,21 +90,24 @@ class Adapter:
     def apply(self, model: nn.Module) -> None:
         """Turn the base model into the tuned one, in place, and check the result's digest.
 
+        A quantised model keeps its base; the update is added whenever its weights are used.
+
         Raises:
-            FedKSeedError: the model is not the base this adapter was made for.
+            FedKSeedError: the model is not the base this adapter was made for; it is unchanged.
         """
-        weights = hold(model, self.pool, self.patterns, "materialized")
+        weights = Streamed(Layout(model, self.patterns), self.pool)
         if (digest := weights.base_digest.hex()) != self.base:
             raise FedKSeedError(
                 f"the adapter is for a base model with digest {self.base}, this one has {digest}; "
-                f"load {self.provenance['model']} in {self.provenance['dtype']}"
+                f"load {self.provenance['model']} in {self.provenance['dtype']}, {self.storage}"
             )
         weights.load(self.coefficients)
-        if (digest := weights.layout.digest().hex()) != self.tuned:
+        if (digest := weights.digest().hex()) != self.tuned:
             weights.restore()
             raise FedKSeedError(
                 f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"
             )
+        weights.keep()
 
     def _about(self) -> dict[str, Any]:
         return {

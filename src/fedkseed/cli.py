@@ -25,6 +25,7 @@ from .display import Bars, console, print_result
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import border
+from .lazy import densify
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
 from .simulate import Simulation
@@ -147,8 +148,9 @@ def export(
         raise FedKSeedError(f"{output} exists already; choose another folder")
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
-    tuned: Any = load_model(name, loaded.provenance["dtype"])
+    tuned: Any = load_model(name, loaded.provenance["dtype"], loaded.storage)
     loaded.apply(tuned)
+    densify(tuned)
     tokenizer = load_tokenizer(name)
     part = output.with_name(f".{output.name}.part")
     try:
@@ -175,7 +177,7 @@ def generate(
     """Answer an instruction with the base model and with the tuned one."""
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
-    tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"])
+    tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"], loaded.storage)
     wording = Wording(loaded.provenance["template"], loaded.provenance["separator"])
     tokens = wording.prompt(Example(prompt, "", context), tokenizer)
     for title in ("base", "tuned"):

@@ -30,8 +30,17 @@ class Model(Part):
 
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
     tuned: list[str] = ["*"]
-    mode: Literal["auto", "materialized", "in place"] = "auto"
+    mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Model":
+        if self.storage != "dense" and self.mode not in ("auto", "streamed"):
+            raise ValueError(
+                f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
+            )
+        return self
 
 
 class Data(Part):

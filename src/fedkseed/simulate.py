@@ -72,7 +72,7 @@ class Simulation:
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = share_out(recipe, self.tokenizer)
-        self.model = load_model(recipe.model.name, recipe.model.dtype)
+        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage)
         self.weights = hold(self.model, recipe.pool, recipe.model.tuned, recipe.model.mode)
         run = Run(recipe.pool, self.weights.base_digest)
         self.strategy = ALGORITHMS[recipe.training.algorithm](recipe.training, run)
@@ -147,6 +147,7 @@ class Simulation:
         provenance = {
             "model": recipe.model.name,
             "dtype": recipe.model.dtype,
+            "storage": recipe.model.storage,
             "template": recipe.data.template,
             "separator": recipe.data.separator,
             "algorithm": recipe.training.algorithm,
@@ -157,7 +158,7 @@ class Simulation:
             pool=recipe.pool,
             coefficients=weights.c.copy(),
             base=weights.base_digest.hex(),
-            tuned=weights.layout.digest().hex(),
+            tuned=weights.digest().hex(),
             patterns=tuple(recipe.model.tuned),
             provenance=provenance,
         )

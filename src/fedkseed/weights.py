@@ -1,26 +1,29 @@
 """A model as a function of K numbers: w(c) = w_0 + Σ_j c_j z_j.
 
-`Layout` names the tensors and fixes their order; `Materialized` and `InPlace` are two ways to hold
-w(c), with the same methods. Works for any PyTorch module: no code per architecture.
+`Layout` names the tensors and fixes their order; `Streamed`, `Materialized` and `InPlace` are three
+ways to hold w(c), with the same methods. Works for any PyTorch module: no code per architecture.
 """
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
+from greenlet import getcurrent, greenlet
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .directions import Pool
-from .directions.operations import Piece, combine
+from .directions.operations import Piece, Sum, combine
 from .directions.pool import TRANSFORMED
 from .errors import FedKSeedError
+from .lazy import TILE, Lazy, Workspace
 
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
 
@@ -31,8 +34,9 @@ class Entry:
 
     number: int  # place in the sorted order of all names: the `tensor` of its directions
     name: str
-    tensor: Tensor
+    tensor: Tensor  # a `Lazy` one in a quantised model
     tuned: bool
+    places: tuple[tuple[nn.Module, str], ...]  # the modules that own it, and what they call it
 
 
 class Layout:
@@ -51,10 +55,16 @@ class Layout:
     """
 
     def __init__(self, model: nn.Module, tuned: Sequence[str] = ("*",)) -> None:
-        named = {name: t for name, t in sorted(model.named_parameters(remove_duplicate=False)) if t.numel()}
+        named: dict[str, Tensor] = {}
+        owners: dict[str, tuple[nn.Module, str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            for name, tensor in module.named_parameters(recurse=False):
+                if tensor.numel():
+                    full = f"{path}.{name}" if path else name
+                    named[full], owners[full] = tensor, (module, name)
         first: dict[tuple[int, int], str] = {}  # memory, from where to where -> smallest name
-        for name, tensor in named.items():
-            first.setdefault(_memory(tensor), name)
+        for name in sorted(named):
+            first.setdefault(_memory(named[name]), name)
         aliases = {name: first[_memory(tensor)] for name, tensor in named.items()}
         for pattern in tuned:
             if not any(fnmatchcase(name, pattern) for name in named):
@@ -63,12 +73,14 @@ class Layout:
                 )
         chosen = {aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
         names = sorted(first.values())
-        self.entries = [Entry(k, name, named[name].data, name in chosen) for k, name in enumerate(names)]
+        places = {name: tuple({owners[a]: None for a in sorted(named) if aliases[a] == name}) for name in names}
+        self.entries = [
+            Entry(k, name, _data(named[name]), name in chosen, places[name]) for k, name in enumerate(names)
+        ]
         self.tuned = [entry for entry in self.entries if entry.tuned]
         if not self.tuned:
             raise FedKSeedError("the model has no tuned tensors; give patterns of parameter names, or '*' for all")
-        places = sorted(first)
-        if any(end > start for (_, end), (start, _) in pairwise(places)):
+        if any(end > start for (_, end), (start, _) in pairwise(sorted(first))):
             raise FedKSeedError("some parameters are overlapping views of one memory; give each its own")
 
     @property
@@ -77,26 +89,52 @@ class Layout:
         return sum(entry.tensor.numel() for entry in self.tuned)
 
     def digest(self) -> bytes:
-        """SHA-256 over all parameters: names, types, shapes and the weights' bits, in layout order.
+        """`digest` of the tensors as they are now."""
+        return digest(self.entries)
 
-        A hash of one hash a tensor, so that tensors can be hashed side by side.
-        """
 
-        def of_tensor(entry: Entry) -> str:
-            t = entry.tensor.detach().cpu().contiguous()
-            bits = hashlib.sha256(t.view(-1).view(torch.uint8).numpy().data)
-            return f"{entry.name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} {bits.hexdigest()}\n"
+def digest(entries: Sequence[Entry]) -> bytes:
+    """SHA-256 over parameters: names, types, shapes and the weights' bits, in layout order.
 
-        with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-            return hashlib.sha256("".join(threads.map(of_tensor, self.entries)).encode()).digest()
+    A hash of one hash a tensor, so that tensors can be hashed side by side.
+    """
+
+    def of_tensor(entry: Entry) -> str:
+        t, bits = entry.tensor, hashlib.sha256()
+        for part in _parts(t):
+            bits.update(part.view(torch.uint8).numpy().data)
+        return f"{entry.name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} {bits.hexdigest()}\n"
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        held = threads.map(of_tensor, [entry for entry in entries if not isinstance(entry.tensor, Lazy)])
+        lines = {entry.name: of_tensor(entry) for entry in entries if isinstance(entry.tensor, Lazy)}
+        for line in held:
+            lines[line.partition(" ")[0]] = line
+    return hashlib.sha256("".join(lines[entry.name] for entry in entries).encode()).digest()
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """All weights of a tensor on the CPU, flat; a lazy one some rows at a time."""
+    if not isinstance(tensor, Lazy):
+        yield tensor.detach().cpu().contiguous().view(-1)
+        return
+    rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
+    for first in range(0, rows, step):
+        yield tensor.lent(first, min(first + step, rows)).cpu().view(-1)
+
+
+def _data(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, Lazy) else tensor.data
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
+    if isinstance(tensor, Lazy):
+        return id(tensor), id(tensor)
     return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()
 
 
 class Weights(ABC):
-    """w(c) of one model, written into the model itself; `base` keeps w_0.
+    """w(c) of one model: whoever runs the model sees it.
 
     Args:
         layout: the model's tensors. They must hold w_0 now, and belong to this object from now on.
@@ -104,15 +142,17 @@ class Weights(ABC):
 
     Attributes:
         c: the coefficients, float32, shape (K,).
-        passes: how many times all tuned weights were written.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
         self.layout, self.pool = layout, pool
         self.base_digest = layout.digest()
-        self.base = [entry.tensor.clone() for entry in layout.tuned]
         self.c = np.zeros(pool.size, np.float32)
-        self.passes = 0
+
+    @property
+    @abstractmethod
+    def passes(self) -> float:
+        """How many times all tuned weights were made."""
 
     @abstractmethod
     def load(self, c: NDArray[np.floating]) -> None:
@@ -130,47 +170,192 @@ class Weights(ABC):
     def settle(self) -> None:
         """The model becomes w(c)."""
 
+    @abstractmethod
     def restore(self) -> None:
         """The model becomes w_0, bit for bit, and c zero."""
+
+    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+        """The loss at w(c + ε e_j) and at w(c − ε e_j); the model is stale afterwards."""
+        self.shift(direction, eps)
+        above = loss()
+        self.shift(direction, -eps)
+        return above, loss()
+
+    def digest(self) -> bytes:
+        """`digest` of the model as it is now."""
+        return self.layout.digest()
+
+    def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
+        """A checked copy of a whole coefficient vector: nothing changes if it is refused."""
+        self.pool.dense(c)
+        return np.array(c, dtype=np.float32).reshape(-1)
+
+    def _shifted(self, direction: int, eps: float) -> Sum:
+        """Σ (c + ε e_j) z."""
+        c = self.c.copy()
+        c[direction] += np.float32(eps)
+        return Sum(self.pool, *self.pool.dense(c))
+
+
+class Streamed(Weights):
+    """w(c) made from w_0 when an operation asks for it, and dropped after it: memory of inference.
+
+    Needs room for w_0, 4 MiB of a matrix and the activations. w_0 is the model's own memory, and may
+    be a memory-mapped file or quantised. The two points of a step go operation by operation side by
+    side, so that w_0 is read once. Exact, no drift; no weight is ever written.
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        self.sum = Sum(pool, *NOTHING)
+        self.made = 0  # weights
+        self._workspace = Workspace()
+        self._lazy = [Lazy(Moved(entry, self), self._workspace) for entry in layout.tuned]
+        self._places = [entry.places for entry in layout.tuned]
+        self._original = [[module._parameters[name] for module, name in places] for places in self._places]
+
+    @property
+    def passes(self) -> float:
+        return self.made / self.layout.size
+
+    def load(self, c: NDArray[np.floating]) -> None:
+        self.c = self._coefficients(c)
+        self._install()
+        self.settle()
+
+    def shift(self, direction: int, eps: float) -> None:
+        self._install()
+        self.sum = self._shifted(direction, eps)
+
+    def move(self, direction: int, step: float) -> None:
+        self.c[direction] += np.float32(step)
+
+    def settle(self) -> None:
+        self.sum = Sum(self.pool, *self.pool.dense(self.c))
+
+    def restore(self) -> None:
+        self.c[:] = 0
+        for places, originals in zip(self._places, self._original, strict=True):
+            for (module, name), original in zip(places, originals, strict=True):
+                module._parameters[name] = original
+
+    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+        self._install()
+        sums = [self._shifted(direction, sign * eps) for sign in (1, -1)]
+        # Two calls of `loss` in one thread that change places before each operation on lazy tensors. The
+        # last operation makes the logits, which are large: no place to change after it, so they are never
+        # there twice.
+        points = [greenlet(loss), greenlet(loss)]
+        self._workspace.turn = getcurrent().switch
+        values: list[float] = [0.0, 0.0]
+        try:
+            with torch.inference_mode():  # so that entering and leaving it in turns leaves it alone
+                while not all(point.dead for point in points):
+                    for k, point in enumerate(points):
+                        if not point.dead:
+                            self.sum = sums[k]
+                            values[k] = point.switch()
+        finally:
+            self._workspace.turn = lambda: None
+            for point in points:
+                if not point.dead:
+                    point.throw()  # ends it, with its `finally` blocks
+        return values[0], values[1]
+
+    def keep(self) -> None:
+        """Write w(c) over w_0 where the model's memory can hold it, and let go of the model.
+
+        Quantised tensors stay lazy.
+        """
+        dense = [entry for entry in self.layout.tuned if not isinstance(entry.tensor, Lazy)]
+        self.sum.combine([Piece(entry.number, entry.tensor, entry.tensor) for entry in dense])
+        for entry, places, originals in zip(self.layout.tuned, self._places, self._original, strict=True):
+            if not isinstance(entry.tensor, Lazy):
+                for (module, name), original in zip(places, originals, strict=True):
+                    module._parameters[name] = original
+
+    def digest(self) -> bytes:
+        lazy = {entry.name: tensor for entry, tensor in zip(self.layout.tuned, self._lazy, strict=True)}
+        return digest([replace(entry, tensor=lazy.get(entry.name, entry.tensor)) for entry in self.layout.entries])
+
+    def _install(self) -> None:
+        for places, lazy in zip(self._places, self._lazy, strict=True):
+            for module, name in places:
+                parameters: dict[str, Any] = module._parameters  # setattr takes nn.Parameter only
+                parameters[name] = lazy
+
+
+class Moved:
+    """A `Source`: the tuned values of one tensor."""
+
+    def __init__(self, entry: Entry, weights: Streamed) -> None:
+        self.entry, self.weights = entry, weights
+        self.shape, self.dtype, self.device = entry.tensor.shape, entry.tensor.dtype, entry.tensor.device
+
+    def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
+        base = self.entry.tensor
+        if isinstance(base, Lazy):
+            base.source.read(parts)
+            pieces = [Piece(self.entry.number, out, out, start) for start, out in parts]
+        else:
+            flat = base.view(-1)
+            pieces = [
+                Piece(self.entry.number, flat[start : start + out.numel()].view(out.shape), out, start)
+                for start, out in parts
+            ]
+        self.weights.sum.combine(pieces)
+        self.weights.made += sum(out.numel() for _, out in parts)
+
+
+class Written(Weights):
+    """w(c) written into the model's own memory; `base` keeps w_0."""
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
+            raise FedKSeedError("a quantised model can't be written to; hold it in mode 'streamed'")
+        self.base = [entry.tensor.clone() for entry in layout.tuned]
+        self._passes = 0
+
+    @property
+    def passes(self) -> float:
+        return self._passes
+
+    def restore(self) -> None:
         self.c[:] = 0
         for entry, base in zip(self.layout.tuned, self.base, strict=True):
             entry.tensor.copy_(base)
 
-    def _write(
-        self, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], addends: list[Tensor] | None = None
-    ) -> None:
+    def _write(self, total: Sum, addends: list[Tensor] | None = None) -> None:
         pieces = [
             Piece(entry.number, base, entry.tensor, addend=None if addends is None else addends[k])
             for k, (entry, base) in enumerate(zip(self.layout.tuned, self.base, strict=True))
         ]
-        combine(pieces, self.pool, directions, coefficients)
-        self.passes += 1
+        total.combine(pieces)
+        self._passes += 1
 
 
-class Materialized(Weights):
+class Materialized(Written):
     """w(c) written afresh from w_0 for every point: exact, no drift, memory w_0 and w.
 
     One pass costs O(d log K) or O(d) for the transformed families, O(K d) for the others.
     """
 
     def load(self, c: NDArray[np.floating]) -> None:
-        sparse = self.pool.dense(c)
-        self.c = np.array(c, dtype=np.float32).reshape(-1)
-        self._write(*sparse)
+        self.c = self._coefficients(c)
+        self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
-        c = self.c.copy()
-        c[direction] += np.float32(eps)
-        self._write(*self.pool.dense(c))
+        self._write(self._shifted(direction, eps))
 
     def move(self, direction: int, step: float) -> None:
         self.c[direction] += np.float32(step)
 
     def settle(self) -> None:
-        self._write(*self.pool.dense(self.c))
+        self._write(Sum(self.pool, *self.pool.dense(self.c)))
 
 
-class InPlace(Weights):
+class InPlace(Written):
     """w(c) from a running float32 sum s = Σ_j c_j z_j: O(d) a step in every family.
 
     Perturbations are added to s on the way to the model and never stored, so they leave no
@@ -185,12 +370,11 @@ class InPlace(Weights):
         self.sums = [torch.zeros(base.shape, dtype=torch.float32) for base in self.base]
 
     def load(self, c: NDArray[np.floating]) -> None:
-        self.pool.dense(c)  # refuse before anything changes
-        self.c = np.array(c, dtype=np.float32).reshape(-1)
+        self.c = self._coefficients(c)
         self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
-        self._write(*self.pool.select([direction], [eps]), self.sums)
+        self._write(Sum(self.pool, *self.pool.select([direction], [eps])), self.sums)
 
     def move(self, direction: int, step: float) -> None:
         self._add(*self.pool.select([direction], [step]))
@@ -200,7 +384,7 @@ class InPlace(Weights):
         for total in self.sums:
             total.zero_()
         self._add(*self.pool.dense(self.c))
-        self._write(*NOTHING, self.sums)
+        self._write(Sum(self.pool, *NOTHING), self.sums)
 
     def restore(self) -> None:
         super().restore()
@@ -212,13 +396,15 @@ class InPlace(Weights):
         combine([Piece(entry.number, s, s) for entry, s in tuned], self.pool, directions, coefficients)
 
 
-MODES = {"materialized": Materialized, "in place": InPlace}
+MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace}
 
 
 def hold(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto") -> Weights:
-    """Take over a model's weights; `auto` makes them afresh where that is one cheap pass."""
+    """Take over a model's weights; `auto` streams them where making them is one cheap pass."""
+    layout = Layout(model, tuned)
     if mode == "auto":
-        mode = "materialized" if pool.family in TRANSFORMED else "in place"
+        quantised = any(isinstance(entry.tensor, Lazy) for entry in layout.tuned)
+        mode = "streamed" if pool.family in TRANSFORMED or quantised else "in place"
     if mode not in MODES:
         raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
-    return MODES[mode](Layout(model, tuned), pool)
+    return MODES[mode](layout, pool)

@@ -6,6 +6,7 @@ Malladi et al., 2023, https://arxiv.org/abs/2305.17333; Qin et al., 2024, Eq. 5 
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -53,10 +54,7 @@ def two_point_steps(
     for step, batch in zip(directions.reshape(-1, probes).tolist(), batches, strict=False):
         first = len(taken)
         for j in step:
-            weights.shift(j, eps)
-            above = loss(batch)
-            weights.shift(j, -eps)
-            below = loss(batch)
+            above, below = weights.both(j, eps, partial(loss, batch))
             scalar = float(np.float32(min(max((above - below) / (2 * eps), -clip), clip)))
             if math.isfinite(above) and math.isfinite(below) and math.isfinite(scalar):
                 taken.append(j)

@@ -13,9 +13,11 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..errors import FedKSeedError
+from .quantised import KINDS, load_gguf, quantise
 
 # What loading a damaged or foreign folder was seen to raise.
 FOREIGN = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError, SafetensorError)
+STORAGES = ("dense", "as stored", *KINDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -60,15 +62,33 @@ def find(model: str) -> Source:
     return Source(model)
 
 
-def load_model(model: str, dtype: str = "float32") -> nn.Module:
+def load_model(model: str, dtype: str = "float32", storage: str = "dense") -> nn.Module:
     """The model in evaluation mode, its weights in one type, nothing trainable.
 
+    Args:
+        model: see `find`.
+        dtype: the type that weights have when they are used.
+        storage: how they are kept: `dense`, in that type; `as stored`, the blocks of a GGUF file,
+            memory-mapped; or one of Q8_0, Q4_0 and Q4_1, quantised while the model is loaded.
+
     Raises:
-        FedKSeedError: it can't be found or read, or the type is unknown.
+        FedKSeedError: it can't be found or read, or the type or storage is unknown.
     """
     if dtype not in DTYPES:
         raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
+    if storage not in STORAGES:
+        raise FedKSeedError(f"no storage of weights is called {storage!r}; choose one of {', '.join(STORAGES)}")
     source = find(model)
+    if storage == "as stored":
+        if source.gguf is None:
+            raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
+        try:
+            kept = load_gguf(Path(source.name) / source.gguf, DTYPES[dtype])
+        except FedKSeedError:
+            raise
+        except (*FOREIGN, NotImplementedError) as error:
+            raise FedKSeedError(f"the model {model} can't be loaded as stored: {_first_line(error)}") from error
+        return kept.requires_grad_(False).eval()
     try:
         with redirect_stderr(StringIO()):  # a bar a second long that breaks up whatever the caller shows
             both: Any = AutoModelForCausalLM.from_pretrained(
@@ -86,7 +106,8 @@ def load_model(model: str, dtype: str = "float32") -> nn.Module:
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
         loaded.__dict__["is_quantized"] = False
-    return loaded.requires_grad_(False).eval()
+    loaded.requires_grad_(False).eval()
+    return loaded if storage == "dense" else quantise(loaded, storage)
 
 
 def load_tokenizer(model: str) -> Any:

@@ -6,16 +6,15 @@ any number of directions stay in registers and the first-level cache; weights ar
 written once.
 
 lanes.py: vectors and tiles. bits.py: random bits and normals. rounding.py: types of weights.
-units.py: one unit of a sum or of a projection. team.py: threads. Here: a whole model's tensors.
+units.py: one unit of a sum or of a projection. blocks.py: quantised weights. team.py: threads. Here: a
+whole model's tensors.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
 
 import numpy as np
-from numba import cfunc, types, uint32
+from numba import uint32
 from numpy.typing import NDArray
 
 from .. import reference as ref
@@ -23,7 +22,7 @@ from ..pool import TRANSFORMED, Pool
 from .bits import kernel
 from .lanes import address_of, claim, copy, data_of, number_at
 from .rounding import item_size
-from .team import run
+from .team import compiled, run
 from .units import (
     BLOCK,
     GAUSSIAN,
@@ -128,12 +127,6 @@ def _project(job):
     project_work(job)
 
 
-@cache
-def _compiled(function: Callable[[int], None]) -> Any:
-    """A C function of an address; compiled when first used, then kept on disk."""
-    return cfunc(types.void(types.int64), cache=True)(function)
-
-
 WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # by type of weights
 
 
@@ -184,7 +177,7 @@ def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, p
         ],
         np.int64,
     )  # fmt: skip
-    run(_compiled(WORKERS[dtype]), job, min(threads, 1 + work // ALONE))
+    run(compiled(WORKERS[dtype]), job, min(threads, 1 + work // ALONE))
 
 
 def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: int) -> NDArray[np.float64]:
@@ -200,7 +193,7 @@ def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: in
             ],
             np.int64,
         )  # fmt: skip
-        run(_compiled(_project), job, min(threads, last - first))
+        run(compiled(_project), job, min(threads, last - first))
         of_tensor = np.zeros(pool.size)
         for partial in results:  # in ascending order: sums of float64 depend on it
             of_tensor += partial

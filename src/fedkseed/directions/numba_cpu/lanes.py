@@ -220,7 +220,9 @@ def _loader(to: Any, memory: ir.Type, emit: Any = lambda builder, value: value) 
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
 load_floats, load_words = _loader(FLOATS, FLOATS.llvm), _loader(WORDS, WORDS.llvm)
 load_shorts = _loader(WORDS, SHORTS, lambda builder, value: builder.zext(value, WORDS.llvm))
+load_bytes = _loader(WORDS, ir.VectorType(ir.IntType(8), LANES), lambda builder, value: builder.zext(value, WORDS.llvm))
 float_at, word_at = _loader(types.float32, ir.FloatType()), _loader(types.uint32, INDEX)
+short_at = _loader(types.uint32, ir.IntType(16), lambda builder, value: builder.zext(value, INDEX))
 number_at = _loader(types.int64, NUMBER)
 
 
@@ -467,7 +469,7 @@ def _tile(builder: Any, vectors: list[Any]) -> Any:
 
 
 def _load(builder: Any, address: Any, kind: ir.Type) -> Any:
-    return builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind, align=2)
+    return builder.load(builder.inttoptr(address, kind.as_pointer()), typ=kind, align=1)
 
 
 def _shuffle(builder: Any, a: Any, b: Any, lanes: Any) -> Any:

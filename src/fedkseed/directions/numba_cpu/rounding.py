@@ -7,6 +7,7 @@ calls float32, uint16 (bfloat16) or int16 (float16), so that each type has kerne
 import numpy as np
 from numba.extending import overload
 
+from .bits import inlined
 from .lanes import (
     as_floats,
     as_words,
@@ -21,8 +22,9 @@ from .lanes import (
 )
 
 
-def item_size(marker):
+def item_size(marker) -> int:
     """Bytes of a weight."""
+    raise NotImplementedError  # Numba has an overload for each marker
 
 
 def widened(address, marker):
@@ -31,6 +33,15 @@ def widened(address, marker):
 
 def put_rounded(address, value, marker, around):
     """Write 16 float32 as weights; `around` the caches if true (a 64-byte boundary, float32 only)."""
+
+
+@inlined
+def from_half(bits):
+    """Bits of 16 float16 as float32: move exponent and mantissa, then mend the bias by an exact product."""
+    magnitude = as_words(as_floats((bits & words(0x7FFF)) << words(13)) * floats(np.float32(2.0**112)))
+    special = magnitude & words(0x7FFFFF) | words(0x7F800000)  # infinity and NaN: from 65536 on
+    magnitude = where_above(magnitude, words(0x477FFFFF), special, magnitude)
+    return as_floats(magnitude | ((bits & words(0x8000)) << words(16)))
 
 
 @overload(item_size)
@@ -46,15 +57,7 @@ def _widened(address, marker):
     if marker.name == "uint16":
         return lambda address, marker: as_floats(load_shorts(address) << words(16))
 
-    def from_half(address, marker):
-        # Move exponent and mantissa, then mend the bias by an exact product.
-        bits = load_shorts(address)
-        magnitude = as_words(as_floats((bits & words(0x7FFF)) << words(13)) * floats(np.float32(2.0**112)))
-        special = magnitude & words(0x7FFFFF) | words(0x7F800000)  # infinity and NaN: from 65536 on
-        magnitude = where_above(magnitude, words(0x477FFFFF), special, magnitude)
-        return as_floats(magnitude | ((bits & words(0x8000)) << words(16)))
-
-    return from_half
+    return lambda address, marker: from_half(load_shorts(address))
 
 
 @overload(put_rounded)

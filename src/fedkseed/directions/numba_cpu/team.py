@@ -7,13 +7,21 @@ take twice as long. GNU OpenMP lets anyone run a C function on its team.
 
 import ctypes
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from numba import cfunc, types
 from numpy.typing import NDArray
+
+
+@cache
+def compiled(function: Callable[[int], None]) -> Any:
+    """A C function of an address; compiled when first used, then kept on disk."""
+    return cfunc(types.void(types.int64), cache=True)(function)
 
 
 def run(function: Any, job: NDArray, threads: int) -> None:

@@ -1,0 +1,144 @@
+"""Base models whose weights stay quantised: blocks of GGUF, read when an operation needs them.
+
+w_0 takes 4.5 to 8.5 bits a weight, and full-parameter tuning still works: the update is added to the
+dequantised weights as they are made and never has to be representable in the stored type. A GGUF
+file is memory-mapped as it is; any other model can be quantised while it is loaded.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import (
+    TENSOR_PROCESSORS,
+    TensorProcessor,
+    get_gguf_hf_weights_map,
+)
+
+from ..errors import FedKSeedError
+from ..lazy import TILE, Lazy, Workspace
+
+KINDS = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
+
+
+class Blocks:
+    """A `Source`: a matrix in GGUF blocks.
+
+    Args:
+        raw: uint8, a row of blocks a row of the matrix.
+        kind: the name of GGUF's type, `Q4_1` say.
+        shape: of the matrix.
+        dtype: of the weights it is read as; float32 values are rounded once to it.
+    """
+
+    def __init__(self, raw: NDArray[np.uint8], kind: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+        self.raw, self.kind = raw, kind
+        self.shape, self.dtype, self.device = torch.Size(shape), dtype, torch.device("cpu")
+
+    def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
+        from ..directions.numba_cpu import blocks
+
+        columns = self.shape[1]
+        if self.kind in blocks.KINDS and self.raw.flags.c_contiguous:
+            row, first = self.raw.shape[1], self.raw.ctypes.data
+            addresses = [
+                (first + start // columns * row, out.data_ptr(), out.numel() // blocks.BLOCK) for start, out in parts
+            ]
+            name = str(self.dtype).removeprefix("torch.")
+            blocks.dequantise(addresses, self.kind, name, torch.get_num_threads())
+            return
+        for start, out in parts:
+            first = start // columns
+            values = gguf.dequantize(
+                self.raw[first : first + out.numel() // columns], gguf.GGMLQuantizationType[self.kind]
+            )
+            out.copy_(torch.from_numpy(values).view(out.shape))
+
+
+def quantise(model: nn.Module, kind: str) -> nn.Module:
+    """Quantise the matrices of a model, in place; whatever is no matrix of whole blocks stays as it is.
+
+    Args:
+        kind: one of KINDS.
+    """
+    workspace, made = Workspace(), dict[int, Lazy]()
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
+                if id(parameter) not in made:
+                    raw = np.concatenate([_quantised(rows, kind) for rows in _row_parts(parameter.data)])
+                    made[id(parameter)] = Lazy(Blocks(raw, kind, parameter.shape, parameter.dtype), workspace)
+                _put(module, name, made[id(parameter)])
+    return model
+
+
+def _row_parts(matrix: Tensor) -> Iterator[Tensor]:
+    yield from matrix.split(max(1, TILE // matrix.shape[1]))
+
+
+def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
+    return gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[kind])
+
+
+def load_gguf(path: Path, dtype: torch.dtype) -> nn.Module:
+    """The model of a GGUF file with its quantised matrices as they are in the file, memory-mapped.
+
+    Values are those that `transformers` gives the dequantised model, bit for bit.
+
+    Raises:
+        FedKSeedError: the file lacks a weight of the model.
+    """
+    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
+    reader = gguf.GGUFReader(path)
+    architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    workspace, tensors = Workspace(), dict[str, Tensor]()
+    for tensor in reader.tensors:
+        if tensor.name in names:
+            tensors[names[tensor.name]] = _read(tensor, processor, dtype, workspace)
+    _fill(model, tensors, path)
+    return model
+
+
+def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace) -> Tensor:
+    """One tensor of a file: lazy if it is a quantised matrix whose rows stay whole, else dense."""
+    kind, shape = tensor.tensor_type.name, [int(size) for size in reversed(tensor.shape)]
+    if kind not in ("F32", "F16", "BF16", "F64") and len(shape) == 2:
+        rows = np.arange(shape[0])
+        moved = processor.process(weights=np.stack([rows, rows + 0.5], 1), name=tensor.name).weights
+        order = moved[:, 0].astype(np.int64) if moved.shape == (shape[0], 2) else rows[:0]
+        if order.size and np.array_equal(moved, np.stack([order, order + 0.5], 1)):
+            raw = tensor.data if np.array_equal(order, rows) else tensor.data[order]
+            return Lazy(Blocks(raw, kind, shape, dtype), workspace)
+    values = gguf.dequantize(tensor.data, tensor.tensor_type)
+    return torch.from_numpy(np.array(processor.process(weights=values, name=tensor.name).weights)).to(dtype)
+
+
+def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Put tensors into an empty model, tied parameters together."""
+    places: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for where, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            places.setdefault(id(parameter), []).append((f"{where}.{name}" if where else name, module, name))
+    for tied in places.values():
+        found = next((tensors[full] for full, _, _ in tied if full in tensors), None)
+        if found is None:
+            raise FedKSeedError(f"the file {path} lacks the weights {tied[0][0]}; get the whole model")
+        for _, module, name in tied:
+            _put(module, name, found if isinstance(found, Lazy) else nn.Parameter(found, requires_grad=False))
+
+
+def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    parameters: dict[str, Any] = module._parameters  # setattr takes nn.Parameter only
+    parameters[name] = tensor
