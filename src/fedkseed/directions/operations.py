@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import FedKSeedError
+from .backends import trusted
 from .pool import MAX_POSITIONS, Pool
 
-# NumPy has no bfloat16; the integer views tell the kernels which 16-bit type they hold.
-VIEWS = {torch.float32: torch.float32, torch.bfloat16: torch.uint16, torch.float16: torch.int16}
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,17 @@ def combine(
     pieces: Sequence[Piece], pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
 ) -> None:
     """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece; arguments as `Pool.select` returns them."""
-    from . import numba_cpu
-
     for piece in pieces:
         if piece.base.dtype != piece.out.dtype or piece.base.shape != piece.out.shape:
             raise FedKSeedError("the result must have the type and shape of the weights it is made from")
         if piece.addend is not None and (piece.addend.dtype != torch.float32 or piece.addend.shape != piece.base.shape):
             raise FedKSeedError("the addend must be float32 and have the shape of the weights")
-    arrays = [
+        for other in (piece.out, piece.addend):
+            if other is not None and other.device != piece.base.device:
+                raise FedKSeedError(
+                    f"weights, result and addend must be on one device, got {piece.base.device} and {other.device}"
+                )
+    flat = [
         (
             p.tensor,
             p.start,
@@ -99,25 +102,25 @@ def combine(
         )
         for p in pieces
     ]
-    numba_cpu.combine(arrays, pool, directions, coefficients, torch.get_num_threads())
+    kinds = dict.fromkeys((p.base.device, p.base.dtype) for p in pieces)
+    backends = {device: trusted(device, pool, dtype) for device, dtype in kinds}  # all, before a weight changes
+    for device, backend in backends.items():
+        backend.combine([p for p in flat if p[2].device == device], pool, directions, coefficients)
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """Σ ⟨z_j, v⟩ over pieces (tensor, start, v) of float32, shape (K,)."""
-    from . import numba_cpu
-
-    arrays = []
+    total = np.zeros(pool.size)
     for tensor, start, v in pieces:
         if v.dtype != torch.float32:
             raise FedKSeedError(f"only float32 can be projected, got {v.dtype}; convert it first")
-        arrays.append((tensor, start, _flat(v, start)))
-    return numba_cpu.project(arrays, pool, torch.get_num_threads())
+        flat = _flat(v, start)
+        total += trusted(v.device, pool, None).project([(tensor, start, flat)], pool)
+    return total
 
 
-def _flat(tensor: Tensor, start: int = 0) -> NDArray:
-    if tensor.device.type != "cpu":
-        raise FedKSeedError(f"directions are made on the CPU, got a tensor on {tensor.device}; move it with .cpu()")
-    if tensor.dtype not in VIEWS:
+def _flat(tensor: Tensor, start: int = 0) -> Tensor:
+    if tensor.dtype not in TYPES:
         raise FedKSeedError(f"weights must be float32, bfloat16 or float16, got {tensor.dtype}")
     if not tensor.is_contiguous():
         raise FedKSeedError("weights must be contiguous; got a strided view")
@@ -125,4 +128,4 @@ def _flat(tensor: Tensor, start: int = 0) -> NDArray:
         raise FedKSeedError(
             f"positions of a tensor lie in 0 to {MAX_POSITIONS}, got {start} to {start + tensor.numel()}"
         )
-    return tensor.detach().view(-1).view(VIEWS[tensor.dtype]).numpy()
+    return tensor.detach().view(-1)
