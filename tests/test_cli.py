@@ -113,7 +113,9 @@ def test_preview_shows_tokens_mask_and_shares(finished):
 def test_directions_checks_every_backend():
     result = fedkseed("directions")
     assert result.exit_code == 0
-    assert all(backend in result.output for backend in ("numpy", "numba"))
+    assert all(backend in result.output for backend in ("numpy", "numba", "torch"))
+    assert "can't use the device 'nonsense'" in refused("directions", "--device", "nonsense")
+    assert "on meta have no numbers" in refused("directions", "--device", "meta")
 
 
 def test_version_and_help():

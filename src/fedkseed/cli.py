@@ -225,11 +225,13 @@ def preview(
 
 
 @_command
-def directions() -> None:
-    """Check this machine: every backend must give the published bits of every family."""
+def directions(
+    device: Annotated[str, typer.Option(help="Where to make them: cpu, cuda, cuda:1, mps, …")] = "cpu",
+) -> None:
+    """Check this machine: every backend of a device must give the published bits of every family."""
     table = Table("backend", "vectors", "wrong")
     wrong = 0
-    for backend, checked, failed in check():
+    for backend, checked, failed in check(device):
         table.add_row(backend, str(checked), ", ".join(failed) or "none")
         wrong += len(failed)
     console.print(table)

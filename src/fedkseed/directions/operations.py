@@ -6,6 +6,7 @@ follows the device of the tensors; every backend gives the bits of `reference.py
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import FedKSeedError
+from .backends import FlatPiece, trusted
 from .pool import MAX_POSITIONS, Pool
 
-TYPES = (torch.float32, torch.bfloat16, torch.float16)  # of weights
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,25 +83,22 @@ class Sum:
     """Σ_k c_k z_{j_k}, ready to be added to any number of tensors; arguments as `Pool.select` returns them."""
 
     def __init__(self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
-        from . import numba_cpu
-
-        self._plan = numba_cpu.plan(pool, directions, coefficients)
+        self._sum = pool, directions, coefficients
+        self._plans: dict[torch.device, Any] = {}  # by device: what its backend reads
 
     def combine(self, pieces: Sequence[Piece]) -> None:
-        """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece."""
-        from . import numba_cpu
+        """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece.
 
-        by_type: dict[torch.dtype, list[tuple[int, int, int, int, int, int]]] = {}
-        for p in pieces:
-            if p.base.dtype != p.out.dtype or p.base.shape != p.out.shape:
-                raise FedKSeedError("the result must have the type and shape of the weights it is made from")
-            if p.addend is not None and (p.addend.dtype != torch.float32 or p.addend.shape != p.base.shape):
-                raise FedKSeedError("the addend must be float32 and have the shape of the weights")
-            base, out = _address(p.base, p.start), _address(p.out, p.start)
-            addend = 0 if p.addend is None else _address(p.addend, 0)
-            by_type.setdefault(p.base.dtype, []).append((p.tensor, p.start, p.base.numel(), base, out, addend))
-        for dtype, rows in by_type.items():
-            numba_cpu.combine(rows, str(dtype).removeprefix("torch."), self._plan, torch.get_num_threads())
+        Raises:
+            FedKSeedError: a tensor can't be worked on; no weight has changed.
+        """
+        flat = [_checked(piece) for piece in pieces]
+        kinds = dict.fromkeys((piece.base.device, piece.base.dtype) for piece in pieces)
+        backends = {device: trusted(device, self._sum[0], dtype) for device, dtype in kinds}  # before a weight changes
+        for device, backend in backends.items():
+            if device not in self._plans:
+                self._plans[device] = backend.plan(*self._sum, device)
+            backend.combine([piece for piece in flat if piece[2].device == device], self._plans[device])
 
 
 def combine(
@@ -111,20 +110,31 @@ def combine(
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """Σ ⟨z_j, v⟩ over pieces (tensor, start, v) of float32, shape (K,)."""
-    from . import numba_cpu
-
-    held = list(pieces)  # keeps the memory while addresses are in use
-    rows = []
-    for tensor, start, v in held:
+    total = np.zeros(pool.size)
+    for tensor, start, v in pieces:
         if v.dtype != torch.float32:
             raise FedKSeedError(f"only float32 can be projected, got {v.dtype}; convert it first")
-        rows.append((tensor, start, v.numel(), _address(v, start)))
-    return numba_cpu.project(rows, pool, torch.get_num_threads())
+        flat = _flat(v, start)
+        total += trusted(v.device, pool, None).project([(tensor, start, flat)], pool)
+    return total
 
 
-def _address(tensor: Tensor, start: int) -> int:
-    if tensor.device.type != "cpu":
-        raise FedKSeedError(f"directions are made on the CPU, got a tensor on {tensor.device}; move it with .cpu()")
+def _checked(piece: Piece) -> FlatPiece:
+    base, out, addend = piece.base, piece.out, piece.addend
+    if base.dtype != out.dtype or base.shape != out.shape:
+        raise FedKSeedError("the result must have the type and shape of the weights it is made from")
+    if addend is not None and (addend.dtype != torch.float32 or addend.shape != base.shape):
+        raise FedKSeedError("the addend must be float32 and have the shape of the weights")
+    for other in (out, addend):
+        if other is not None and other.device != base.device:
+            raise FedKSeedError(
+                f"weights, result and addend must be on one device, got {base.device} and {other.device}"
+            )
+    flat = _flat(base, piece.start), _flat(out, piece.start), None if addend is None else _flat(addend)
+    return piece.tensor, piece.start, *flat
+
+
+def _flat(tensor: Tensor, start: int = 0) -> Tensor:
     if tensor.dtype not in TYPES:
         raise FedKSeedError(f"weights must be float32, bfloat16 or float16, got {tensor.dtype}")
     if not tensor.is_contiguous():
@@ -133,4 +143,4 @@ def _address(tensor: Tensor, start: int) -> int:
         raise FedKSeedError(
             f"positions of a tensor lie in 0 to {MAX_POSITIONS}, got {start} to {start + tensor.numel()}"
         )
-    return tensor.data_ptr()
+    return tensor.detach().view(-1)

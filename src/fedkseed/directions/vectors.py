@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from . import reference
-from .operations import Piece, combine, project
+from ..errors import FedKSeedError
+from . import backends, reference
 from .pool import Pool
 
 BITS = {"float32": torch.uint32, "bfloat16": torch.uint16, "float16": torch.uint16}
@@ -21,8 +21,11 @@ def load() -> dict[str, Any]:
     return json.loads(files("fedkseed.directions").joinpath("vectors.json").read_text())
 
 
-def weights(case: dict[str, Any], backend: str) -> str:
-    """base + (addend + Σ c z) of one case, 8 digits a float32 and 4 a 16-bit weight."""
+def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
+    """base + (addend + Σ c z) of one case, 8 digits a float32 and 4 a 16-bit weight.
+
+    backend: "numpy", the definition itself, or one of `backends.names`.
+    """
     pool, (directions, coefficients) = _pool(case), _coefficients(case)
     start, stop, dtype = case["start"], case["stop"], case["dtype"]
     # the base weights are 2^-10 (p mod 8 − 3), exact in every type, with −0 for 0
@@ -33,26 +36,28 @@ def weights(case: dict[str, Any], backend: str) -> str:
         total = reference.total(pool, directions, coefficients, case["tensor"], start, stop, addend)
         bits = reference.combine(base, total, dtype).view(np.uint32 if dtype == "float32" else np.uint16)
     else:
-        w = torch.from_numpy(base).to(getattr(torch, dtype))
-        more = None if addend is None else torch.from_numpy(addend)
-        combine([Piece(case["tensor"], w, w, start, more)], pool, directions, coefficients)
-        bits = w.view(BITS[dtype]).numpy()
+        w = torch.from_numpy(base).to(getattr(torch, dtype)).to(device)
+        more = None if addend is None else torch.from_numpy(addend).to(device)
+        made = backends.load(backend)
+        plan = made.plan(pool, directions, coefficients, w.device)
+        made.combine([(case["tensor"], start, w, w, more)], plan)
+        bits = w.cpu().view(BITS[dtype]).numpy()
     digits = 8 if dtype == "float32" else 4
     return "".join(f"{int(b):0{digits}x}" for b in bits)
 
 
-def projection(case: dict[str, Any], backend: str) -> str:
+def projection(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     """The K inner products with v_p = 2^-10 (p mod 13 − 6), 16 digits a float64."""
     pool, start = _pool(case), case["start"]
     v = ((np.arange(start, case["stop"]) % 13 - 6) / 1024).astype(np.float32)
     if backend == "numpy":
         products = reference.project(pool, v, case["tensor"], start)
     else:
-        products = project(torch.from_numpy(v), pool, tensor=case["tensor"], start=start)
+        products = backends.load(backend).project([(case["tensor"], start, torch.from_numpy(v).to(device))], pool)
     return "".join(f"{int(b):016x}" for b in products.view(np.uint64))
 
 
-def philox(case: dict[str, Any], backend: str) -> str:
+def philox(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     """The four words of one counter and key; kernels show theirs through the weights they make."""
     counter, key = ([int(word, 16) for word in case[name]] for name in ("counter", "key"))
     words = reference.philox(tuple(counter), (key[0], key[1]))
@@ -62,12 +67,20 @@ def philox(case: dict[str, Any], backend: str) -> str:
 SECTIONS = {"philox": philox, "weights": weights, "projections": projection}
 
 
-def check() -> Iterator[tuple[str, int, list[str]]]:
-    """(backend, vectors checked, names of those that are wrong) for every backend of this machine."""
+def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
+    """(backend, vectors checked, names of those that are wrong) for the definition and the backends of a device.
+
+    Raises:
+        FedKSeedError: this machine has no such device.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:  # what PyTorch raises varies with its build
+        raise FedKSeedError(f"can't use the device {device!r}: {str(error).splitlines()[0]}") from error
     vectors = load()
     cases = [(section, case) for section in SECTIONS for case in vectors[section]]
-    for backend in ("numpy", "numba"):
-        wrong = [case["name"] for section, case in cases if SECTIONS[section](case, backend) != case["bits"]]
+    for backend in ("numpy", *backends.names(torch.device(device))):
+        wrong = [case["name"] for section, case in cases if SECTIONS[section](case, backend, device) != case["bits"]]
         yield backend, len(cases), wrong
 
 

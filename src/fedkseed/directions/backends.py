@@ -1,0 +1,146 @@
+"""Which code makes the directions of a tensor: chosen by its device, and compared with the definition first.
+
+numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: every other device.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import FedKSeedError
+from . import reference
+from .pool import TRANSFORMED, Pool
+
+FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
+
+
+class Backend(Protocol):
+    """The operations on tensors of one device that are already checked; values are those of `reference.py`."""
+
+    def plan(
+        self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
+    ) -> Any:
+        """A sum as `combine` reads it: made once, added to any number of tensors."""
+        ...
+
+    def combine(self, pieces: Sequence[FlatPiece], plan: Any) -> None: ...
+
+    def project(self, pieces: Sequence[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]: ...
+
+
+class Numba:
+    """`numba_cpu`, which takes addresses."""
+
+    def plan(
+        self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
+    ) -> Any:
+        from . import numba_cpu
+
+        return numba_cpu.plan(pool, directions, coefficients)
+
+    def combine(self, pieces: Sequence[FlatPiece], plan: Any) -> None:
+        from . import numba_cpu
+
+        by_type: dict[torch.dtype, list[tuple[int, int, int, int, int, int]]] = {}
+        for tensor, start, base, out, addend in pieces:
+            addresses = base.data_ptr(), out.data_ptr(), 0 if addend is None else addend.data_ptr()
+            by_type.setdefault(base.dtype, []).append((tensor, start, base.numel(), *addresses))
+        for dtype, rows in by_type.items():
+            numba_cpu.combine(rows, str(dtype).removeprefix("torch."), plan, torch.get_num_threads())
+
+    def project(self, pieces: Sequence[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
+        from . import numba_cpu
+
+        rows = [(tensor, start, v.numel(), v.data_ptr()) for tensor, start, v in pieces]
+        return numba_cpu.project(rows, pool, torch.get_num_threads())
+
+
+def names(device: torch.device) -> tuple[str, ...]:
+    """The backends that work on a device; the first one is used.
+
+    Raises:
+        FedKSeedError: a tensor on this device has no numbers.
+    """
+    match device.type:
+        case "cpu":
+            return "numba", "torch"
+        case "cuda":  # PyTorch's name for AMD GPUs, too
+            return ("triton", "torch") if find_spec("triton") else ("torch",)
+        case "meta":
+            raise FedKSeedError("weights on meta have no numbers; load the model onto a real device first")
+        case _:
+            return ("torch",)
+
+
+def load(name: str) -> Backend:
+    """The backend of a name; its kernels are compiled when they are first used."""
+    match name:
+        case "triton":
+            from . import triton_gpu
+
+            return triton_gpu
+        case "torch":
+            from . import torch_any
+
+            return torch_any
+        case _:
+            return Numba()
+
+
+def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Backend:
+    """The backend for weights of one type on a device, or for `project` (None).
+
+    Anything but a CPU makes a little of the same kind first, once a process, and must give the bits
+    of the definition: no weights are better than wrong ones.
+
+    Raises:
+        FedKSeedError: the device gives other bits.
+    """
+    name = names(device)[0]
+    if device.type != "cpu":
+        # the size is a part of a transform's kernel; the sums over directions are one kernel for all
+        require_bits(name, device, pool.family, pool.size if pool.family in TRANSFORMED else 3, dtype)
+    return load(name)
+
+
+@cache
+def require_bits(name: str, device: torch.device, family: str, size: int, dtype: torch.dtype | None) -> None:
+    """Compare a backend with `reference.py` across the border of two units, down to subnormal numbers."""
+    pool, rng = Pool(0x9E3779B97F4A7C15, size, family), np.random.default_rng(0)
+    # multiples of 16, as most tensors have: Triton compiles another kernel for the rest
+    start, stop, tensor = pool.unit - 1024, pool.unit + 1024, 5
+    directions = np.arange(size, dtype=np.uint32)
+    if dtype is None:
+        v = rng.normal(size=stop - start).astype(np.float32)
+        expected = reference.project(pool, v, tensor, start)
+        got = load(name).project([(tensor, start, torch.from_numpy(v).to(device))], pool)
+        compare(name, device, pool, expected.view(np.uint64), got.view(np.uint64))
+        return
+    for scale in (1, 1e-6, 1e-39):  # ordinary sums, subnormal float16, subnormal float32
+        base = torch.from_numpy((scale * rng.normal(size=stop - start)).astype(np.float32)).to(dtype)
+        coefficients = (scale * rng.normal(size=size)).astype(np.float32)
+        total = reference.total(pool, directions, coefficients, tensor, start, stop)
+        expected = reference.combine(base.float().numpy(), total, str(dtype).removeprefix("torch."))
+        w = base.to(device)
+        backend = load(name)
+        backend.combine([(tensor, start, w, w, None)], backend.plan(pool, directions, coefficients, device))
+        words, seen = {4: (np.uint32, torch.int32), 2: (np.uint16, torch.int16)}[w.element_size()]
+        compare(name, device, pool, expected.view(words), w.cpu().view(seen).numpy().view(words))
+
+
+def compare(name: str, device: torch.device, pool: Pool, expected: NDArray, got: NDArray) -> None:
+    """Refuse numbers, seen as unsigned words, that are not the definition's."""
+    wrong = np.flatnonzero(expected != got)
+    if wrong.size:
+        digits = 2 * expected.itemsize
+        raise FedKSeedError(
+            f"{pool.family} directions made on {device} by {name} are not those of the definition: {wrong.size} of "
+            f"{got.size} numbers differ, the first is {got[wrong[0]]:0{digits}x} instead of "
+            f"{expected[wrong[0]]:0{digits}x}; use the CPU and report it with the output of `fedkseed directions`"
+        )

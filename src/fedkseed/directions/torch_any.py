@@ -1,0 +1,202 @@
+"""The directions in plain PyTorch operations, for every device that has no kernels of its own.
+
+Values are those of `reference.py`, bit for bit, wherever the device rounds a float32 add and multiply
+correctly: each operation is a kernel of its own, so nothing can be fused. Random
+words are int64, because not every device has uint32; float64 sums are NumPy's, because not every
+device has float64.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import reference as ref
+from .pool import BLOCK, TRANSFORMED, Pool
+
+CHUNK = 1 << 20  # positions or inner products made at a time, a segment at most: 8 MiB an int64 tensor
+LOG, SIN, COS, LN2 = ([float(x) for x in some] for some in (ref.LOG, ref.SIN, ref.COS, [ref.LN2]))
+
+
+# --- bits ---------------------------------------------------------------------------------------
+
+
+def philox(counter: Tensor, tensor: int, direction: int, stream: int, pool: Pool) -> tuple[Tensor, ...]:
+    """`reference.philox` of counters whose word 0 is an int64 tensor: four int64 tensors below 2^32."""
+    low, (k0, k1) = 0xFFFFFFFF, pool.key_words
+    x0 = counter & low
+    x1, x2, x3 = (torch.full_like(x0, word) for word in (tensor, direction, stream))
+    for _ in range(10):
+        a, b = 0xD2511F53 * x0, 0xCD9E8D57 * x2  # mod 2^64; the mask makes the shift of a negative one logical
+        x0, x1 = (b >> 32 & low) ^ x1 ^ k0, b & low
+        x2, x3 = (a >> 32 & low) ^ x3 ^ k1, a & low
+        k0, k1 = (k0 + 0x9E3779B9) & low, (k1 + 0xBB67AE85) & low
+    return x0, x1, x2, x3
+
+
+def signs(pool: Pool, stream: int, tensor: int, direction: int, groups: range, device: torch.device) -> Tensor:
+    """`reference.signs` of whole groups of 4,096 positions, ±1, flat."""
+    lanes = torch.arange(groups.start * ref.LANES, groups.stop * ref.LANES, device=device).view(-1, ref.LANES)
+    words = torch.stack(philox(lanes, tensor, direction, stream, pool), 1)  # (groups, 4, 32)
+    shifts = torch.arange(32, device=device)[:, None]
+    bits = words[:, :, None] >> shifts & 1  # (groups, 4, 32, 32): word, bit, lane
+    return (1 - 2 * bits).to(torch.float32).view(-1)
+
+
+def normals(x: Tensor) -> tuple[Tensor, Tensor]:
+    """`reference.normals` of int64 words below 2^32."""
+    u = 2 - _float(x >> 9 & 0x7FFFE0 | 0x3F800010)
+    shifted = u.view(torch.int32) - 0x3F3504F3
+    exponent = (shifted >> 23).to(torch.float32)
+    t = ((shifted & 0x7FFFFF) + 0x3F3504F3).view(torch.float32) - 1
+    p = (((t * LOG[4] + LOG[3]) * t + LOG[2]) * t + LOG[1]) * t + LOG[0]
+    radius = root((p * t - 1) * t - exponent * LN2[0])
+    a = _float(x << 9 & 0x7FF800 | 0x3F800400) - 1.5
+    s = a * a
+    sine = ((s * SIN[2] + SIN[1]) * s + SIN[0]) * a
+    cosine = (s * COS[1] + COS[0]) * s + 1
+    first, second = 1 - 2 * (x & 1), 1 - (x & 2)  # ±1: exact factors
+    return radius * (cosine - sine) * first.to(torch.float32), radius * (cosine + sine) * second.to(torch.float32)
+
+
+def root(x: Tensor) -> Tensor:
+    """√x of positive normal float32, correctly rounded: a device's own may be a unit off (MKL's on CPUs is).
+
+    x = M 2^m and r = R 2^n with 24-bit integers; r is right if 16 x lies between the squares of four
+    times its borders, R ± ½. A power of two is nearer to its lower neighbour: its border is R − ¼.
+    """
+    bits = torch.sqrt(x).view(torch.int32)
+    m, n = x.view(torch.int32) >> 23, bits >> 23
+    r = (bits & 0x7FFFFF | 0x800000).to(torch.int64)
+    sixteen = (x.view(torch.int32) & 0x7FFFFF | 0x800000).to(torch.int64) << (m - 2 * n + 154)
+    above, below = 4 * r + 2, 4 * r - 2 + (r == 0x800000).to(torch.int64)
+    return (bits + (sixteen > above * above).to(torch.int32) - (sixteen < below * below).to(torch.int32)).view(x.dtype)
+
+
+def _float(bits: Tensor) -> Tensor:
+    return bits.to(torch.int32).view(torch.float32)
+
+
+# --- directions ---------------------------------------------------------------------------------
+
+
+def element(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
+    """z_j of a gaussian or rademacher pool over whole groups, flat."""
+    if pool.family == "rademacher":
+        return signs(pool, ref.RADEMACHER, tensor, direction, groups, device)
+    counter = torch.arange(groups.start * ref.EIGHTH, groups.stop * ref.EIGHTH, device=device).view(-1, ref.EIGHTH)
+    eight = [z for word in philox(counter, tensor, direction, ref.GAUSSIAN, pool) for z in normals(word)]
+    return torch.stack(eight, 1).view(-1)  # (groups, 8, 512)
+
+
+def transform(x: Tensor) -> Tensor:
+    """`reference.transform`: Walsh–Hadamard transform of the last axis, stages h = 1, 2, 4, …"""
+    h = 1
+    while h < x.shape[-1]:
+        a, b = x.reshape(*x.shape[:-1], -1, 2, h).unbind(-2)
+        x = torch.stack((a + b, a - b), -2).reshape(x.shape)
+        h *= 2
+    return x
+
+
+def permutation(pool: Pool, tensor: int, groups: range, device: torch.device) -> Tensor:
+    """i XOR s_b of the hashed family's blocks in whole groups, int64 (blocks, K)."""
+    blocks = torch.arange(groups.start * BLOCK // pool.size, groups.stop * BLOCK // pool.size, device=device)
+    s = philox(blocks, tensor, 0, ref.HASHED_BLOCK, pool)[0] & (pool.size - 1)
+    return s[:, None] ^ torch.arange(pool.size, device=device)
+
+
+# --- the operations -----------------------------------------------------------------------------
+
+
+def plan(
+    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
+) -> tuple[Any, ...]:
+    """What `combine` reads: the pool, c or H c on the device, and (direction, coefficient) pairs."""
+    c = np.zeros(pool.size if pool.family in TRANSFORMED else 0, np.float32)
+    if pool.family in TRANSFORMED:
+        c[directions] = coefficients
+    table = torch.from_numpy(c).to(device)
+    pairs = list(zip(directions.tolist(), coefficients.tolist(), strict=True))
+    return pool, transform(table) if pool.family == "hashed" else table, pairs
+
+
+def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
+    pool, table, pairs = plan
+    for tensor, start, base, out, addend in pieces:
+        for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
+            inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
+            total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
+            if pool.family in TRANSFORMED:
+                total = total + _transformed(pool, table, tensor, groups)[inside]
+            else:
+                for j, coefficient in pairs:
+                    total = total + coefficient * element(pool, j, tensor, groups, base.device)[inside]
+            out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
+
+
+def _transformed(pool: Pool, table: Tensor, tensor: int, groups: range) -> Tensor:
+    """Σ c_j z_j of a transformed family over whole units; table is c, or H c of the hashed family."""
+    if pool.family == "hashed":
+        y, stream = table[permutation(pool, tensor, groups, table.device)], ref.HASHED_ROW
+    else:
+        d2 = signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, table.device).view(-1, pool.size)
+        y, stream = transform(d2 * table), ref.HADAMARD_ROW
+    return signs(pool, stream, tensor, 0, groups, table.device) * y.view(-1)
+
+
+def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
+    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
+    total = np.zeros(pool.size)
+    each = CHUNK if pool.family in TRANSFORMED else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
+    for tensor, start, v in pieces:
+        of_tensor, partial, segment = np.zeros(pool.size), np.zeros(pool.size), None
+        for groups, begin, end in _chunks(pool, start, v.numel(), each):
+            if segment not in (None, groups.start * BLOCK // ref.SEGMENT):
+                of_tensor, partial = of_tensor + _finish(pool, partial), np.zeros(pool.size)
+            segment = groups.start * BLOCK // ref.SEGMENT
+            whole = v.new_zeros(len(groups) * BLOCK)
+            whole[start + begin - groups.start * BLOCK :][: end - begin] = v[begin:end]
+            for products in _products(pool, whole, tensor, groups):
+                # rows one after the other, which only an accumulation promises
+                partial = np.add.accumulate(np.vstack([partial, products]), axis=0)[-1]
+        total += of_tensor + _finish(pool, partial)
+    return total
+
+
+def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
+    return ref.transform(partial) if pool.family == "hashed" else partial
+
+
+def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> Iterator[NDArray[np.float32]]:
+    """The float32 inner products of blocks, ascending: arrays of shape (blocks, K)."""
+    if pool.family in TRANSFORMED:
+        stream = ref.HASHED_ROW if pool.family == "hashed" else ref.HADAMARD_ROW
+        x = (signs(pool, stream, tensor, 0, groups, v.device) * v).view(-1, pool.size)
+        if pool.family == "hashed":
+            yield x.gather(1, permutation(pool, tensor, groups, v.device)).cpu().numpy()
+        else:
+            d2 = signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, v.device).view(-1, pool.size)
+            yield (d2 * transform(x)).cpu().numpy()
+        return
+    made = np.empty((len(groups), pool.size), np.float32)
+    for j in range(pool.size):
+        x = element(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
+        while x.shape[1] > 1:
+            half = x.shape[1] // 2
+            x = x[:, :half] + x[:, half:]
+        made[:, j] = x[:, 0].cpu().numpy()
+    yield made
+
+
+def _chunks(pool: Pool, start: int, size: int, most: int) -> Iterator[tuple[range, int, int]]:
+    """(groups, begin, end): whole units of at most `most` positions and the part of a piece that lies in them."""
+    step = max(1 << most.bit_length() - 1, pool.unit)  # a power of two: no chunk lies in two segments
+    for first in range(start // step * step, start + size, step):
+        begin, end = max(first - start, 0), min(first + step - start, size)
+        low, high = (start + begin) // pool.unit * pool.unit, -(-(start + end) // pool.unit) * pool.unit
+        yield range(low // BLOCK, high // BLOCK), begin, end
