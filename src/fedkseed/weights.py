@@ -209,6 +209,7 @@ class Streamed(Weights):
         super().__init__(layout, pool)
         self.sum = Sum(pool, *NOTHING)
         self.made = 0  # weights
+        self._installed = False
         self._workspace = Workspace()
         self._lazy = [Lazy(Moved(entry, self), self._workspace) for entry in layout.tuned]
         self._places = [entry.places for entry in layout.tuned]
@@ -235,6 +236,7 @@ class Streamed(Weights):
 
     def restore(self) -> None:
         self.c[:] = 0
+        self._installed = False
         for places, originals in zip(self._places, self._original, strict=True):
             for (module, name), original in zip(places, originals, strict=True):
                 module._parameters[name] = original
@@ -248,18 +250,18 @@ class Streamed(Weights):
         points = [greenlet(loss), greenlet(loss)]
         self._workspace.turn = getcurrent().switch
         values: list[float] = [0.0, 0.0]
-        try:
-            with torch.inference_mode():  # so that entering and leaving it in turns leaves it alone
+        with torch.inference_mode():  # outside both, so that entering and leaving it in turns leaves it alone
+            try:
                 while not all(point.dead for point in points):
                     for k, point in enumerate(points):
                         if not point.dead:
                             self.sum = sums[k]
                             values[k] = point.switch()
-        finally:
-            self._workspace.turn = lambda: None
-            for point in points:
-                if not point.dead:
-                    point.throw()  # ends it, with its `finally` blocks
+            finally:
+                self._workspace.turn = lambda: None
+                for point in points:
+                    if not point.dead:
+                        point.throw()  # ends it, with its `finally` blocks
         return values[0], values[1]
 
     def keep(self) -> None:
@@ -275,10 +277,15 @@ class Streamed(Weights):
                     module._parameters[name] = original
 
     def digest(self) -> bytes:
+        if not self._installed:
+            return super().digest()
         lazy = {entry.name: tensor for entry, tensor in zip(self.layout.tuned, self._lazy, strict=True)}
         return digest([replace(entry, tensor=lazy.get(entry.name, entry.tensor)) for entry in self.layout.entries])
 
     def _install(self) -> None:
+        if self._installed:
+            return
+        self._installed = True
         for places, lazy in zip(self._places, self._lazy, strict=True):
             for module, name in places:
                 parameters: dict[str, Any] = module._parameters  # setattr takes nn.Parameter only
