@@ -60,6 +60,7 @@ class Lazy(Tensor):
 
     source: Source
     workspace: Workspace
+    _is_param = True  # `isinstance(lazy, nn.Parameter)` holds, so that modules take it as one
 
     @staticmethod
     def __new__(cls, source: Source, workspace: Workspace) -> "Lazy":
@@ -117,7 +118,7 @@ def densify(model: nn.Module) -> None:
             if isinstance(parameter, Lazy):
                 if id(parameter) not in made:
                     made[id(parameter)] = nn.Parameter(parameter.whole(), requires_grad=False)
-                module._parameters[name] = made[id(parameter)]
+                setattr(module, name, made[id(parameter)])
 
 
 # What can be told without values.

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -239,7 +238,7 @@ class Streamed(Weights):
         self._installed = False
         for places, originals in zip(self._places, self._original, strict=True):
             for (module, name), original in zip(places, originals, strict=True):
-                module._parameters[name] = original
+                setattr(module, name, original)
 
     def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
         self._install()
@@ -274,7 +273,7 @@ class Streamed(Weights):
         for entry, places, originals in zip(self.layout.tuned, self._places, self._original, strict=True):
             if not isinstance(entry.tensor, Lazy):
                 for (module, name), original in zip(places, originals, strict=True):
-                    module._parameters[name] = original
+                    setattr(module, name, original)
 
     def digest(self) -> bytes:
         if not self._installed:
@@ -288,8 +287,7 @@ class Streamed(Weights):
         self._installed = True
         for places, lazy in zip(self._places, self._lazy, strict=True):
             for module, name in places:
-                parameters: dict[str, Any] = module._parameters  # setattr takes nn.Parameter only
-                parameters[name] = lazy
+                setattr(module, name, lazy)
 
 
 class Moved:

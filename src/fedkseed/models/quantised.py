@@ -75,7 +75,7 @@ def quantise(model: nn.Module, kind: str) -> nn.Module:
                 if id(parameter) not in made:
                     raw = np.concatenate([_quantised(rows, kind) for rows in _row_parts(parameter.data)])
                     made[id(parameter)] = Lazy(Blocks(raw, kind, parameter.shape, parameter.dtype), workspace)
-                _put(module, name, made[id(parameter)])
+                setattr(module, name, made[id(parameter)])
     return model
 
 
@@ -135,10 +135,9 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         found = next((tensors[full] for full, _, _ in tied if full in tensors), None)
         if found is None:
             raise FedKSeedError(f"the file {path} lacks the weights {tied[0][0]}; get the whole model")
+        wanted = tied[0][1]._parameters[tied[0][2]]
+        if wanted is not None and found.shape != wanted.shape:
+            got, expected = tuple(found.shape), tuple(wanted.shape)
+            raise FedKSeedError(f"the file {path} has {tied[0][0]} of shape {got}, its own description says {expected}")
         for _, module, name in tied:
-            _put(module, name, found if isinstance(found, Lazy) else nn.Parameter(found, requires_grad=False))
-
-
-def _put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    parameters: dict[str, Any] = module._parameters  # setattr takes nn.Parameter only
-    parameters[name] = tensor
+            setattr(module, name, found if isinstance(found, Lazy) else nn.Parameter(found, requires_grad=False))
