@@ -14,7 +14,7 @@ from fedkseed.config import load_recipe
 from fedkseed.directions import FAMILIES
 from fedkseed.lazy import Lazy
 from fedkseed.models.load import load_model
-from fedkseed.models.quantised import KINDS, Blocks, quantise
+from fedkseed.models.quantised import KINDS, Blocks, quantise, widened
 from fedkseed.simulate import start
 from fedkseed.weights import Layout
 
@@ -109,6 +109,9 @@ def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
     bits = {4: torch.int32, 2: torch.int16}[whole.element_size()]
     assert torch.equal(whole.view(bits), want.view(bits))
     assert torch.equal(parts.view(bits), want.view(bits))
+    if kind in KINDS:  # what other devices use
+        plain = widened(torch.from_numpy(raw).view(-1, raw.shape[1] * 32 // columns), kind).view(rows, columns)
+        assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -31,6 +31,7 @@ class Model(Part):
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
+    device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     tuned: list[str] = ["*"]
     mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
 
@@ -66,6 +67,8 @@ class Clients(Part):
     split: Literal["dirichlet", "even", "files"] = "dirichlet"  # files: source is a folder, one file a client
     alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10
+    at_once: Count = 1  # how many train side by side, each in a process of its own
+    threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
 
     @model_validator(mode="after")
     def _check(self) -> "Clients":

@@ -104,8 +104,8 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
         tokens[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
     output = model.generate(
-        tokens,
-        attention_mask=mask,
+        tokens.to(model.device),
+        attention_mask=mask.to(model.device),
         max_new_tokens=max_new_tokens,
         do_sample=False,
         num_beams=1,

@@ -1,19 +1,22 @@
-"""Many clients in one process: they share the base model and take turns on the working copy."""
+"""Many clients on one machine: they share the base model and take turns, or train side by side."""
 
 import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+import torch
+
 from .adapter import Adapter
 from .algorithms import ALGORITHMS
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
-from .data.shares import share_out
+from .data.shares import Shares, share_out
 from .evaluate import Evaluation, evaluate
 from .messages import Run
 from .models.load import load_model, load_tokenizer
@@ -24,6 +27,7 @@ from .store import Store
 from .strategies.kseed import State
 from .strategy import Client
 from .weights import hold
+from .workers import Answer, Workers, computing_with
 
 
 class Progress(Protocol):
@@ -67,16 +71,17 @@ class Simulation:
         shares: the data.
     """
 
-    def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
+    def __init__(self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None) -> None:
         self.recipe, self.progress = recipe, progress or Silent()
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
-        self.shares = share_out(recipe, self.tokenizer)
-        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage)
+        self.shares = shares or share_out(recipe, self.tokenizer)
+        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
         self.weights = hold(self.model, recipe.pool, recipe.model.tuned, recipe.model.mode)
         run = Run(recipe.pool, self.weights.base_digest)
         self.strategy = ALGORITHMS[recipe.training.algorithm](recipe.training, run)
         self.stopwatch = Stopwatch()
+        self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
     def identity(self) -> dict[str, str]:
@@ -91,7 +96,7 @@ class Simulation:
         """Who takes part in a round."""
         return cohort(self.recipe.seed, round_, self.recipe.clients.count, self.recipe.clients.cohort)
 
-    def client(self, number: int) -> Client:
+    def client(self, number: int, stopwatch: Stopwatch | None = None) -> Client:
         """One party with its own examples."""
         examples, recipe = self.shares.clients[number], self.recipe
 
@@ -100,7 +105,8 @@ class Simulation:
             return endless_batches(examples, recipe.training.batch_size, self.tokenizer.pad_token_id, rng)
 
         def on_step(loss: float) -> None:
-            self.stopwatch.tick()
+            if stopwatch is not None:
+                stopwatch.tick()
             self.progress.advance(1, loss)
 
         return Client(
@@ -108,11 +114,36 @@ class Simulation:
         )
 
     def transport(self, data: bytes, clients: Sequence[int]) -> Iterable[tuple[int, bytes]]:
-        """Carry a message to clients of this process, one after the other."""
+        """Carry a message to clients of this machine: one after the other, or `at_once` at a time."""
+        options, steps = self.recipe.clients, self.recipe.training.steps
+        threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
+        if options.at_once > 1:
+            if self._workers is None:
+                self.progress.note(f"starting {options.at_once} processes")
+                count = min(options.at_once, options.cohort)
+                self._workers = Workers(count, threads, _prepare, self.recipe, self.shares)
+            self.progress.begin(f"{len(clients)} clients, {options.at_once} at once", len(clients) * steps)
+            for number, upload, seconds in self._workers.answers(data, clients):
+                self.stopwatch.steps += seconds
+                self.progress.advance(steps)
+                yield number, upload
+            return
         for k, number in enumerate(clients):
-            self.stopwatch.last = None
-            self.progress.begin(f"client {number} ({k + 1} of {len(clients)})", self.recipe.training.steps)
-            yield number, answer(self.strategy, data, self.client(number))
+            self.progress.begin(f"client {number} ({k + 1} of {len(clients)})", steps)
+            with computing_with(threads):
+                upload, seconds = self.answer(data, number)
+            self.stopwatch.steps += seconds
+            yield number, upload
+
+    def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
+        """One client's upload, and the seconds of its steps but the first, which waits for the sync."""
+        watch = Stopwatch()
+        return answer(self.strategy, data, self.client(number, watch)), watch.steps
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        if self._workers is not None:
+            self._workers.close()
 
     def round(self, state: State) -> tuple[State, Report]:
         """The next round."""
@@ -164,6 +195,11 @@ class Simulation:
         )
 
 
+def _prepare(recipe: Recipe, shares: Shares) -> Answer:
+    """What answers in a process of its own."""
+    return Simulation(recipe, shares=shares).answer
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """What a whole run was like."""
@@ -188,7 +224,7 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
     Store.require_new(directory)  # refuse before a minute of loading
     recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)
-    with Store.create(directory, recipe.to_toml()) as store:
+    with closing(simulation), Store.create(directory, recipe.to_toml()) as store:
         return work(store, simulation)
 
 
@@ -199,8 +235,8 @@ def resume(directory: Path, progress: Progress | None = None) -> Result:
         FedKSeedError: there is no run, another process works on it, or model or data have changed.
     """
     store = Store(directory)
-    with store.locked():
-        return work(store, Simulation(load_recipe(store.recipe), progress))
+    with store.locked(), closing(Simulation(load_recipe(store.recipe), progress)) as simulation:
+        return work(store, simulation)
 
 
 def work(store: Store, simulation: Simulation) -> Result:

@@ -62,14 +62,16 @@ def find(model: str) -> Source:
     return Source(model)
 
 
-def load_model(model: str, dtype: str = "float32", storage: str = "dense") -> nn.Module:
+def load_model(model: str, dtype: str = "float32", storage: str = "dense", device: str = "cpu") -> nn.Module:
     """The model in evaluation mode, its weights in one type, nothing trainable.
 
     Args:
         model: see `find`.
         dtype: the type that weights have when they are used.
         storage: how they are kept: `dense`, in that type; `as stored`, the blocks of a GGUF file,
-            memory-mapped; or one of Q8_0, Q4_0 and Q4_1, quantised while the model is loaded.
+            memory-mapped; or one of Q8_0, Q4_0 and Q4_1, quantised while the model is loaded. A dense
+            model on a CPU is memory-mapped, too, where its file is safetensors in the same type.
+        device: as PyTorch names it, or `auto`: a GPU if there is one.
 
     Raises:
         FedKSeedError: it can't be found or read, or the type or storage is unknown.
@@ -78,12 +80,18 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense") -> nn
         raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
     if storage not in STORAGES:
         raise FedKSeedError(f"no storage of weights is called {storage!r}; choose one of {', '.join(STORAGES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise FedKSeedError(f"the device {device!r} can't be used: {_first_line(error)}") from error
     source = find(model)
     if storage == "as stored":
         if source.gguf is None:
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
         try:
-            kept = load_gguf(Path(source.name) / source.gguf, DTYPES[dtype])
+            kept = load_gguf(Path(source.name) / source.gguf, DTYPES[dtype], device)
         except FedKSeedError:
             raise
         except (*FOREIGN, NotImplementedError) as error:
@@ -107,7 +115,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense") -> nn
         loaded.__dict__.pop("hf_quantizer", None)
         loaded.__dict__["is_quantized"] = False
     loaded.requires_grad_(False).eval()
-    return loaded if storage == "dense" else quantise(loaded, storage)
+    return loaded.to(device) if storage == "dense" else quantise(loaded, storage, device)
 
 
 def load_tokenizer(model: str) -> Any:

@@ -18,6 +18,9 @@ class Batch:
     mask: Tensor  # (B, T) int64, 0 on padding
     labels: Tensor  # (B, T) int64, IGNORED outside responses
 
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels)))
+
 
 @torch.inference_mode()
 def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -25,6 +28,7 @@ def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     # Logits are the largest activation (49,152 a token for SmolLM2): make those in use, where the model can.
     first = int((batch.labels != IGNORED).any(0).int().argmax()) - 1  # the position that predicts it
     kept = batch.tokens.shape[1] - first
+    batch = batch.to(next(model.parameters()).device)
     extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     labels = batch.labels[:, -kept:][:, 1:]

@@ -36,17 +36,28 @@ class Blocks:
         kind: the name of GGUF's type, `Q4_1` say.
         shape: of the matrix.
         dtype: of the weights it is read as; float32 values are rounded once to it.
+        device: where it is kept and read. Types without a kernel are read on the CPU.
     """
 
-    def __init__(self, raw: NDArray[np.uint8], kind: str, shape: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(
+        self, raw: NDArray[np.uint8], kind: str, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu"
+    ) -> None:
         self.raw, self.kind = raw, kind
-        self.shape, self.dtype, self.device = torch.Size(shape), dtype, torch.device("cpu")
+        self.shape, self.dtype, self.device = torch.Size(shape), dtype, torch.device(device)
+        if self.device.type != "cpu" and kind in KINDS:
+            self.there = torch.from_numpy(np.array(raw)).to(self.device)
 
     def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
         from ..directions.numba_cpu import blocks
 
         columns = self.shape[1]
-        if self.kind in blocks.KINDS and self.raw.flags.c_contiguous:
+        if self.device.type != "cpu" and self.kind in KINDS:
+            for start, out in parts:
+                first = start // columns
+                rows = self.there[first : first + out.numel() // columns]
+                out.copy_(widened(rows.reshape(-1, blocks.BYTES[self.kind]), self.kind).view(out.shape))
+            return
+        if self.kind in KINDS and self.raw.flags.c_contiguous:
             row, first = self.raw.shape[1], self.raw.ctypes.data
             addresses = [
                 (first + start // columns * row, out.data_ptr(), out.numel() // blocks.BLOCK) for start, out in parts
@@ -62,11 +73,25 @@ class Blocks:
             out.copy_(torch.from_numpy(values).view(out.shape))
 
 
-def quantise(model: nn.Module, kind: str) -> nn.Module:
+def widened(blocks: Tensor, kind: str) -> Tensor:
+    """Blocks (n, bytes) as float32 (n, 32) in plain PyTorch operations; see `numba_cpu.blocks` for the formulas."""
+
+    def half(first: int) -> Tensor:
+        return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
+
+    if kind == "Q8_0":
+        return blocks[:, 2:].contiguous().view(torch.int8).float() * half(0)
+    both = blocks[:, -16:]
+    quants = torch.cat([both & 15, both >> 4], 1).float()
+    return (quants - 8) * half(0) if kind == "Q4_0" else quants * half(0) + half(2)
+
+
+def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
     """Quantise the matrices of a model, in place; whatever is no matrix of whole blocks stays as it is.
 
     Args:
         kind: one of KINDS.
+        device: where the model goes.
     """
     workspace, made = Workspace(), dict[int, Lazy]()
     for module in model.modules():
@@ -74,8 +99,20 @@ def quantise(model: nn.Module, kind: str) -> nn.Module:
             if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
                 if id(parameter) not in made:
                     raw = np.concatenate([_quantised(rows, kind) for rows in _row_parts(parameter.data)])
-                    made[id(parameter)] = Lazy(Blocks(raw, kind, parameter.shape, parameter.dtype), workspace)
+                    made[id(parameter)] = Lazy(Blocks(raw, kind, parameter.shape, parameter.dtype, device), workspace)
                 setattr(module, name, made[id(parameter)])
+    return moved(model, device)
+
+
+def moved(model: nn.Module, device: str) -> nn.Module:
+    """Move a model's dense parameters and its buffers; lazy tensors are where their blocks are."""
+    for module in model.modules():
+        for parameter in module._parameters.values():
+            if parameter is not None and not isinstance(parameter, Lazy):
+                parameter.data = parameter.data.to(device)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None:
+                module._buffers[name] = buffer.to(device)
     return model
 
 
@@ -87,7 +124,7 @@ def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
     return gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[kind])
 
 
-def load_gguf(path: Path, dtype: torch.dtype) -> nn.Module:
+def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     """The model of a GGUF file with its quantised matrices as they are in the file, memory-mapped.
 
     Values are those that `transformers` gives the dequantised model, bit for bit.
@@ -106,12 +143,12 @@ def load_gguf(path: Path, dtype: torch.dtype) -> nn.Module:
     workspace, tensors = Workspace(), dict[str, Tensor]()
     for tensor in reader.tensors:
         if tensor.name in names:
-            tensors[names[tensor.name]] = _read(tensor, processor, dtype, workspace)
+            tensors[names[tensor.name]] = _read(tensor, processor, dtype, workspace, device)
     _fill(model, tensors, path)
-    return model
+    return moved(model, device)
 
 
-def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace) -> Tensor:
+def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace, device: str) -> Tensor:
     """One tensor of a file: lazy if it is a quantised matrix whose rows stay whole, else dense."""
     kind, shape = tensor.tensor_type.name, [int(size) for size in reversed(tensor.shape)]
     if kind not in ("F32", "F16", "BF16", "F64") and len(shape) == 2:
@@ -120,7 +157,7 @@ def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace)
         order = moved[:, 0].astype(np.int64) if moved.shape == (shape[0], 2) else rows[:0]
         if order.size and np.array_equal(moved, np.stack([order, order + 0.5], 1)):
             raw = tensor.data if np.array_equal(order, rows) else tensor.data[order]
-            return Lazy(Blocks(raw, kind, shape, dtype), workspace)
+            return Lazy(Blocks(raw, kind, shape, dtype, device), workspace)
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
     return torch.from_numpy(np.array(processor.process(weights=values, name=tensor.name).weights)).to(dtype)
 

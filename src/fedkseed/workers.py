@@ -1,0 +1,82 @@
+"""Several clients at once: each in a process of its own, with its own model object and threads.
+
+What crosses between processes is what crosses the network, so results are those of clients that take
+turns, bit for bit, if they compute with as many threads. The base weights are shared where they are
+memory-mapped: safetensors in the model's own type, and GGUF blocks.
+"""
+
+import signal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+
+from .errors import FedKSeedError
+
+Answer = Callable[[bytes, int], tuple[bytes, list[float]]]  # broadcast, client -> upload, seconds of its steps
+_answer: Answer | None = None  # of this worker process
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Let PyTorch and the kernels use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Workers:
+    """Processes that answer broadcasts in place of clients.
+
+    Args:
+        count: how many.
+        threads: of each.
+        prepare: makes, once in every process, what answers there; sent to it with its arguments.
+    """
+
+    def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
+        self._pool = ProcessPoolExecutor(
+            count, get_context("spawn"), initializer=_begin, initargs=(threads, prepare, arguments)
+        )
+
+    def answers(self, data: bytes, clients: Sequence[int]) -> Iterable[tuple[int, bytes, list[float]]]:
+        """(client, upload, seconds of its steps) as they come.
+
+        Raises:
+            FedKSeedError: a process died.
+        """
+        asked = {self._pool.submit(_work, data, number): number for number in clients}
+        try:
+            for future in as_completed(asked):
+                yield asked[future], *future.result()
+        except BrokenProcessPool as error:
+            raise FedKSeedError(
+                "a process that trains clients ended by itself, perhaps for want of memory; "
+                "set [clients] at_once to a smaller number and resume the run"
+            ) from error
+        finally:
+            for future in asked:
+                future.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+
+def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, ...]) -> None:
+    global _answer  # a process has no other place that lives from call to call
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    torch.set_num_threads(threads)
+    _answer = prepare(*arguments)
+
+
+def _work(data: bytes, client: int) -> tuple[bytes, list[float]]:
+    if _answer is None:
+        raise RuntimeError("the process was not prepared")
+    return _answer(data, client)

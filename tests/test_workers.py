@@ -1,0 +1,48 @@
+"""Clients side by side give what clients one after the other give."""
+
+import os
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.config import load_recipe
+from fedkseed.models.load import load_model
+from fedkseed.simulate import start
+from fedkseed.workers import Workers
+
+from .conftest import recipe_text
+
+
+def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_folder, data_file):
+    results = []
+    for at_once in (1, 2):
+        recipe = tmp_path / f"{at_once}.toml"
+        recipe.write_text(recipe_text(model_folder, data_file, cohort=f"cohort = 2\nat_once = {at_once}\nthreads = 1"))
+        results.append(start(load_recipe(recipe), tmp_path / str(at_once)))
+    one, two = results
+    assert one.digest == two.digest
+    assert one.reports == two.reports
+    assert one.after == two.after
+    assert two.step_seconds is not None
+    assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
+
+
+def _dying():
+    def answer(data: bytes, client: int):
+        os._exit(9)
+
+    return answer
+
+
+def test_a_process_that_dies_is_a_clear_error():
+    workers = Workers(1, 1, _dying)
+    with pytest.raises(FedKSeedError, match="at_once to a smaller number"):
+        list(workers.answers(b"", [1, 2]))
+    workers.close()
+
+
+def test_a_device_that_is_not_there_is_refused(model_folder):
+    with pytest.raises(FedKSeedError, match="the device 'cuda:99' can't be used"):
+        load_model(str(model_folder), device="cuda:99")
+    with pytest.raises(FedKSeedError, match="can't be used"):
+        load_model(str(model_folder), device="toaster")
