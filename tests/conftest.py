@@ -13,6 +13,10 @@ if not torch.cuda.is_available():
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+# Models here are tiny. A second thread gains nothing and makes them a hundred times slower whenever
+# another program uses a core: OpenMP's threads wait for each other after every operation.
+torch.set_num_threads(1)
+
 CATEGORIES = {
     "colour": [
         ("Which colour has {0}?", "{0} is {1}.", ["grass", "snow", "coal", "blood"], ["green", "white", "black", "red"])
