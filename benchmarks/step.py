@@ -28,9 +28,9 @@ WAYS = [
 ]  # fmt: skip
 
 
-def make_batch(examples: int, tokens: int) -> Batch:
+def make_batch(examples: int, tokens: int, device: str = "cpu") -> Batch:
     """Random tokens; all but the first are predicted."""
-    drawn = torch.randint(1000, (examples, tokens), generator=torch.Generator().manual_seed(1))
+    drawn = torch.randint(1000, (examples, tokens), generator=torch.Generator().manual_seed(1)).to(device)
     labels = drawn.clone()
     labels[:, 0] = IGNORED
     return Batch(drawn, torch.ones_like(drawn), labels)
