@@ -8,9 +8,9 @@ It loads the model, takes a step, and only then begins to look for the highest m
 further steps: what it takes to go on for hours, and not what loading took. Memory that is mapped from
 files counts as far as it is resident. A GB is 10^9 bytes.
 
-Inference is one forward pass with our loss, which takes the logits some at a time, and no gradients. `bfloat16` and `float32` are
-the types that weights have when they are used; `Q4_0` and the like how they are kept. Needs Linux, or
-`--device cuda`, where PyTorch's own count of the GPU's memory is read.
+Inference is one forward pass with our loss, which takes the logits some at a time, and no gradients.
+`bfloat16` and `float32` are the types that weights have when they are used; `Q4_0` and the like how
+they are kept. Needs Linux, or `--device cuda`, where PyTorch's own count of the GPU's memory is read.
 """
 
 import argparse

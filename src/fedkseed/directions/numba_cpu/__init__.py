@@ -48,15 +48,20 @@ KINDS = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "
 @kernel
 def work(job, marker):
     """out = base + (addend + Σ c z) for all pieces of a job; any number of threads do it together."""
+    unit_size = number_at(job + 24)
+    memory = np.empty(12 * unit_size + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
+    _work_in(memory, job, marker)  # a call, so that memory outlives the use of its address
+
+
+@kernel
+def _work_in(memory, job, marker):
     kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
     directions, coefficients, count = number_at(job + 32), number_at(job + 40), number_at(job + 48)
     table, k0, k1 = number_at(job + 56), uint32(number_at(job + 64)), uint32(number_at(job + 72))
     around, pieces, rows = number_at(job + 80) != 0, number_at(job + 88), number_at(job + 96)
-    acc_memory = np.empty(unit_size + 16, np.float32)
-    edge_memory, addend_memory = np.empty(unit_size + 16, np.float32), np.empty(unit_size + 16, np.float32)
-    signs_memory = np.empty(SIGNS // 4 * max(SOME, unit_size // BLOCK) + 16, np.uint32)
-    acc, edge, addend_edge = address_of(acc_memory), address_of(edge_memory), address_of(addend_memory)
-    signs, item, units = address_of(signs_memory), item_size(marker), max(1, CHUNK // unit_size)
+    acc = address_of(memory)
+    edge, addend_edge, signs = acc + 4 * unit_size, acc + 8 * unit_size, acc + 12 * unit_size
+    item, units = item_size(marker), max(1, CHUNK // unit_size)
 
     mine, before = claim(job), 0  # chunks are numbered through all pieces
     for row in range(pieces, pieces + 48 * rows, 48):
@@ -93,19 +98,26 @@ def work(job, marker):
 @kernel
 def project_work(job):
     """The inner products with every segment of a tensor, one row of results a segment."""
+    size, unit_size = number_at(job + 16), number_at(job + 24)
+    memory = np.empty(4 * unit_size + 4 * BLOCK + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
+    _project_in(memory, np.empty(size), job)
+
+
+@kernel
+def _project_in(memory, partial, job):
     kind, size, unit_size = number_at(job + 8), number_at(job + 16), number_at(job + 24)
     tensor, k0, k1 = uint32(number_at(job + 32)), uint32(number_at(job + 40)), uint32(number_at(job + 48))
     start, length, v = number_at(job + 56), number_at(job + 64), number_at(job + 72)
     results, last = number_at(job + 80), number_at(job + 88)
-    acc_memory = np.empty(unit_size + 16, np.float32)
-    signs_memory = np.empty(SIGNS // 4 * max(SOME, unit_size // BLOCK) + 16, np.uint32)
-    segment_size, partial = max(ref.SEGMENT, unit_size), np.empty(size)
+    acc = address_of(memory)
+    products, signs = acc + 4 * unit_size, acc + 4 * unit_size + 4 * BLOCK
+    segment_size = max(ref.SEGMENT, unit_size)
     segment = claim(job)
     while segment < last:
         begin, end = max(segment * segment_size, start), min((segment + 1) * segment_size, start + length)
         project_segment(
             kind, v + 4 * (begin - start), begin, end - begin, size, unit_size, tensor, k0, k1, partial,
-            address_of(acc_memory), address_of(signs_memory),
+            acc, products, signs,
         )  # fmt: skip
         copy(results + 8 * size * (segment - start // segment_size), data_of(partial), 8 * size)
         segment = claim(job)

@@ -10,7 +10,6 @@ from .. import reference as ref
 from ..pool import BLOCK
 from .bits import first_rounds, kernel, normals, one_philox, paired_sign_words, philox, sign_words, two_rounds
 from .lanes import (
-    address_of,
     butterflies,
     by_rows,
     clear,
@@ -239,16 +238,14 @@ def shift_at(block, size, tensor, k0, k1):
 
 
 @kernel
-def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1, result, acc, signs):
+def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1, result, acc, products, signs):
     """result = the K inner products over positions start … start + count, inside one segment.
 
-    v and acc are addresses, result is an array of float64.
+    v, acc, products and signs are addresses, result is an array of float64.
     """
     stop = start + count
     result[:] = 0
     one, unity = np.empty(1, np.uint32), np.ones(1, np.float32)
-    products = np.empty(BLOCK + ROW, np.float32)
-    made = address_of(products)
     for unit in range(start // unit_size, (stop + unit_size - 1) // unit_size):
         low, high = max(start - unit * unit_size, 0), min(stop - unit * unit_size, unit_size)
         clear(acc, 4 * unit_size)
@@ -256,12 +253,12 @@ def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1,
         if kind <= RADEMACHER:
             for j in range(pool_size):
                 one[0] = j
-                clear(made, 4 * BLOCK)
+                clear(products, 4 * BLOCK)
                 if kind == GAUSSIAN:
-                    add_gaussian(made, unit, 0, BLOCK, data_of(one), data_of(unity), 1, tensor, k0, k1)
+                    add_gaussian(products, unit, 0, BLOCK, data_of(one), data_of(unity), 1, tensor, k0, k1)
                 else:
-                    add_rademacher(made, unit, data_of(one), data_of(unity), 1, signs, tensor, k0, k1)
-                result[j] += _inner(made, acc)
+                    add_rademacher(products, unit, data_of(one), data_of(unity), 1, signs, tensor, k0, k1)
+                result[j] += _inner(products, acc)
         else:
             project_unit(kind, acc, unit, unit_size, pool_size, tensor, k0, k1, result, signs)
     if kind == HASHED:
