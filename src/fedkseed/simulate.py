@@ -209,7 +209,7 @@ class Result:
     reports: list[dict[str, Any]]
     peak_memory: int  # bytes, of this process
     step_seconds: float | None  # median; None if a resumed run had nothing left to do
-    sync_seconds: float
+    sync_seconds: float  # streamed weights are made while the model runs: nearly nothing
     weights: int  # d
     digest: str  # of the tuned model, hexadecimal
     directory: Path
