@@ -137,6 +137,17 @@ def test_a_quantised_base_is_tuned_like_its_dequantised_self(file, family, dtype
     assert found[0][0] != found[0][1]
 
 
+def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode(file):
+    model = load_model(str(file), "float32", "as stored")  # some of its tensors are Q5_0
+    loss = loss_of(model)
+    before = loss()
+    weights = hold(model, Pool(3, 32, "hadamard"))
+    weights.load(coefficients(32))
+    tuned = weights.digest()
+    assert loss() != before
+    assert weights.digest() == tuned
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_dense_model_is_quantised_while_it_is_loaded(kind):
     model, dense = quantise(llama(), kind), llama()

@@ -1,5 +1,7 @@
 """Weights made when an operation asks for them: same values, same losses, nothing written."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -18,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from fedkseed import Pool, hold
+from fedkseed import FedKSeedError, Pool, hold
 from fedkseed import lazy as lazy_module
 from fedkseed.directions import FAMILIES
 from fedkseed.lazy import Lazy, Workspace, densify
@@ -243,3 +245,83 @@ def test_a_densified_model_holds_its_weights():
     for name, t in model.named_parameters():
         assert type(t) is nn.Parameter
         assert torch.equal(t, written.get_parameter(name))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda model: model.load_state_dict(tiny_llama().state_dict()),
+        lambda model: model.half(),
+        lambda model: model.lm_head.weight.zero_(),
+        lambda model: model.lm_head.weight.__setitem__(0, 1.0),
+        lambda model: torch.add(torch.ones(400, 48), 1, out=model.lm_head.weight),
+    ],
+)
+def test_writing_to_weights_that_do_not_exist_is_refused(write):
+    model = tiny_llama()
+    hold(model, Pool(1, 64, "hadamard"), mode="streamed").load(coefficients(64))
+    with pytest.raises((FedKSeedError, RuntimeError), match="densify"):
+        write(model)
+
+
+def test_threads_that_read_one_model_do_not_disturb_each_other():
+    model = tiny_llama()
+    hold(model, Pool(1, 64, "hadamard"), mode="streamed").load(coefficients(64))
+    loss = loss_of(model)
+    want = [loss(TOKENS + k) for k in range(40)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(lambda k: loss(TOKENS + k), range(40))) == want
+
+
+class Odd(nn.Module):
+    """A scalar, one parameter under two names in one module, and a name with a space."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.0))
+        self.a = self.b = nn.Parameter(torch.arange(6.0).view(2, 3))
+        self.add_module("a part", nn.Linear(3, 3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        inner = getattr(self, "a part")(x)
+        return self.scale * (functional.linear(input=inner, weight=self.a) @ self.b)
+
+
+def test_odd_modules_are_streamed_like_any_other():
+    found = []
+    for mode in ("streamed", "materialized"):
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = Odd().requires_grad_(False)
+        weights = hold(model, Pool(1, 64, "hadamard"), mode=mode)
+        weights.load(coefficients(64))
+        found.append((model(torch.ones(1, 3)).tolist(), weights.digest()))
+    assert found[0] == found[1]
+
+
+def test_a_strided_parameter_and_autocast_are_refused():
+    model = nn.Linear(3, 4)
+    model.weight = nn.Parameter(torch.zeros(3, 4).t())
+    with pytest.raises(FedKSeedError, match="weight is a strided view"):
+        hold(model, Pool(1, 64, "hadamard"))
+    model = tiny_llama()
+    weights, loss = hold(model, Pool(1, 64, "hadamard")), loss_of(model)
+
+    def cast() -> float:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return loss()
+
+    with pytest.raises(FedKSeedError, match="can't use autocast"):
+        weights.both(3, 1e-3, cast)
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_settling_after_restoring_installs_again():
+    model = tiny_llama()
+    weights = hold(model, Pool(1, 64, "hadamard"), mode="streamed")
+    weights.load(coefficients(64))
+    before = weights.digest()
+    weights.restore()
+    weights.move(3, 1e-3)
+    weights.settle()
+    assert weights.digest() not in (before, weights.base_digest)

@@ -62,7 +62,7 @@ class Adapter:
             with border(f"the adapter {path}"), safe_open(path, framework="np") as file:
                 about = json.loads((file.metadata() or {})["fedkseed"])
                 coefficients = file.get_tensor("coefficients")
-        except (SafetensorError, KeyError, ValueError, UnicodeDecodeError) as error:
+        except (SafetensorError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
             if isinstance(error, FedKSeedError):
                 raise
             raise FedKSeedError(f"{path} is not a whole fedkseed adapter ({error}); get the file again") from error
@@ -102,7 +102,12 @@ class Adapter:
                 f"load {self.provenance['model']} in {self.provenance['dtype']}, {self.storage}"
             )
         weights.load(self.coefficients)
-        if (digest := weights.digest().hex()) != self.tuned:
+        try:
+            digest = weights.digest().hex()
+        except BaseException:
+            weights.restore()
+            raise
+        if digest != self.tuned:
             weights.restore()
             raise FedKSeedError(
                 f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"

@@ -140,7 +140,7 @@ def eval(
 @_command
 def export(
     adapter: AdapterFile,
-    output: Annotated[Path, typer.Argument(help="The folder to write; must not exist or be empty.")],
+    output: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
     model: Base = None,
 ) -> None:
     """Write the tuned model as a Hugging Face folder."""
@@ -153,9 +153,10 @@ def export(
     densify(tuned)
     tokenizer = load_tokenizer(name)
     part = output.with_name(f".{output.name}.part")
+    with border(f"can't write {output}"):
+        part.mkdir(parents=True)
     try:
         with border(f"can't write {output}"):
-            part.mkdir(parents=True)
             tuned.save_pretrained(part)
             tokenizer.save_pretrained(part)
             part.rename(output)

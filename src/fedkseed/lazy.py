@@ -5,12 +5,15 @@ linear layer gets its matrix some rows at a time, an embedding only the rows in 
 level of PyTorch's functions, so no module and no architecture has code of its own.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from .errors import FedKSeedError
 
 TILE = 1 << 20  # weights of a matrix that are made at a time: 4 MiB of float32, within the caches
 
@@ -39,15 +42,21 @@ class Workspace:
 
     def __init__(self) -> None:
         self.turn: Callable[[], None] = lambda: None
-        self._memory: Tensor | None = None
+        self._threads = threading.local()  # threads that only read a model do not share its memory
 
     def lend(self, shape: Sequence[int], like: "Lazy") -> Tensor:
         """A tensor whose values nobody keeps; the next loan overwrites it."""
         count = torch.Size(shape).numel()
-        memory = self._memory
+        memory: Tensor | None = getattr(self._threads, "memory", None)
         if memory is None or memory.numel() < count or memory.dtype != like.dtype or memory.device != like.device:
-            self._memory = memory = torch.empty(count, dtype=like.dtype, device=like.device)
+            self._threads.memory = memory = _empty((count,), like)
         return memory[:count].view(*shape)
+
+
+def _empty(shape: Sequence[int], like: "Lazy") -> Tensor:
+    """Memory that may be written to later outside inference mode, too."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
 
 
 class Lazy(Tensor):
@@ -74,7 +83,7 @@ class Lazy(Tensor):
 
     def whole(self) -> Tensor:
         """All values, in memory of their own."""
-        out = torch.empty(self.shape, dtype=self.dtype, device=self.device)
+        out = _empty(self.shape, self)
         self.source.read([(0, out)])
         return out
 
@@ -91,6 +100,11 @@ class Lazy(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in ABOUT:
+            if (isinstance(args[0] if args else None, Lazy) and _writes(func)) or isinstance(kwargs.get("out"), Lazy):
+                raise FedKSeedError(
+                    f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used; "
+                    "call fedkseed.lazy.densify(model) first"
+                )
             next(_lazies((*args, *kwargs.values()))).workspace.turn()
         with torch._C.DisableTorchFunctionSubclass():
             if func in ABOUT:
@@ -98,7 +112,7 @@ class Lazy(Tensor):
             if func is functional.linear:
                 return _linear(*args, **kwargs)
             if func is functional.embedding and _plain_look_up(*args, **kwargs):
-                return _embedding(*args[:2])
+                return _embedding(*args, **kwargs)
             # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
             return func(*_made(args), **_made(kwargs))
 
@@ -107,6 +121,8 @@ class Lazy(Tensor):
         """For calls from C++, which do not pass `__torch_function__`."""
         if func is torch.ops.aten.detach.default:  # what isinstance(…, Parameter) bookkeeping asks for
             return args[0]
+        if func._schema.is_mutable:
+            raise FedKSeedError(f"{func} would write to weights that exist only while they are used")
         return func(*_made(args), **_made(kwargs or {}))
 
 
@@ -145,14 +161,20 @@ ABOUT = {
 }  # fmt: skip
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.startswith("__"))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
     """x Wᵀ + b with some rows of W at a time."""
-    bias = _made(bias)
+    x, bias = input, _made(bias)
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
+    kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if kept or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight.whole(), bias)  # may live on, for the way back or in autocast's cache
     rows, columns = weight.shape
-    if torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad)):
-        return functional.linear(x, weight.whole(), bias)  # kept for the way back
     step = max(1, TILE // columns)
     if rows <= step:
         return functional.linear(x, weight.lent(0, rows), bias)
@@ -169,16 +191,21 @@ def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def _embedding(tokens: Tensor, weight: Lazy) -> Tensor:
+def _embedding(input: Tensor, weight: Lazy, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
     """Rows of a table, each that occurs made once."""
-    used, places = torch.unique(tokens, return_inverse=True)
+    used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
     return table[places]
 
 
 def _plain_look_up(
-    tokens: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **options: Any
+    input: Any,  # noqa: A002
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    *_: Any,
+    **__: Any,
 ) -> bool:
     return isinstance(weight, Lazy) and max_norm is None
 

@@ -57,10 +57,13 @@ class Layout:
         named: dict[str, Tensor] = {}
         owners: dict[str, tuple[nn.Module, str]] = {}
         for path, module in model.named_modules(remove_duplicate=False):
-            for name, tensor in module.named_parameters(recurse=False):
+            for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
                 if tensor.numel():
                     full = f"{path}.{name}" if path else name
                     named[full], owners[full] = tensor, (module, name)
+        for name, tensor in named.items():
+            if not isinstance(tensor, Lazy) and not tensor.is_contiguous():
+                raise FedKSeedError(f"the parameter {name} is a strided view; give it memory of its own: .contiguous()")
         first: dict[tuple[int, int], str] = {}  # memory, from where to where -> smallest name
         for name in sorted(named):
             first.setdefault(_memory(named[name]), name)
@@ -105,17 +108,19 @@ def digest(entries: Sequence[Entry]) -> bytes:
         return f"{entry.name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} {bits.hexdigest()}\n"
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        held = threads.map(of_tensor, [entry for entry in entries if not isinstance(entry.tensor, Lazy)])
-        lines = {entry.name: of_tensor(entry) for entry in entries if isinstance(entry.tensor, Lazy)}
-        for line in held:
-            lines[line.partition(" ")[0]] = line
-    return hashlib.sha256("".join(lines[entry.name] for entry in entries).encode()).digest()
+        # Lazy ones in this thread: kernels have threads of their own.
+        lines = [None if isinstance(e.tensor, Lazy) else threads.submit(of_tensor, e) for e in entries]
+        done = [of_tensor(e) if line is None else line.result() for e, line in zip(entries, lines, strict=True)]
+    return hashlib.sha256("".join(done).encode()).digest()
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """All weights of a tensor on the CPU, flat; a lazy one some rows at a time."""
     if not isinstance(tensor, Lazy):
         yield tensor.detach().cpu().contiguous().view(-1)
+        return
+    if not tensor.ndim:
+        yield tensor.whole().cpu().view(-1)
         return
     rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
     for first in range(0, rows, step):
@@ -220,7 +225,6 @@ class Streamed(Weights):
 
     def load(self, c: NDArray[np.floating]) -> None:
         self.c = self._coefficients(c)
-        self._install()
         self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
@@ -231,6 +235,7 @@ class Streamed(Weights):
         self.c[direction] += np.float32(step)
 
     def settle(self) -> None:
+        self._install()
         self.sum = Sum(self.pool, *self.pool.dense(self.c))
 
     def restore(self) -> None:
@@ -246,8 +251,14 @@ class Streamed(Weights):
         # Two calls of `loss` in one thread that change places before each operation on lazy tensors. The
         # last operation makes the logits, which are large: no place to change after it, so they are never
         # there twice.
-        points = [greenlet(loss), greenlet(loss)]
-        self._workspace.turn = getcurrent().switch
+        points, here = [greenlet(loss), greenlet(loss)], getcurrent()
+
+        def turn() -> None:
+            if any(torch.is_autocast_enabled(entry.tensor.device.type) for entry in self.layout.tuned[:1]):
+                raise FedKSeedError("a loss can't use autocast while weights are streamed: hold the model in the type")
+            here.switch()
+
+        self._workspace.turn = turn
         values: list[float] = [0.0, 0.0]
         with torch.inference_mode():  # outside both, so that entering and leaving it in turns leaves it alone
             try:
@@ -372,7 +383,7 @@ class InPlace(Written):
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
         super().__init__(layout, pool)
-        self.sums = [torch.zeros(base.shape, dtype=torch.float32) for base in self.base]
+        self.sums = [torch.zeros_like(base, dtype=torch.float32) for base in self.base]
 
     def load(self, c: NDArray[np.floating]) -> None:
         self.c = self._coefficients(c)

@@ -5,12 +5,15 @@ turns, bit for bit, if they compute with as many threads. The base weights are s
 memory-mapped: safetensors in the model's own type, and GGUF blocks.
 """
 
+import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
 from typing import Any
 
 import torch
@@ -52,8 +55,9 @@ class Workers:
         Raises:
             FedKSeedError: a process died.
         """
-        asked = {self._pool.submit(_work, data, number): number for number in clients}
+        asked: dict[Future[tuple[bytes, list[float]]], int] = {}
         try:
+            asked.update({self._pool.submit(_work, data, number): number for number in clients})
             for future in as_completed(asked):
                 yield asked[future], *future.result()
         except BrokenProcessPool as error:
@@ -66,14 +70,28 @@ class Workers:
                 future.cancel()
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """End the processes, in the middle of a step, too: nothing of theirs is kept but what was answered."""
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+            process.join()
 
 
 def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, ...]) -> None:
     global _answer  # a process has no other place that lives from call to call
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
     _answer = prepare(*arguments)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed can't stop its workers, each of which holds a model."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
 
 
 def _work(data: bytes, client: int) -> tuple[bytes, list[float]]:

@@ -114,6 +114,8 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
         loaded.__dict__["is_quantized"] = False
+    for parameter in loaded.parameters():  # a GGUF file's transposed matrices come as strided views
+        parameter.data = parameter.data.contiguous()
     loaded.requires_grad_(False).eval()
     return loaded.to(device) if storage == "dense" else quantise(loaded, storage, device)
 

@@ -95,7 +95,7 @@ def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
     """
     workspace, made = Workspace(), dict[int, Lazy]()
     for module in model.modules():
-        for name, parameter in list(module.named_parameters(recurse=False)):
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
                 if id(parameter) not in made:
                     raw = np.concatenate([_quantised(rows, kind) for rows in _row_parts(parameter.data)])
@@ -159,14 +159,15 @@ def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace,
             raw = tensor.data if np.array_equal(order, rows) else tensor.data[order]
             return Lazy(Blocks(raw, kind, shape, dtype, device), workspace)
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
-    return torch.from_numpy(np.array(processor.process(weights=values, name=tensor.name).weights)).to(dtype)
+    dense = np.array(processor.process(weights=values, name=tensor.name).weights, order="C")
+    return torch.from_numpy(dense).to(dtype)
 
 
 def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
     """Put tensors into an empty model, tied parameters together."""
     places: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for where, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             places.setdefault(id(parameter), []).append((f"{where}.{name}" if where else name, module, name))
     for tied in places.values():
         found = next((tensors[full] for full, _, _ in tied if full in tensors), None)

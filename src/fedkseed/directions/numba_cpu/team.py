@@ -6,6 +6,7 @@ take twice as long. GNU OpenMP lets anyone run a C function on its team.
 """
 
 import ctypes
+import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,28 @@ from numpy.typing import NDArray
 
 
 @cache
+def forget_stale_kernels() -> None:
+    """Delete kernels on disk that were compiled from other sources than these.
+
+    Numba looks only at the file of the function that is called, not at those it calls.
+    """
+    folder = Path(__file__).parent
+    sources = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(folder.glob("*.py")))).hexdigest()
+    stamp = folder / "__pycache__" / "kernels.sha256"
+    try:
+        if not stamp.exists() or stamp.read_text() != sources:
+            for path in stamp.parent.glob("*.nb?"):
+                path.unlink(missing_ok=True)
+            stamp.parent.mkdir(exist_ok=True)
+            stamp.write_text(sources)
+    except OSError:  # a folder that can't be written to: Numba keeps its files elsewhere, or none
+        return
+
+
+@cache
 def compiled(function: Callable[[int], None]) -> Any:
     """A C function of an address; compiled when first used, then kept on disk."""
+    forget_stale_kernels()
     return cfunc(types.void(types.int64), cache=True)(function)
 
 
