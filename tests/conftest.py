@@ -11,11 +11,35 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which transformers does
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    OPTConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 # Models here are tiny. A second thread gains nothing and makes them a hundred times slower whenever
 # another program uses a core: OpenMP's threads wait for each other after every operation.
 torch.set_num_threads(1)
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
+CONFIGS: list[PretrainedConfig] = [
+    LlamaConfig(**SMALL, intermediate_size=48, tie_word_embeddings=False),
+    GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64),
+    OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
+    Qwen2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, tie_word_embeddings=True),
+    Qwen3Config(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
+    GemmaConfig(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
+    Gemma2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
+    MistralConfig(**SMALL, intermediate_size=48, num_key_value_heads=1),
+]
 
 CATEGORIES = {
     "colour": [

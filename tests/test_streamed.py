@@ -7,18 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    GemmaConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PretrainedConfig,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed import lazy as lazy_module
@@ -27,19 +16,8 @@ from fedkseed.lazy import Lazy, Workspace, densify
 from fedkseed.local.zeroth_order import two_point_steps
 from fedkseed.weights import Streamed
 
-from .conftest import tiny_llama
+from .conftest import CONFIGS, tiny_llama
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
-CONFIGS: list[PretrainedConfig] = [
-    LlamaConfig(**SMALL, intermediate_size=48, tie_word_embeddings=False),
-    GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64),
-    OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
-    Qwen2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, tie_word_embeddings=True),
-    Qwen3Config(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
-    GemmaConfig(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
-    Gemma2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
-    MistralConfig(**SMALL, intermediate_size=48, num_key_value_heads=1),
-]
 TOKENS = torch.arange(24).view(2, 12)
 
 

@@ -4,33 +4,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    GemmaConfig,
-    GPT2Config,
-    LlamaConfig,
-    MistralConfig,
-    OPTConfig,
-    PretrainedConfig,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold, materialize
 from fedkseed.directions import FAMILIES
 from fedkseed.weights import InPlace, Layout
 
-from .conftest import tiny_llama
+from .conftest import CONFIGS, tiny_llama
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
-CONFIGS: list[PretrainedConfig] = [
-    LlamaConfig(**SMALL, intermediate_size=48, tie_word_embeddings=False),
-    GPT2Config(n_embd=32, n_layer=2, n_head=2, vocab_size=64),
-    OPTConfig(**SMALL, ffn_dim=48, word_embed_proj_dim=32),
-    Qwen2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, tie_word_embeddings=True),
-    GemmaConfig(**SMALL, intermediate_size=48, num_key_value_heads=1, head_dim=16),
-    MistralConfig(**SMALL, intermediate_size=48, num_key_value_heads=1),
-]
 
 
 def coefficients(size: int) -> np.ndarray:
