@@ -1,6 +1,7 @@
 """Weights made when an operation asks for them: same values, same losses, nothing written."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from fedkseed import lazy as lazy_module
 from fedkseed.directions import FAMILIES
 from fedkseed.lazy import Lazy, Workspace, densify
 from fedkseed.local.zeroth_order import two_point_steps
+from fedkseed.models.load import load_model
 from fedkseed.weights import Streamed
 
 from .conftest import CONFIGS, tiny_llama
@@ -303,3 +305,16 @@ def test_settling_after_restoring_installs_again():
     weights.move(3, 1e-3)
     weights.settle()
     assert weights.digest() not in (before, weights.base_digest)
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+def test_the_base_of_a_safetensors_folder_stays_a_mapped_file(model_folder):
+    model = load_model(str(model_folder))
+    weights = hold(model, Pool(1, 64, "hadamard"))
+    weights.load(coefficients(64))
+    weights.both(3, 1e-3, loss_of(model))
+    lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines() if "model.safetensors" in line]
+    mapped = [tuple(int(place, 16) for place in line[0].split("-")) for line in lines]
+    for entry in weights.layout.tuned:
+        place = entry.tensor.data_ptr()
+        assert any(first <= place < last for first, last in mapped), entry.name
