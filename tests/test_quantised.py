@@ -114,6 +114,18 @@ def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
         assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
 
 
+def test_the_number_of_threads_changes_no_weight():
+    values = np.random.default_rng(0).normal(size=(4096, 64)).astype(np.float32)  # 8,192 blocks: enough to share out
+    raw = gguf.quantize(values, KIND.Q4_1)
+    out, before = torch.empty(4096, 64), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        Blocks(raw, "Q4_1", out.shape, torch.float32).read([(0, out[:1000]), (64_000, out[1000:])])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(out, torch.from_numpy(gguf.dequantize(raw, KIND.Q4_1)))
+
+
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_file_kept_as_stored_is_the_dequantised_model_bit_for_bit(file, dtype):
     kept, dense = load_model(str(file), dtype, "as stored"), load_model(str(file), dtype)

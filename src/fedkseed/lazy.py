@@ -200,7 +200,7 @@ def _embedding(input: Tensor, weight: Lazy, *_: Any, **__: Any) -> Tensor:  # no
 
 
 def _plain_look_up(
-    input: Any,  # noqa: A002
+    input: Any,  # noqa: A002 — as F.embedding has it
     weight: Any,
     padding_idx: Any = None,
     max_norm: Any = None,

@@ -218,7 +218,7 @@ def _loader(to: Any, memory: ir.Type, emit: Any = lambda builder, value: value) 
 
 
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
-load_floats, load_words = _loader(FLOATS, FLOATS.llvm), _loader(WORDS, WORDS.llvm)
+load_floats = _loader(FLOATS, FLOATS.llvm)
 load_shorts = _loader(WORDS, SHORTS, lambda builder, value: builder.zext(value, WORDS.llvm))
 load_bytes = _loader(WORDS, ir.VectorType(ir.IntType(8), LANES), lambda builder, value: builder.zext(value, WORDS.llvm))
 float_at, word_at = _loader(types.float32, ir.FloatType()), _loader(types.uint32, INDEX)
