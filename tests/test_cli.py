@@ -82,7 +82,7 @@ def test_rollback_and_resume_give_the_same_adapter(finished, copy):
 
 
 def test_eval_of_the_last_round_is_the_result_of_the_run(finished):
-    losses = Store(finished).recall("after")["losses"]
+    losses = Store(finished).evaluations()[3]["losses"]
     assert f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}" in fedkseed("eval", finished).output
     assert "after 1 rounds" in fedkseed("eval", finished, "--after", 1).output
 

@@ -64,12 +64,13 @@ def test_a_round_without_a_finite_loss_is_valid_json(store):
 
 
 def test_rollback_forgets_what_came_after(store):
-    store.remember("after", {"losses": [1]})
+    for done in range(4):
+        store.evaluated(done, {"losses": [done]})
     store.adapter.write_bytes(b"x")
     store.rollback(1)
     assert same(store.state(), state(1))
     assert len(store.metrics.read_text().splitlines()) == 1
-    assert store.recall("after") is None
+    assert store.evaluations() == {0: {"losses": [0]}, 1: {"losses": [1]}}
     assert not store.adapter.exists()
     with pytest.raises(FedKSeedError, match="no state after 2 rounds"):
         store.rollback(2)

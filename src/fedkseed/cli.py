@@ -130,7 +130,7 @@ def eval(
     console.print(
         f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
     )
-    if before := store.recall("before"):
+    if before := store.evaluations().get(0):
         change = paired_change(before["losses"], scores.losses)
         console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
     if scores.rouge:

@@ -101,8 +101,9 @@ class Training(Part):
 
 
 class Evaluation(Part):
-    """What is measured before and after."""
+    """What is measured before, after, and every few rounds."""
 
+    every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations of the held-out loss; 0: only before and after
     examples: Annotated[int, Field(ge=2)] = 64
     max_tokens: Count | None = None  # of a held-out example; default as for training
     generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L

@@ -14,8 +14,9 @@ Messages are encoded even when both sides live in one process: the bytes counted
 """
 
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
 from .errors import FedKSeedError
@@ -41,6 +42,7 @@ class Report:
     loss: float  # mean local loss, weighted like the aggregation
     skipped: int  # probes left out because their loss was not finite
     scalar: float  # mean |ρ|
+    seconds: float = 0.0  # from the broadcast to the next state
 
 
 def run_round(
@@ -51,6 +53,7 @@ def run_round(
     Raises:
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
+    begin = time.perf_counter()
     message = strategy.broadcast(state)
     data = encode(message)
     replies: dict[int, bytes] = {}
@@ -64,7 +67,8 @@ def run_round(
             raise FedKSeedError(
                 f"a reply of client {client} is signed by client {upload.client}; asked were {list(cohort)}"
             )
-    return strategy.aggregate(state, uploads), _report(message, data, uploads, replies)
+    after, report = strategy.aggregate(state, uploads), _report(message, data, uploads, replies)
+    return after, replace(report, seconds=time.perf_counter() - begin)
 
 
 def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:

@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
@@ -149,16 +150,27 @@ class Simulation:
         """The next round."""
         return run_round(self.strategy, state, self.cohort(state.round), self.transport)
 
-    def evaluate(self, state: State, what: str) -> Evaluation:
-        """Score the model of a state on the held-out examples."""
+    def holdings(self) -> dict[str, Any]:
+        """Who holds what: the examples of each client, and how many of each category."""
+        counts = [Counter(e.example.category for e in share) for share in self.shares.clients]
+        return {
+            "examples": [len(share) for share in self.shares.clients],
+            "categories": [dict(sorted(count.items())) for count in counts],
+            "too_long": self.shares.too_long,
+            "held_out": len(self.shares.held_out),
+        }
+
+    def evaluate(self, state: State, what: str, write: bool = True) -> Evaluation:
+        """Score the model of a state on the held-out examples; `write` the answers that the recipe asks for."""
         self.load(state)
         options = self.recipe.evaluation
-        self.progress.begin(what, options.examples + options.generated)
+        generated = options.generated if write else 0
+        self.progress.begin(what, len(self.shares.held_out) + generated)
         return evaluate(
             self.model,
             self.tokenizer,
             self.shares.held_out,
-            generated=options.generated,
+            generated=generated,
             max_new_tokens=options.max_new_tokens,
             rouge=options.rouge,
             batch_size=options.batch_size,
@@ -245,13 +257,17 @@ def work(store: Store, simulation: Simulation) -> Result:
     state = store.state()
     if state is None:
         store.commit(state := simulation.strategy.init(), None)
+    store.remember("clients", simulation.holdings())
     store.copy_metrics()
-    before = _evaluated(store, "before", simulation, simulation.strategy.init())
-    while state.round < simulation.recipe.training.rounds:
+    rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
+    before = _evaluated(store, simulation, simulation.strategy.init())
+    while state.round < rounds:
+        if every and state.round % every == 0:
+            _evaluated(store, simulation, state)
         state, report = simulation.round(state)
         store.commit(state, report)
         simulation.progress.round_done(report)
-    after = _evaluated(store, "after", simulation, state)
+    after = _evaluated(store, simulation, state)
     adapter = simulation.adapter(state)
     adapter.save(store.adapter)
     return Result(
@@ -267,12 +283,13 @@ def work(store: Store, simulation: Simulation) -> Result:
     )
 
 
-def _evaluated(store: Store, name: str, simulation: Simulation, state: State) -> Evaluation:
-    """An evaluation, done once in a run's life."""
-    known = store.recall(name)
+def _evaluated(store: Store, simulation: Simulation, state: State) -> Evaluation:
+    """The evaluation after some rounds, done once in a run's life; the first and the last model write answers."""
+    ends = (0, simulation.recipe.training.rounds)
+    known = store.evaluations().get(state.round)
     if known is None:
-        known = asdict(simulation.evaluate(state, f"held-out examples, {name}"))
-        store.remember(name, known)
+        known = asdict(simulation.evaluate(state, f"held-out examples, round {state.round}", state.round in ends))
+        store.evaluated(state.round, known)
     return Evaluation(**known)
 
 

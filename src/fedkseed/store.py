@@ -1,7 +1,7 @@
 """A run's directory: its recipe, every round's state, its metrics, its adapter.
 
     recipe.toml           the resolved recipe
-    run.sqlite            every round's state and report; a round counts once it is committed here
+    run.sqlite            every round's state, report and evaluation; a round counts once it is committed here
     metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
     adapter.safetensors   the tuned model
     lock                  held by the process that works on the run
@@ -30,6 +30,7 @@ from .strategies.kseed import State
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB NOT NULL, report TEXT);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT NOT NULL);
 """
 
 
@@ -142,8 +143,19 @@ class Store:
             self.adapter.unlink(missing_ok=True)
         with self._connect() as database:
             database.execute("DELETE FROM rounds WHERE done > ?", (done,))
-            database.execute("DELETE FROM facts WHERE name = 'after'")
+            database.execute("DELETE FROM evaluations WHERE done > ?", (done,))
         self.copy_metrics()
+
+    def evaluated(self, done: int, scores: dict[str, Any]) -> None:
+        """Keep what the model after `done` rounds scored."""
+        with self._connect() as database:
+            database.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", (done, json.dumps(scores)))
+
+    def evaluations(self) -> dict[int, dict[str, Any]]:
+        """Rounds done -> the fields of its `Evaluation`, in order; 0 is the base model."""
+        with self._connect() as database:
+            rows = database.execute("SELECT done, value FROM evaluations ORDER BY done").fetchall()
+        return {done: json.loads(value) for done, value in rows}
 
     def copy_metrics(self) -> None:
         """Write metrics.jsonl afresh: a killed process may have left its last line out or cut."""
