@@ -18,7 +18,7 @@ from torch import nn
 from fedkseed.directions import Pool
 from fedkseed.models.load import DTYPES, STORAGES, load_model
 from fedkseed.models.loss import IGNORED, Batch, batch_loss
-from fedkseed.weights import MODES, Weights, hold
+from fedkseed.weights import MODES, Pooled, Weights, hold
 from peers import EPS, LR, inference, paper_step
 from table import MODEL, Row, best_of, show
 
@@ -36,7 +36,7 @@ def make_batch(examples: int, tokens: int, device: str = "cpu") -> Batch:
     return Batch(drawn, torch.ones_like(drawn), labels)
 
 
-def held(model: nn.Module, pool: Pool, mode: str) -> Weights:
+def held(model: nn.Module, pool: Pool, mode: str) -> Pooled:
     """w(c), with c as it is after some rounds: a pass over `in place` is the same for any c."""
     weights = hold(model, pool, mode=mode)
     if mode != "in place":
@@ -45,7 +45,7 @@ def held(model: nn.Module, pool: Pool, mode: str) -> Weights:
 
 
 def our_step(model: nn.Module, weights: Weights, batch: Batch) -> Callable[[], object]:
-    """What `two_point_steps` repeats."""
+    """What `zeroth_order_steps` repeats."""
     direction = weights.pool.size // 2
 
     def step() -> None:

@@ -6,31 +6,51 @@ import numpy as np
 import pytest
 import torch
 
-from fedkseed import Broadcast, Client, FedKSeedError, Pool, Run, Upload, answer, decode, encode, hold, run_round
+from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round
 from fedkseed.algorithms import ALGORITHMS
-from fedkseed.config import Training
+from fedkseed.config import Directions, Model, Recipe, Training
 from fedkseed.directions import FAMILIES
-from fedkseed.models.loss import Batch, batch_loss
+from fedkseed.free import Free
+from fedkseed.messages import Change, History
+from fedkseed.models.loss import Batch, batch_loss, graph_loss
+from fedkseed.models.tuned import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, generator
+from fedkseed.simulate import NEWCOMER
+from fedkseed.store import Store
+from fedkseed.strategies.replay import Replay
+from fedkseed.weights import Layout
 
 from .conftest import tiny_llama
 
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+POOLED = [name for name, algorithm in ALGORITHMS.items() if algorithm.pooled]
+REPLAYED = [name for name, algorithm in ALGORITHMS.items() if algorithm.strategy is Replay]
 TRAINING = Training(rounds=5, steps=6, lr=1e-3, eps=1e-3)
+BYTES_OF_PAIRS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds"}
 
 
 class Federation:
     """Four clients with data of their own, each with its own copy of the model."""
 
     def __init__(self, name: str, family: str = "hadamard", dtype: torch.dtype = torch.float32) -> None:
-        self.pool = Pool(99, 64, family)
-        self.dtype = dtype
+        self.algorithm, self.dtype = ALGORITHMS[name], dtype
+        self.recipe = Recipe(
+            model=Model(name="tiny"),
+            directions=Directions(family=family, size=64),
+            training=TRAINING.model_copy(update={"algorithm": name}),
+        )
+        self.pool = self.algorithm.pool(self.recipe)
         self.clients = {number: self.client(number) for number in (2, 3, 5, 7)}
-        self.strategy = ALGORITHMS[name](TRAINING, Run(self.pool, self.clients[2].weights.base_digest))
-        self.messages: list[tuple[bytes, dict[int, bytes]]] = []
+        first = self.clients[2].weights
+        start = first.values() if isinstance(first, Free) else np.empty(0, np.float32)
+        tensors = tuple((entry.number, entry.tensor.numel()) for entry in first.layout.tuned)
+        self.strategy = self.algorithm.make(self.recipe, Run(self.pool, first.base_digest), start, tensors)
+        self.messages: list[tuple[dict[int, bytes], dict[int, bytes]]] = []
 
     def client(self, number: int) -> Client:
         model = tiny_llama().to(self.dtype)
+        if self.algorithm.tuned != "all":
+            model = attach(model, self.algorithm.tuned, Adapters(virtual_tokens=3), 1)
 
         def batches(round_: int):
             rng = generator(0, Purpose.BATCHES, round_, number)
@@ -38,31 +58,55 @@ class Federation:
                 tokens = torch.from_numpy(rng.integers(0, 400, (2, 12)))
                 yield Batch(tokens, torch.ones_like(tokens), tokens)
 
-        return Client(number, hold(model, self.pool), 10 + number, batches, lambda batch: batch_loss(model, batch))
+        return Client(
+            number,
+            self.hold(model),
+            10 + number,
+            batches,
+            lambda batch: batch_loss(model, batch),
+            graph=lambda batch: graph_loss(model, batch),
+        )
 
-    def transport(self, message: bytes, cohort):
-        replies = {number: answer(self.strategy, message, self.clients[number]) for number in cohort}
-        self.messages.append((message, replies))
+    def hold(self, model):
+        if self.algorithm.pooled:
+            return hold(model, self.pool)
+        return Free(Layout(model, PATTERNS.get(self.algorithm.tuned, ("*",))), self.pool)
+
+    def transport(self, messages):
+        replies = {n: answer(self.strategy, message, self.clients[n]) for n, message in messages.items()}
+        self.messages.append((dict(messages), replies))
         return replies.items()
 
-    def run(self, rounds: int):
-        state = self.strategy.init()
+    def run(self, rounds: int, cohort: tuple[int, ...] = (2, 3, 5, 7), state=None):
+        state = self.strategy.init() if state is None else state
         for _ in range(rounds):
-            state, report = run_round(self.strategy, state, list(self.clients), self.transport)
+            state, report = run_round(self.strategy, state, [n for n in self.clients if n in cohort], self.transport)
         return state, report
 
+    def message(self, state, client: int = 5) -> bytes:
+        return encode(self.strategy.broadcast(state, [client])[client])
 
-@every_algorithm
+
+def same(one, other) -> bool:
+    """Are two states equal, bit for bit?"""
+    return all(np.asarray(getattr(one, n)).tobytes() == np.asarray(getattr(other, n)).tobytes() for n in names(one))
+
+
+def names(state) -> list[str]:
+    return list(type(state).__slots__)
+
+
+@pytest.mark.parametrize("name", POOLED)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name, family, dtype):
     federation = Federation(name, family, dtype)
     federation.run(2)
-    message, replies = federation.messages[-1]
+    messages, replies = federation.messages[-1]
     for number, reply in replies.items():
         trained = federation.clients[number].weights
         rebuilt = hold(tiny_llama().to(dtype), federation.pool, mode="materialized")
-        down, up = decode(message, Broadcast), decode(reply, Upload)
+        down, up = decode(messages[number], Broadcast), decode(reply, Upload)
         c = down.coefficients.copy()
         for j, scalar in zip(up.directions, up.scalars, strict=True):
             c[j] += np.float32(-down.lr * float(scalar))
@@ -70,47 +114,117 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
         assert trained.digest() == rebuilt.digest()
 
 
+@pytest.mark.parametrize("name", ["uplink-seeds", "unlimited-seeds", "decomfl"])
+@pytest.mark.parametrize("family", ["gaussian", "rademacher"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them(name, family, dtype):
+    federation = Federation(name, family, dtype)
+    after_one, _ = federation.run(1)
+    federation.run(1, state=after_one)
+    messages, replies = federation.messages[-1]
+    for number, reply in replies.items():
+        rebuilt = federation.client(number).weights
+        if isinstance(federation.strategy, Replay):
+            federation.strategy.sync(federation.strategy.broadcast(after_one, [NEWCOMER])[NEWCOMER], rebuilt)
+        else:
+            federation.strategy.sync(decode(messages[number], federation.strategy.message), rebuilt)
+        up = decode(reply, federation.strategy.reply)
+        if isinstance(up, Change):
+            pairs = zip(federation.strategy.implied(1, slice(0, 6)).tolist(), up.values.tolist(), strict=True)
+        else:
+            pairs = zip(up.directions.tolist(), up.scalars.tolist(), strict=True)
+        for j, scalar in pairs:
+            rebuilt.move(j, -TRAINING.lr * scalar)
+        rebuilt.settle()
+        assert rebuilt.digest() == federation.clients[number].weights.digest()
+
+
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if ALGORITHMS[n].up in ("weights", "LoRA", "prompt")])
+def test_weights_sent_are_those_that_the_client_trained(name):
+    federation = Federation(name)
+    federation.run(2)
+    for number, reply in federation.messages[-1][1].items():
+        sent = decode(reply, Change).values
+        assert sent.tobytes() == federation.clients[number].weights.values().tobytes()
+        assert (
+            sent.tobytes() != decode(federation.messages[-1][0][number], federation.strategy.message).values.tobytes()
+        )
+
+
 @every_algorithm
 def test_the_order_of_replies_makes_no_difference(name):
     forward, backward = Federation(name), Federation(name)
     backward.clients = dict(reversed(backward.clients.items()))
-    assert forward.run(2)[0].coefficients.tobytes() == backward.run(2)[0].coefficients.tobytes()
+    assert same(forward.run(2)[0], backward.run(2)[0])
 
 
 @every_algorithm
-def test_a_newcomer_has_the_model_of_a_veteran(name):
-    federation = Federation(name)
-    state, _ = federation.run(3)
-    message = encode(federation.strategy.broadcast(state))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_newcomer_has_the_model_of_a_veteran(name, dtype):
+    federation = Federation(name, dtype=dtype)
+    state, _ = federation.run(2)
+    state, _ = federation.run(1, (3, 7), state)  # the veteran was away
     veteran, newcomer = federation.clients[5], federation.client(5)
-    assert answer(federation.strategy, message, veteran) == answer(federation.strategy, message, newcomer)
+    replies = [
+        answer(federation.strategy, federation.message(state, 5), veteran),
+        answer(federation.strategy, federation.message(state, NEWCOMER), newcomer),
+    ]
+    assert replies[0] == replies[1]
     assert veteran.weights.digest() == newcomer.weights.digest()
+
+
+@pytest.mark.parametrize("name", REPLAYED)
+def test_a_message_tells_of_the_rounds_that_its_client_missed_and_no_others(name):
+    federation = Federation(name)
+    state, _ = federation.run(1)
+    state, _ = federation.run(3, (3, 7), state)
+    messages = federation.strategy.broadcast(state, [3, 5, NEWCOMER])
+    assert [messages[n].since for n in (3, 5, NEWCOMER)] == [3, 0, 0]
+    state, report = federation.run(1, (3, 5), state)
+    assert federation.strategy.broadcast(state, [5])[5].since == 4
+    down = {n: decode(m, History) for n, m in federation.messages[-1][0].items()}
+    assert report.replayed == down[5].coefficients.size > 2 * down[3].coefficients.size
+    with pytest.raises(FedKSeedError, match="holds the model after 0 rounds, the message tells of rounds 3 to 4"):
+        federation.strategy.sync(messages[3], federation.client(3).weights)
 
 
 @every_algorithm
 def test_bytes_counted_are_bytes_encoded(name):
     federation = Federation(name)
-    _, report = federation.run(1)
-    message, replies = federation.messages[-1]
-    assert report.bytes_down == len(message)
+    _, report = federation.run(2)
+    messages, replies = federation.messages[-1]
+    assert report.bytes_down == max(map(len, messages.values()))
     assert report.bytes_up == max(map(len, replies.values()))
-    assert report.bytes_total == 4 * len(message) + sum(map(len, replies.values()))
+    assert report.bytes_total == sum(map(len, messages.values())) + sum(map(len, replies.values()))
     assert report.clients == (2, 3, 5, 7)
+    assert (report.scalar is not None) == (name in BYTES_OF_PAIRS)
+
+
+@every_algorithm
+def test_a_state_comes_back_from_the_store_as_it_was(name, tmp_path):
+    federation = Federation(name)
+    state, report = federation.run(2)
+    with Store.create(tmp_path / "run", "") as store:
+        store.commit(state, report)
+        assert same(store.state(federation.strategy.state), state)
 
 
 @every_algorithm
 def test_the_model_moves_and_the_local_loss_is_reported(name):
-    state, report = Federation(name).run(1)
-    assert np.count_nonzero(state.coefficients) > 10
+    federation = Federation(name)
+    before = federation.client(2)
+    start = before.weights.digest()
+    state, report = federation.run(1)
+    federation.strategy.sync(federation.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], before.weights)
+    assert before.weights.digest() != start
     assert report.loss == pytest.approx(np.log(400), rel=0.1)  # a random model knows nothing of 400 tokens
 
 
 @every_algorithm
 def test_a_client_of_another_base_model_is_refused_and_unchanged(name):
     federation = Federation(name)
-    message = encode(federation.strategy.broadcast(federation.strategy.init()))
-    model = tiny_llama().bfloat16()
-    stranger = replace(federation.clients[2], weights=hold(model, federation.pool))
+    message = federation.message(federation.strategy.init())
+    stranger = Federation(name, dtype=torch.bfloat16).clients[2]
     before = stranger.weights.digest()
     with pytest.raises(FedKSeedError, match=f"digest {federation.strategy.run.base.hex()}.*{before.hex()}"):
         answer(federation.strategy, message, stranger)
@@ -121,8 +235,8 @@ def test_a_client_of_another_base_model_is_refused_and_unchanged(name):
 def test_a_reply_signed_by_another_client_is_refused(name):
     federation = Federation(name)
 
-    def swapped(message: bytes, cohort):
-        return {3: answer(federation.strategy, message, federation.clients[2])}.items()
+    def swapped(messages):
+        return {3: answer(federation.strategy, messages[2], federation.clients[2])}.items()
 
     with pytest.raises(FedKSeedError, match="reply of client 3 is signed by client 2"):
         run_round(federation.strategy, federation.strategy.init(), [2, 3], swapped)
@@ -132,7 +246,7 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
     federation = Federation("fedkseed")
     losses = iter([float("nan"), 1.0, 2.0, float("inf"), 3.0, 1.0] + [1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
-    message = encode(federation.strategy.broadcast(federation.strategy.init()))
+    message = federation.message(federation.strategy.init())
     reply = answer(federation.strategy, message, client)
     up = decode(reply, Upload)
     assert up.scalars.size == TRAINING.steps - 2
@@ -145,7 +259,7 @@ def test_scalars_are_clipped_before_they_are_applied():
     strategy = replace(federation.strategy, clip=5.0)
     losses = iter([100.0, 1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
-    up = decode(answer(strategy, encode(strategy.broadcast(strategy.init())), client), Upload)
+    up = decode(answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client), Upload)
     np.testing.assert_array_equal(up.scalars, np.full(6, 5.0))
     assert client.weights.c.sum() == pytest.approx(-6 * 5 * 1e-3)
 
@@ -162,9 +276,9 @@ def test_steps_that_were_skipped_are_counted_and_leave_the_other_losses_alone():
 def test_a_client_that_answers_twice_is_refused():
     federation = Federation("fedkseed")
 
-    def twice(message: bytes, cohort):
+    def twice(messages):
         for _ in range(2):
-            yield 2, answer(federation.strategy, message, federation.clients[2])
+            yield 2, answer(federation.strategy, messages[2], federation.clients[2])
 
     with pytest.raises(FedKSeedError, match="client 2 answered twice"):
         run_round(federation.strategy, federation.strategy.init(), [2], twice)
@@ -174,7 +288,7 @@ def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
     federation = Federation("fedkseed")
     strategy = replace(federation.strategy, steps=2, probes=3)
     client, pool = federation.clients[2], federation.pool
-    reply = answer(strategy, encode(strategy.broadcast(strategy.init())), client)
+    reply = answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client)
     up = decode(reply, Upload)
     assert up.scalars.size == 6
     # by hand: the second step's first probe, at the point that the first step's mean leads to

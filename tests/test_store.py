@@ -41,8 +41,8 @@ def same(a: State | None, b: State) -> bool:
 
 def test_what_is_committed_is_there_for_another_process(store):
     again = Store(store.directory)
-    assert same(again.state(), state(3))
-    assert all(same(again.state(done), state(done)) for done in range(4))
+    assert same(again.state(State), state(3))
+    assert all(same(again.state(State, done), state(done)) for done in range(4))
     assert [r["round"] for r in again.reports()] == [0, 1, 2]
 
 
@@ -68,7 +68,7 @@ def test_rollback_forgets_what_came_after(store):
         store.evaluated(done, {"losses": [done]})
     store.adapter.write_bytes(b"x")
     store.rollback(1)
-    assert same(store.state(), state(1))
+    assert same(store.state(State), state(1))
     assert len(store.metrics.read_text().splitlines()) == 1
     assert store.evaluations() == {0: {"losses": [0]}, 1: {"losses": [1]}}
     assert not store.adapter.exists()
@@ -120,14 +120,28 @@ def test_a_damaged_state_is_refused(store):
     with sqlite3.connect(store.directory / "run.sqlite") as database:
         database.execute("UPDATE rounds SET state = x'00112233' WHERE done = 3")
     with pytest.raises(FedKSeedError, match="damaged"):
-        store.state()
-    assert same(store.state(2), state(2))
+        store.state(State)
+    assert same(store.state(State, 2), state(2))
+
+
+def test_large_states_are_files_and_the_last_two_are_kept(store):
+    big = [State(done, np.full(1 << 18, done + 0.5), np.zeros(1), np.zeros(1, np.int64)) for done in (4, 5, 6)]
+    for made in big:
+        store.commit(made, report(made.round - 1))
+    assert same(store.state(State), big[2])
+    assert same(store.state(State, 5), big[1])
+    with pytest.raises(FedKSeedError, match="the state after 4 rounds .large ones are kept for two rounds"):
+        store.state(State, 4)
+    with pytest.raises(FedKSeedError, match="no state after 4 rounds any more"):
+        store.rollback(4)
+    store.rollback(5)
+    assert same(store.state(State), big[1])
 
 
 def test_a_damaged_database_is_refused(store):
     (store.directory / "run.sqlite").write_bytes(b"not a database" * 100)
     with pytest.raises(FedKSeedError, match="not a database"):
-        store.state()
+        store.state(State)
 
 
 @contextmanager
@@ -177,6 +191,6 @@ except FedKSeedError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert "check the path, the permissions and the free space" in done.stdout
-    assert same(store.state(), state(3))
+    assert same(store.state(State), state(3))
     store.commit(state(4), report(3))
-    assert same(store.state(), state(4))
+    assert same(store.state(State), state(4))

@@ -14,7 +14,7 @@ from fedkseed import FedKSeedError, Pool, hold
 from fedkseed import lazy as lazy_module
 from fedkseed.directions import FAMILIES
 from fedkseed.lazy import Lazy, Workspace, densify
-from fedkseed.local.zeroth_order import two_point_steps
+from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.load import load_model
 from fedkseed.weights import Streamed
 
@@ -75,7 +75,7 @@ def test_tuning_streamed_ends_where_tuning_materialized_ends(family):
         weights = hold(model, pool, mode=mode)
         weights.load(coefficients(32))
         batches = [TOKENS + k for k in range(6)]
-        steps = two_point_steps(weights, loss_of(model), batches, np.arange(6, dtype=np.uint32), lr=1e-4, eps=1e-3)
+        steps = zeroth_order_steps(weights, loss_of(model), batches, np.arange(6, dtype=np.uint32), lr=1e-4, eps=1e-3)
         ends.append((steps.scalars.tolist(), weights.c.tolist(), weights.digest()))
     assert ends[0] == ends[1]
 

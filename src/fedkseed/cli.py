@@ -1,6 +1,5 @@
 """The command line: run, resume, rounds, rollback, eval, export, generate, preview, directions."""
 
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 from rich.text import Text
-from safetensors import SafetensorError
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
@@ -24,7 +22,7 @@ from .directions.vectors import check
 from .display import Bars, console, print_result
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
-from .files import border
+from .files import folder
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
@@ -92,7 +90,7 @@ def rounds(directory: Directory) -> None:
     for r in Store(directory).reports():
         loss = "none finite" if r["loss"] is None else f"{r['loss']:.4f}"
         row = (
-            r["round"] + 1, len(r["clients"]), loss, f"{r['scalar']:.3f}",
+            r["round"] + 1, len(r["clients"]), loss, "-" if r["scalar"] is None else f"{r['scalar']:.3f}",
             r["skipped"], f"{r['bytes_down']:,}", f"{r['bytes_up']:,}",
         )  # fmt: skip
         table.add_row(*map(str, row))
@@ -120,12 +118,12 @@ def eval(
     """Evaluate a run's model on the held-out data, also in the middle of a run or after an earlier round."""
     store = Store(directory)
     recipe = load_recipe(store.recipe)
-    state = store.state(after)
-    if state is None:
-        raise FedKSeedError(f"{directory} has no finished round yet")
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe, bars)
         store.require_same(simulation.identity)
+        state = store.state(simulation.strategy.state, after)
+        if state is None:
+            raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.evaluate(state, "held-out examples")
     console.print(
         f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
@@ -152,18 +150,9 @@ def export(
     loaded.apply(tuned)
     densify(tuned)
     tokenizer = load_tokenizer(name)
-    part = output.with_name(f".{output.name}.part")
-    with border(f"can't write {output}"):
-        part.mkdir(parents=True)
-    try:
-        with border(f"can't write {output}"):
-            tuned.save_pretrained(part)
-            tokenizer.save_pretrained(part)
-            part.rename(output)
-    except SafetensorError as error:
-        raise FedKSeedError(f"can't write {output}: {error}; check the free space") from error
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+    with folder(output) as part:
+        tuned.save_pretrained(part)
+        tokenizer.save_pretrained(part)
     console.print(f"wrote the tuned model to {output}")
 
 
@@ -244,6 +233,8 @@ def directions(
 
 
 def _load_adapter(path: Path) -> Adapter:
+    if path.is_dir() and (whole := Store(path).model).is_dir():
+        raise FedKSeedError(f"this run's tuned model is no file of coefficients but the folder {whole}; use that")
     return Adapter.load(path / "adapter.safetensors" if path.is_dir() else path)
 
 

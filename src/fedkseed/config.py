@@ -86,18 +86,35 @@ class Directions(Part):
     size: Count = 4096
 
 
+AlgorithmName = Literal[
+    "fedkseed", "fedkseed-pro", "fedavg", "fedzo", "fedmezo", "fedit", "fedit-sgd", "fedptuning", "fedprompt",
+    "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
+]  # fmt: skip
+
+
 class Training(Part):
     """The algorithm and its numbers."""
 
-    algorithm: Literal["fedkseed", "fedkseed-pro"] = "fedkseed"
+    algorithm: AlgorithmName = "fedkseed"
     rounds: Count = 40
     steps: Count = 200  # τ
+    epochs: Count | None = None  # instead of steps, for algorithms that backpropagate: the paper's take one
     probes: Count = 1  # P, directions a step
     batch_size: Count = 1
-    lr: Positive = 3e-7  # η
+    lr: Positive | None = None  # η; None: the paper's for the algorithm, see algorithms.py
     eps: Positive = 5e-4  # ε
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip: Positive | None = None  # largest |ρ|; none in the paper
+    server_lr: Positive = 1.0  # of evofed and ferret: factor of the mean update
+
+
+class Peft(Part):
+    """The adapters of algorithms that tune adapters; the paper's sizes."""
+
+    rank: Count = 8  # of LoRA
+    alpha: Positive = 16.0  # of LoRA
+    targets: list[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
+    virtual_tokens: Count = 20  # of P-tuning and prompt tuning
 
 
 class Evaluation(Part):
@@ -116,11 +133,13 @@ class Recipe(Part):
     """Everything that decides a run's result."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    save: bool = True  # write the tuned model at the end, where it is more than a file of coefficients
     model: Model
     data: Data = Data()
     clients: Clients = Clients()
     directions: Directions = Directions()
     training: Training = Training()
+    peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
 
     @property

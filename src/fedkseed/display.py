@@ -53,9 +53,11 @@ class Bars:
         self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
         self.bars.console.print(
             f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
-            f"local loss {report.loss:.4f}   mean |rho| {report.scalar:.2f}   "
-            f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
-            + (f"   SKIPPED {report.skipped} probes, loss not finite" if report.skipped else ""),
+            f"local loss {report.loss:.4f}   "
+            + (f"mean |rho| {report.scalar:.2f}   " if report.scalar is not None else "")
+            + (f"replayed {report.replayed:,} coefficients   " if report.replayed else "")
+            + f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
+            + (f"   SKIPPED {report.skipped} steps, loss not finite" if report.skipped else ""),
             highlight=False,
         )
 
@@ -81,11 +83,14 @@ def print_result(result: Result) -> None:
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
         costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
-    costs.add_row("adapter", f"{(result.directory / 'adapter.safetensors').stat().st_size:,} bytes")
+    if result.output is not None:
+        size = sum(file.stat().st_size for file in (result.output, *result.output.rglob("*")) if file.is_file())
+        costs.add_row("the tuned model", f"{size:,} bytes")
     costs.add_row("peak memory", f"{result.peak_memory / 1e9:.2f} GB")
     if result.step_seconds is not None:
         costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
     costs.add_row("sync to the latest model", f"{result.sync_seconds:.2g} s")
     costs.add_row("digest of the tuned model", result.digest)
     console.print(costs)
-    console.print(f"the adapter is {result.directory / 'adapter.safetensors'}", highlight=False)
+    if result.output is not None:
+        console.print(f"the tuned model is {result.output}", highlight=False)

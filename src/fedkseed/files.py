@@ -1,10 +1,13 @@
 """Files that are whole or absent, and errors of the operating system as one clear line."""
 
 import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from .errors import FedKSeedError
 
@@ -41,3 +44,25 @@ def write_atomically(path: Path, data: bytes) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def folder(path: Path) -> Iterator[Path]:
+    """A folder to fill that appears under its name once it is whole, in place of an earlier one.
+
+    Raises:
+        FedKSeedError: it can't be written; nothing is left behind, an earlier one is still there.
+    """
+    part = path.with_name(f".{path.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        with border(f"can't write {path}"):
+            part.mkdir(parents=True)
+            try:
+                yield part
+            except SafetensorError as error:
+                raise FedKSeedError(f"can't write {path}: {error}; check the free space") from error
+            shutil.rmtree(path, ignore_errors=True)
+            part.rename(path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

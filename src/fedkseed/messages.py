@@ -97,10 +97,7 @@ class Upload:
     def __post_init__(self) -> None:
         size = self.run.pool.size
         _require_round(self.round)
-        if not 1 <= self.examples < 1 << 32:
-            raise FedKSeedError(f"an upload stands for at least one example, got {self.examples}")
-        if not 0 <= self.client < 1 << 32:
-            raise FedKSeedError(f"a client's number has 32 bits, got {self.client}")
+        _require_sender(self.client, self.examples)
         if self.directions.dtype != np.uint32:
             raise FedKSeedError(f"an upload's directions are uint32, got {self.directions.dtype}")
         if self.directions.shape != self.scalars.shape or self.scalars.ndim != 1:
@@ -113,6 +110,97 @@ class Upload:
             raise FedKSeedError(
                 f"an upload's scalar gradients must be finite float32 numbers, got {_describe(self.scalars)}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Server to client: all tuned weights, for algorithms that send them."""
+
+    run: Run
+    round: int
+    lr: float
+    values: NDArray[np.float32]  # (d,), tensor after tensor in layout order
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_lr(self.lr)
+        _require_numbers(self.values, "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Server to client: what moved the model in the rounds that the client has missed.
+
+    In a round, tensors have `counts` numbers each, or there is one count for all of them together. The
+    numbers belong to the `directions` named, or, if none are named, to those that the round implies.
+    """
+
+    run: Run
+    round: int
+    lr: float
+    since: int  # the client holds the model after so many rounds
+    counts: NDArray[np.uint32]  # (round − since, 1 or tensors)
+    directions: NDArray[np.uint32]  # (n,) or empty, round after round, ascending in each
+    coefficients: NDArray[np.float32]  # (n,), n = Σ counts
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_lr(self.lr)
+        if not 0 <= self.since <= self.round:
+            raise FedKSeedError(f"a history before round {self.round} begins in 0 to {self.round}, got {self.since}")
+        if self.counts.ndim != 2 or len(self.counts) != self.round - self.since or not self.counts.shape[1]:
+            raise FedKSeedError(
+                f"a history of {self.round - self.since} rounds has as many rows of counts, got {self.counts.shape}"
+            )
+        _require_numbers(self.coefficients, "coefficients")
+        total = int(self.counts.sum(dtype=np.uint64))
+        if total != self.coefficients.size or self.directions.size not in (0, total):
+            raise FedKSeedError(
+                f"a history's counts add up to {total}, it has {self.coefficients.size} coefficients "
+                f"and {self.directions.size} directions"
+            )
+        if self.directions.size and int(self.directions.max()) >= self.run.pool.size:
+            raise FedKSeedError(f"a history's directions lie below {self.run.pool.size}, got {self.directions.max()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Client to server: weights, or numbers along directions that both sides know."""
+
+    run: Run
+    round: int
+    client: int
+    examples: int
+    loss: float  # mean local loss, for monitoring only
+    skipped: int  # steps left out because their loss was not finite
+    values: NDArray[np.float32]  # (n,)
+    counts: NDArray[np.uint32]  # how many belong to each tensor; empty: they are one run
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_sender(self.client, self.examples)
+        _require_numbers(self.values, "numbers")
+        if self.counts.size and int(self.counts.sum(dtype=np.uint64)) != self.values.size:
+            raise FedKSeedError(
+                f"an upload's counts add up to {self.counts.sum(dtype=np.uint64)}, it has {self.values.size} numbers"
+            )
+
+
+def _require_sender(client: int, examples: int) -> None:
+    if not 1 <= examples < 1 << 32:
+        raise FedKSeedError(f"an upload stands for at least one example, got {examples}")
+    if not 0 <= client < 1 << 32:
+        raise FedKSeedError(f"a client's number has 32 bits, got {client}")
+
+
+def _require_lr(lr: float) -> None:
+    if not (np.isfinite(lr) and lr > 0):
+        raise FedKSeedError(f"a broadcast's lr must be a positive number, got {lr}")
+
+
+def _require_numbers(values: NDArray, what: str) -> None:
+    if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
+        raise FedKSeedError(f"a message's {what} must be finite float32 numbers, got {_describe(values)}")
 
 
 def _require_round(number: int) -> None:

@@ -15,19 +15,19 @@ Messages are encoded even when both sides live in one process: the bytes counted
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
-from .messages import Broadcast, Run, Upload
+from .messages import History, Run, Upload
 from .strategy import Client, Strategy
 from .wire import decode, encode
 
 State = TypeVar("State")
 
-# Sends one message to the clients named and yields (client, its answer) as answers arrive.
-Transport: TypeAlias = Callable[[bytes, Sequence[int]], Iterable[tuple[int, bytes]]]
+# Sends each client its message and yields (client, its answer) as answers arrive.
+Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +36,14 @@ class Report:
 
     round: int
     clients: tuple[int, ...]  # who answered
-    bytes_down: int  # to one client
+    bytes_down: int  # to one client, the largest
     bytes_up: int  # from one client, the largest
     bytes_total: int  # down and up, of all clients
     loss: float  # mean local loss, weighted like the aggregation
     skipped: int  # probes left out because their loss was not finite
-    scalar: float  # mean |ρ|
+    scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
+    replayed: int = 0  # coefficients that the client that was away longest had to catch up on
 
 
 def run_round(
@@ -54,21 +55,40 @@ def run_round(
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
     begin = time.perf_counter()
-    message = strategy.broadcast(state)
-    data = encode(message)
+    messages = strategy.broadcast(state, cohort)
+    distinct = {id(message): message for message in messages.values()}  # one object is encoded once
+    encoded = {key: encode(message) for key, message in distinct.items()}
+    sent = {client: encoded[id(message)] for client, message in messages.items()}
     replies: dict[int, bytes] = {}
-    for client, reply in transport(data, cohort):
+    for client, reply in transport(sent):
         if client in replies:
             raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
         replies[client] = reply
-    uploads = [decode(replies[client], Upload) for client in sorted(replies)]
+    uploads: list[Any] = [decode(replies[client], strategy.reply) for client in sorted(replies)]
     for client, upload in zip(sorted(replies), uploads, strict=True):
         if upload.client != client or client not in cohort:
             raise FedKSeedError(
                 f"a reply of client {client} is signed by client {upload.client}; asked were {list(cohort)}"
             )
-    after, report = strategy.aggregate(state, uploads), _report(message, data, uploads, replies)
-    return after, replace(report, seconds=time.perf_counter() - begin)
+    after = strategy.aggregate(state, uploads)
+    finite = [upload for upload in uploads if math.isfinite(upload.loss)]
+    examples = sum(upload.examples for upload in finite)
+    scalars = [abs(upload.scalars).mean() for upload in uploads if isinstance(upload, Upload) and upload.scalars.size]
+    report = Report(
+        round=uploads[0].round,
+        clients=tuple(sorted(replies)),
+        bytes_down=max(map(len, sent.values())),
+        bytes_up=max(map(len, replies.values())),
+        bytes_total=sum(len(sent[client]) + len(reply) for client, reply in replies.items()),
+        loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
+        skipped=sum(
+            strategy.asked - upload.scalars.size if isinstance(upload, Upload) else upload.skipped for upload in uploads
+        ),
+        scalar=float(sum(scalars) / len(scalars)) if scalars else None,
+        seconds=time.perf_counter() - begin,
+        replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
+    )
+    return after, report
 
 
 def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
@@ -77,24 +97,8 @@ def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.
     """
-    message = decode(data, Broadcast)
+    message = decode(data, strategy.message)
     weights = client.weights
     Run(weights.pool, weights.base_digest).require(message.run)
-    strategy.sync(message, client)
+    strategy.sync(message, weights)
     return encode(strategy.train(message, client))
-
-
-def _report(message: Broadcast, data: bytes, uploads: Sequence[Upload], replies: dict[int, bytes]) -> Report:
-    finite = [upload for upload in uploads if upload.scalars.size]
-    examples = sum(upload.examples for upload in finite)
-    sizes = [abs(upload.scalars).mean() for upload in finite]
-    return Report(
-        round=message.round,
-        clients=tuple(sorted(replies)),
-        bytes_down=len(data),
-        bytes_up=max(map(len, replies.values())),
-        bytes_total=len(replies) * len(data) + sum(map(len, replies.values())),
-        loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
-        skipped=len(uploads) * message.steps * message.probes - sum(upload.scalars.size for upload in uploads),
-        scalar=float(sum(sizes) / len(sizes)) if sizes else 0.0,
-    )

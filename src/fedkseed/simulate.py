@@ -4,13 +4,14 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from .adapter import Adapter
@@ -18,17 +19,23 @@ from .algorithms import ALGORITHMS
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
 from .data.shares import Shares, share_out
+from .errors import FedKSeedError
 from .evaluate import Evaluation, evaluate
+from .files import folder
+from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import batch_loss
+from .models.loss import batch_loss, graph_loss
+from .models.tuned import PATTERNS, Adapters, attach
 from .randomness import Purpose, cohort, generator
 from .round import Report, answer, run_round
 from .store import Store
-from .strategies.kseed import State
+from .strategies.common import local_steps
 from .strategy import Client
-from .weights import hold
+from .weights import Layout, Pooled, Weights, hold
 from .workers import Answer, Workers, computing_with
+
+NEWCOMER = (1 << 32) - 1  # a client that has seen nothing: what it is sent gives the whole model
 
 
 class Progress(Protocol):
@@ -66,21 +73,42 @@ class Stopwatch:
 class Simulation:
     """A federation in one process, made from a recipe.
 
+    Args:
+        serves: does this process aggregate? A server of weights holds a copy of them.
+
     Attributes:
         strategy: the algorithm; `strategy.init()` is the state before the first round.
         weights: the model that the clients share.
         shares: the data.
     """
 
-    def __init__(self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
+    ) -> None:
         self.recipe, self.progress = recipe, progress or Silent()
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = shares or share_out(recipe, self.tokenizer)
         self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
-        self.weights = hold(self.model, recipe.pool, recipe.model.tuned, recipe.model.mode)
-        run = Run(recipe.pool, self.weights.base_digest)
-        self.strategy = ALGORITHMS[recipe.training.algorithm](recipe.training, run)
+        algorithm = ALGORITHMS[recipe.training.algorithm]
+        if algorithm.replays and recipe.clients.at_once > 1:
+            raise FedKSeedError(
+                f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands in "
+                "for all of them here: set [clients] at_once = 1"
+            )
+        patterns: Sequence[str] = recipe.model.tuned
+        if algorithm.tuned != "all":
+            patterns = PATTERNS[algorithm.tuned]
+            self.model = attach(self.model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
+        pool = algorithm.pool(recipe)
+        if algorithm.pooled:
+            self.weights: Weights = hold(self.model, pool, patterns, recipe.model.mode)
+        else:
+            self.weights = Free(Layout(self.model, patterns), pool)
+        run = Run(pool, self.weights.base_digest)
+        start = self.weights.values() if serves and isinstance(self.weights, Free) else np.empty(0, np.float32)
+        tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
+        self.strategy = algorithm.make(recipe, run, start, tensors)
         self.stopwatch = Stopwatch()
         self._workers: Workers | None = None  # started by the first round that wants them
 
@@ -111,26 +139,38 @@ class Simulation:
             self.progress.advance(1, loss)
 
         return Client(
-            number, self.weights, len(examples), batches, lambda batch: batch_loss(self.model, batch), on_step
+            number,
+            self.weights,
+            len(examples),
+            batches,
+            loss=lambda batch: batch_loss(self.model, batch),
+            on_step=on_step,
+            graph=lambda batch: graph_loss(self.model, batch),
         )
 
-    def transport(self, data: bytes, clients: Sequence[int]) -> Iterable[tuple[int, bytes]]:
-        """Carry a message to clients of this machine: one after the other, or `at_once` at a time."""
-        options, steps = self.recipe.clients, self.recipe.training.steps
+    def steps(self, number: int) -> int:
+        """Local steps of a client in a round."""
+        training = self.recipe.training
+        epochs = training.epochs if ALGORITHMS[training.algorithm].backpropagates else None
+        return local_steps(training.steps, epochs, len(self.shares.clients[number]), training.batch_size)
+
+    def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
+        options = self.recipe.clients
         threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
+        steps = {number: self.steps(number) for number in messages}
         if options.at_once > 1:
             if self._workers is None:
                 self.progress.note(f"starting {options.at_once} processes")
-                count = min(options.at_once, options.cohort)
-                self._workers = Workers(count, threads, _prepare, self.recipe, self.shares)
-            self.progress.begin(f"{len(clients)} clients, {options.at_once} at once", len(clients) * steps)
-            for number, upload, seconds in self._workers.answers(data, clients):
+                self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares)
+            self.progress.begin(f"{len(messages)} clients, {options.at_once} at once", sum(steps.values()))
+            for number, upload, seconds in self._workers.answers(messages):
                 self.stopwatch.steps += seconds
-                self.progress.advance(steps)
+                self.progress.advance(steps[number])
                 yield number, upload
             return
-        for k, number in enumerate(clients):
-            self.progress.begin(f"client {number} ({k + 1} of {len(clients)})", steps)
+        for k, (number, data) in enumerate(messages.items()):
+            self.progress.begin(f"client {number} ({k + 1} of {len(messages)})", steps[number])
             with computing_with(threads):
                 upload, seconds = self.answer(data, number)
             self.stopwatch.steps += seconds
@@ -146,8 +186,10 @@ class Simulation:
         if self._workers is not None:
             self._workers.close()
 
-    def round(self, state: State) -> tuple[State, Report]:
+    def round(self, state: Any) -> tuple[Any, Report]:
         """The next round."""
+        if isinstance(self.weights, Free) and ALGORITHMS[self.recipe.training.algorithm].replays:
+            self.load(state)  # one model stands in for clients that have seen more or less of it
         return run_round(self.strategy, state, self.cohort(state.round), self.transport)
 
     def holdings(self) -> dict[str, Any]:
@@ -160,7 +202,7 @@ class Simulation:
             "held_out": len(self.shares.held_out),
         }
 
-    def evaluate(self, state: State, what: str, write: bool = True) -> Evaluation:
+    def evaluate(self, state: Any, what: str, write: bool = True) -> Evaluation:
         """Score the model of a state on the held-out examples; `write` the answers that the recipe asks for."""
         self.load(state)
         options = self.recipe.evaluation
@@ -177,16 +219,37 @@ class Simulation:
             on_progress=self.progress.advance,
         )
 
-    def load(self, state: State) -> float:
+    def load(self, state: Any) -> float:
         """Give the model the weights of a state; returns the seconds it took."""
         start = time.perf_counter()
-        self.weights.load(self.strategy.broadcast(state).coefficients)
+        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
         return time.perf_counter() - start
 
-    def adapter(self, state: State) -> Adapter:
-        """The model of a state as a file."""
+    def save(self, state: Any, store: Store) -> Path | None:
+        """Write the model of a state into a run's directory: coefficients, adapters or all weights."""
+        if ALGORITHMS[self.recipe.training.algorithm].pooled:
+            self.adapter(state).save(store.adapter)
+            return store.adapter
+        self.load(state)
+        if not self.recipe.save:
+            return None
+        with folder(store.model) as part:
+            self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue]
+            self.tokenizer.save_pretrained(part)
+        return store.model
+
+    def adapter(self, state: Any) -> Adapter:
+        """The model of a state as a file.
+
+        Raises:
+            FedKSeedError: the algorithm's model is not a function of K coefficients.
+        """
         self.load(state)
         recipe, weights = self.recipe, self.weights
+        if not isinstance(weights, Pooled):
+            raise FedKSeedError(
+                f"the model of {recipe.training.algorithm} is not a function of K coefficients; use save()"
+            )
         provenance = {
             "model": recipe.model.name,
             "dtype": recipe.model.dtype,
@@ -198,7 +261,7 @@ class Simulation:
             "seed": recipe.seed,
         }
         return Adapter(
-            pool=recipe.pool,
+            pool=weights.pool,
             coefficients=weights.c.copy(),
             base=weights.base_digest.hex(),
             tuned=weights.digest().hex(),
@@ -209,7 +272,7 @@ class Simulation:
 
 def _prepare(recipe: Recipe, shares: Shares) -> Answer:
     """What answers in a process of its own."""
-    return Simulation(recipe, shares=shares).answer
+    return Simulation(recipe, shares=shares, serves=False).answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,9 +285,9 @@ class Result:
     peak_memory: int  # bytes, of this process
     step_seconds: float | None  # median; None if a resumed run had nothing left to do
     sync_seconds: float  # streamed weights are made while the model runs: nearly nothing
-    weights: int  # d
+    weights: int  # d, those that are tuned
     digest: str  # of the tuned model, hexadecimal
-    directory: Path
+    output: Path | None  # the tuned model: coefficients, adapters or all weights
 
 
 def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
@@ -254,13 +317,13 @@ def resume(directory: Path, progress: Progress | None = None) -> Result:
 def work(store: Store, simulation: Simulation) -> Result:
     """Do what is left of a run; the caller keeps other processes off it."""
     store.require_same(simulation.identity)
-    state = store.state()
+    state = store.state(simulation.strategy.state)
     if state is None:
         store.commit(state := simulation.strategy.init(), None)
     store.remember("clients", simulation.holdings())
     store.copy_metrics()
     rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
-    before = _evaluated(store, simulation, simulation.strategy.init())
+    before = _evaluated(store, simulation, simulation.strategy.init()) if not state.round else None
     while state.round < rounds:
         if every and state.round % every == 0:
             _evaluated(store, simulation, state)
@@ -268,22 +331,21 @@ def work(store: Store, simulation: Simulation) -> Result:
         store.commit(state, report)
         simulation.progress.round_done(report)
     after = _evaluated(store, simulation, state)
-    adapter = simulation.adapter(state)
-    adapter.save(store.adapter)
+    output = simulation.save(state, store)
     return Result(
-        before=before,
+        before=before or Evaluation(**store.evaluations()[0]),
         after=after,
         reports=store.reports(),
         peak_memory=peak_memory(),
         step_seconds=median(simulation.stopwatch.steps) if simulation.stopwatch.steps else None,
         sync_seconds=simulation.load(state),
         weights=simulation.weights.layout.size,
-        digest=adapter.tuned,
-        directory=store.directory,
+        digest=simulation.weights.digest().hex(),
+        output=output,
     )
 
 
-def _evaluated(store: Store, simulation: Simulation, state: State) -> Evaluation:
+def _evaluated(store: Store, simulation: Simulation, state: Any) -> Evaluation:
     """The evaluation after some rounds, done once in a run's life; the first and the last model write answers."""
     ends = (0, simulation.recipe.training.rounds)
     known = store.evaluations().get(state.round)

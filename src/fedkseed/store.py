@@ -3,7 +3,9 @@
     recipe.toml           the resolved recipe
     run.sqlite            every round's state, report and evaluation; a round counts once it is committed here
     metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
-    adapter.safetensors   the tuned model
+    adapter.safetensors   the tuned model, as coefficients
+    model/                the tuned model, where it is no function of coefficients: adapters or all weights
+    state-N.safetensors   the state after N rounds, where it is large: only the last two are kept
     lock                  held by the process that works on the run
 
 Kill the process at any moment: what was committed is whole, and the next round starts from it.
@@ -11,12 +13,13 @@ Kill the process at any moment: what was committed is whole, and the next round 
 
 import fcntl
 import json
+import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from safetensors import SafetensorError
@@ -25,8 +28,9 @@ from safetensors.numpy import load, save
 from .errors import FedKSeedError
 from .files import border, write_atomically
 from .round import Report
-from .strategies.kseed import State
 
+State = TypeVar("State")
+LARGE = 1 << 20  # bytes of a state that gets a file of its own
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB NOT NULL, report TEXT);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -41,6 +45,7 @@ class Store:
         self.directory = directory
         self.recipe = directory / "recipe.toml"
         self.adapter = directory / "adapter.safetensors"
+        self.model = directory / "model"
         self.metrics = directory / "metrics.jsonl"
         self._database = directory / "run.sqlite"
         if not self.recipe.is_file():
@@ -98,37 +103,58 @@ class Store:
                     "bring back what has changed, or start a new run"
                 )
 
-    def commit(self, state: State, report: Report | None) -> None:
+    def commit(self, state: Any, report: Report | None) -> None:
         """Make a round durable, then copy its report to metrics.jsonl.
 
         Raises:
             FedKSeedError: it can't be written; all earlier rounds are still there.
         """
         text = None if report is None else json.dumps(_plain(asdict(report)))
+        packed = _pack(state)
+        if len(packed) > LARGE:  # first: a round that counts has its state
+            write_atomically(self._large(state.round), packed)
+            packed = b""
         with self._connect() as database:
-            database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (state.round, _pack(state), text))
+            database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (state.round, packed, text))
+        if not packed:
+            for old in self.directory.glob(self._large("*").name):
+                if old not in (self._large(state.round), self._large(state.round - 1)):
+                    old.unlink(missing_ok=True)
         if text is not None:
             with border(f"can't write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
 
-    def state(self, done: int | None = None) -> State | None:
+    def state(self, kind: type[State], done: int | None = None) -> State | None:
         """The state after `done` rounds, or the latest; None before the first commit.
 
+        Args:
+            kind: the class of the run's states, `Strategy.state`.
+
         Raises:
-            FedKSeedError: that round is not there, or the database is damaged.
+            FedKSeedError: that round is not there, or what is there is damaged.
         """
+        row = self._row(done)
+        if row is None:
+            return None
+        round_, packed = row
+        if packed:
+            return _unpack(packed, kind, self._database)
+        path = self._large(round_)
+        with border(f"can't read {path}, the state after {round_} rounds (large ones are kept for two rounds)"):
+            return _unpack(path.read_bytes(), kind, path)
+
+    def _row(self, done: int | None) -> tuple[int, bytes] | None:
         with self._connect() as database:
-            query = (
-                "SELECT state FROM rounds ORDER BY done DESC"
-                if done is None
-                else "SELECT state FROM rounds WHERE done = ?"
-            )
-            row = database.execute(query, () if done is None else (done,)).fetchone()
+            last = database.execute("SELECT max(done) FROM rounds").fetchone()[0] if done is None else done
+            row = database.execute("SELECT done, state FROM rounds WHERE done = ?", (last,)).fetchone()
         if row is None and done is not None:
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds; list them with: fedkseed rounds {self.directory}"
             )
-        return None if row is None else _unpack(row[0], self._database)
+        return row
+
+    def _large(self, round_: int | str) -> Path:
+        return self.directory / f"state-{round_}.safetensors"
 
     def reports(self) -> list[dict[str, Any]]:
         """What every finished round was like, in order."""
@@ -138,9 +164,14 @@ class Store:
 
     def rollback(self, done: int) -> None:
         """Forget everything after `done` rounds, at once or not at all."""
-        self.state(done)
+        row = self._row(done)
+        if row is not None and not row[1] and not self._large(done).exists():
+            raise FedKSeedError(
+                f"{self.directory} has no state after {done} rounds any more: large ones are kept for two rounds"
+            )
         with border(f"can't remove {self.adapter}"):  # first: an adapter of forgotten rounds must not stay
             self.adapter.unlink(missing_ok=True)
+            shutil.rmtree(self.model, ignore_errors=True)
         with self._connect() as database:
             database.execute("DELETE FROM rounds WHERE done > ?", (done,))
             database.execute("DELETE FROM evaluations WHERE done > ?", (done,))
@@ -198,22 +229,15 @@ def _lock(directory: Path) -> Iterator[None]:
         yield
 
 
-def _pack(state: State) -> bytes:
-    return save(
-        {
-            "round": np.array([state.round]),
-            "coefficients": state.coefficients,
-            "magnitudes": state.magnitudes,
-            "counts": state.counts,
-        }
-    )
+def _pack(state: Any) -> bytes:
+    return save({field.name: np.atleast_1d(getattr(state, field.name)) for field in fields(state)})
 
 
-def _unpack(data: bytes, where: Path) -> State:
+def _unpack(data: bytes, kind: type[State], where: Path) -> State:
     try:
         tensors = load(data)
-        return State(int(tensors["round"][0]), tensors["coefficients"], tensors["magnitudes"], tensors["counts"])
-    except (SafetensorError, KeyError) as error:
+        return kind(**{"round": int(tensors.pop("round")[0])}, **tensors)
+    except (SafetensorError, KeyError, TypeError) as error:
         raise FedKSeedError(f"{where} is damaged ({error}); roll back to an earlier round or start again") from error
 
 

@@ -1,12 +1,12 @@
 """What a federated algorithm is, and what a client brings to it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-
-from .messages import Broadcast, Upload
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from torch import Tensor
+
     from .weights import Weights
 
 
@@ -20,6 +20,7 @@ class Client:
     batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
     loss: Callable[[Any], float]  # of one batch, in nats a token
     on_step: Callable[[float], None] = lambda loss: None
+    graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, for algorithms that backpropagate
 
 
 State = TypeVar("State")
@@ -28,25 +29,39 @@ State = TypeVar("State")
 class Strategy(Protocol[State]):
     """One federated algorithm. Read the methods top to bottom: that is a round.
 
-    A strategy holds settings only; state goes in and comes out.
+    A strategy holds settings only; state goes in and comes out. A state is a dataclass of `round`,
+    the number of rounds done, and NumPy arrays.
     """
+
+    message: ClassVar[type[Any]]  # the kind of record that goes down
+    state: ClassVar[type[Any]]  # the class of its states
+
+    @property
+    def reply(self) -> type[Any]:
+        """The kind of record that comes up."""
+        ...
+
+    @property
+    def asked(self) -> int:
+        """How many scalars a client is asked for in a round; 0 if it sends something else."""
+        ...
 
     def init(self) -> State:
         """The server's state before the first round."""
         ...
 
-    def broadcast(self, state: State) -> Broadcast:
-        """What every client of this round is sent."""
+    def broadcast(self, state: State, cohort: Sequence[int]) -> Mapping[int, Any]:
+        """What each client of this round is sent; one object, where it is the same for all."""
         ...
 
-    def sync(self, message: Broadcast, client: Client) -> None:
-        """Give the client's weights the values of the global model."""
+    def sync(self, message: Any, weights: "Weights") -> None:
+        """Give a client's weights the values of the global model."""
         ...
 
-    def train(self, message: Broadcast, client: Client) -> Upload:
+    def train(self, message: Any, client: Client) -> Any:
         """Take the local steps and say what they found."""
         ...
 
-    def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
+    def aggregate(self, state: State, uploads: Sequence[Any]) -> State:
         """The state after the round; the order of the uploads makes no difference."""
         ...

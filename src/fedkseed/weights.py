@@ -138,20 +138,16 @@ def _memory(tensor: Tensor) -> tuple[int, int]:
 
 
 class Weights(ABC):
-    """w(c) of one model: whoever runs the model sees it.
+    """The weights w of one model: whoever runs the model sees them.
 
     Args:
         layout: the model's tensors. They must hold w_0 now, and belong to this object from now on.
         pool: the directions.
-
-    Attributes:
-        c: the coefficients, float32, shape (K,).
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
         self.layout, self.pool = layout, pool
         self.base_digest = layout.digest()
-        self.c = np.zeros(pool.size, np.float32)
 
     @property
     @abstractmethod
@@ -159,27 +155,19 @@ class Weights(ABC):
         """How many times all tuned weights were made."""
 
     @abstractmethod
-    def load(self, c: NDArray[np.floating]) -> None:
-        """Set c; the model becomes w(c)."""
-
-    @abstractmethod
     def shift(self, direction: int, eps: float) -> None:
-        """The model becomes w(c + ε e_j); c stays."""
+        """The model becomes w + ε z_j; w stays."""
 
     @abstractmethod
     def move(self, direction: int, step: float) -> None:
-        """c_j ← c_j + step in float32; the model is stale until the next `shift` or `settle`."""
+        """w ← w + step z_j; the model is stale until the next `shift` or `settle`."""
 
     @abstractmethod
     def settle(self) -> None:
-        """The model becomes w(c)."""
-
-    @abstractmethod
-    def restore(self) -> None:
-        """The model becomes w_0, bit for bit, and c zero."""
+        """The model becomes w."""
 
     def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
-        """The loss at w(c + ε e_j) and at w(c − ε e_j); the model is stale afterwards."""
+        """The loss at w + ε z_j and at w − ε z_j; the model is stale afterwards."""
         self.shift(direction, eps)
         above = loss()
         self.shift(direction, -eps)
@@ -188,6 +176,26 @@ class Weights(ABC):
     def digest(self) -> bytes:
         """`digest` of the model as it is now."""
         return self.layout.digest()
+
+
+class Pooled(Weights):
+    """w = w(c): `shift` goes to w(c + ε e_j), `move` adds to c_j in float32.
+
+    Attributes:
+        c: the coefficients, float32, shape (K,).
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        self.c = np.zeros(pool.size, np.float32)
+
+    @abstractmethod
+    def load(self, c: NDArray[np.floating]) -> None:
+        """Set c; the model becomes w(c)."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """The model becomes w_0, bit for bit, and c zero."""
 
     def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
         """A checked copy of a whole coefficient vector: nothing changes if it is refused."""
@@ -201,7 +209,7 @@ class Weights(ABC):
         return Sum(self.pool, *self.pool.dense(c))
 
 
-class Streamed(Weights):
+class Streamed(Pooled):
     """w(c) made from w_0 when an operation asks for it, and dropped after it: memory of inference.
 
     Needs room for w_0, 4 MiB of a matrix and the activations. w_0 is the model's own memory, and may
@@ -323,7 +331,7 @@ class Moved:
         self.weights.made += sum(out.numel() for _, out in parts)
 
 
-class Written(Weights):
+class Written(Pooled):
     """w(c) written into the model's own memory; `base` keeps w_0."""
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
@@ -415,7 +423,7 @@ class InPlace(Written):
 MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace}
 
 
-def hold(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto") -> Weights:
+def hold(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto") -> Pooled:
     """Take over a model's weights; `auto` streams them where making them is one cheap pass."""
     layout = Layout(model, tuned)
     if mode == "auto":

@@ -17,38 +17,61 @@ from numpy.typing import NDArray
 
 from .directions import FAMILIES, Pool
 from .errors import FedKSeedError
-from .messages import Broadcast, Run, Upload
+from .messages import Broadcast, Change, History, Run, Upload, Values
 
 VERSION = 1
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
 BROADCAST = struct.Struct("<ddfII")  # lr, eps, clip, steps, probes
 UPLOAD = struct.Struct("<IIfI")  # client, examples, loss, pairs
+VALUES = struct.Struct("<dQ")  # lr, weights
+HISTORY = struct.Struct("<dIIQ")  # lr, since, counts of a round, coefficients
+CHANGE = struct.Struct("<IIfIIQ")  # client, examples, loss, skipped, counts, numbers
 TRAILER = struct.Struct("<I")
-Message = TypeVar("Message", Broadcast, Upload)
-KINDS = {1: Broadcast, 2: Upload}
-WITH_PROBABILITIES = 1
+Message = TypeVar("Message", Broadcast, Upload, Values, History, Change)
+KINDS = {1: Broadcast, 2: Upload, 3: Values, 4: History, 5: Change}
+WITH_PROBABILITIES = 1  # flag of a broadcast
+WITH_DIRECTIONS = 1  # flag of a history
 
 
-def encode(message: Broadcast | Upload) -> bytes:
+def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
     """The bytes of a message; their length is the traffic that is counted."""
-    pool = message.run.pool
-    if isinstance(message, Broadcast):
-        kind, flags = 1, 0 if message.probabilities is None else WITH_PROBABILITIES
-        body = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps, message.probes) + _bytes(
-            message.coefficients, "<f4"
-        )
-        if message.probabilities is not None:
-            body += _bytes(message.probabilities, "<f4")
-    else:
-        kind, flags = 2, 0
-        body = UPLOAD.pack(message.client, message.examples, float(np.float32(message.loss)), message.scalars.size)
-        body += _bytes(message.directions, _index(pool)) + _bytes(message.scalars, "<f4")
+    pool, flags = message.run.pool, 0
+    match message:
+        case Broadcast():
+            fixed = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps, message.probes)
+            parts = [_bytes(message.coefficients, "<f4")]
+            if message.probabilities is not None:
+                flags = WITH_PROBABILITIES
+                parts.append(_bytes(message.probabilities, "<f4"))
+        case Upload():
+            loss = float(np.float32(message.loss))
+            fixed = UPLOAD.pack(message.client, message.examples, loss, message.scalars.size)
+            parts = [_bytes(message.directions, _index(pool)), _bytes(message.scalars, "<f4")]
+        case Values():
+            fixed = VALUES.pack(message.lr, message.values.size)
+            parts = [_bytes(message.values, "<f4")]
+        case History():
+            flags = WITH_DIRECTIONS if message.directions.size else 0
+            fixed = HISTORY.pack(message.lr, message.since, message.counts.shape[1], message.coefficients.size)
+            parts = [
+                _bytes(message.counts, "<u4"), _bytes(message.directions, "<u4"), _bytes(message.coefficients, "<f4")
+            ]  # fmt: skip
+        case Change():
+            loss, counts = float(np.float32(message.loss)), message.counts.size
+            fixed = CHANGE.pack(
+                message.client, message.examples, loss, message.skipped, counts, message.values.size
+            )  # fmt: skip
+            parts = [_bytes(message.counts, "<u4"), _bytes(message.values, "<f4")]
+    kind = next(number for number, of in KINDS.items() if isinstance(message, of))
     family = FAMILIES.index(pool.family)
     header = HEADER.pack(
         MAGIC, VERSION, kind, family, flags, message.round, pool.key, pool.size - 1, message.run.base
     )  # fmt: skip
-    return header + body + TRAILER.pack(zlib.crc32(header + body))
+    check = 0
+    for part in (header, fixed, *parts):
+        check = zlib.crc32(part, check)
+    return b"".join((header, fixed, *parts, TRAILER.pack(check)))
 
 
 def decode(data: bytes, kind: type[Message]) -> Message:
@@ -69,7 +92,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         raise FedKSeedError(
             f"the message has protocol version {version}, this program speaks {VERSION}; use one release"
         )
-    if zlib.crc32(data[: -TRAILER.size]) != TRAILER.unpack_from(data, len(data) - TRAILER.size)[0]:
+    if zlib.crc32(memoryview(data)[: -TRAILER.size]) != TRAILER.unpack_from(data, len(data) - TRAILER.size)[0]:
         raise FedKSeedError(
             "the message's checksum does not fit: it was damaged or cut short on the way; send it again"
         )
@@ -80,8 +103,7 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         raise FedKSeedError(f"the message names direction family number {family}; known are 0 to {len(FAMILIES) - 1}")
     run = Run(Pool(key, last + 1, FAMILIES[family]), base)
     body = memoryview(data)[HEADER.size : -TRAILER.size]
-    read = _broadcast if kind is Broadcast else _upload
-    return cast("Message", read(run, round_, flags, body))
+    return cast("Message", READERS[kind](run, round_, flags, body))
 
 
 def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast:
@@ -95,16 +117,53 @@ def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast
 
 
 def _upload(run: Run, round_: int, flags: int, body: memoryview) -> Upload:
-    if flags:
-        raise FedKSeedError(f"an upload has flags 0, got {flags}")
-    if len(body) < UPLOAD.size:
-        raise FedKSeedError(f"an upload's body has at least {UPLOAD.size} bytes, got {len(body)}")
-    client, examples, loss, pairs = UPLOAD.unpack_from(body)
+    client, examples, loss, pairs = _fixed(UPLOAD, flags, body, "upload")
     index = np.dtype(_index(run.pool))
     _require(body, UPLOAD.size + pairs * (index.itemsize + 4), "upload")
     directions = np.frombuffer(body, index, count=pairs, offset=UPLOAD.size).astype(np.uint32)
     scalars = np.frombuffer(body, "<f4", offset=UPLOAD.size + pairs * index.itemsize).astype(np.float32)
     return Upload(run, round_, client, examples, loss, directions, scalars)
+
+
+def _values(run: Run, round_: int, flags: int, body: memoryview) -> Values:
+    lr, size = _fixed(VALUES, flags, body, "broadcast of weights")
+    _require(body, VALUES.size + 4 * size, "broadcast of weights")
+    return Values(run, round_, lr, _numbers(body, size, VALUES.size))
+
+
+def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
+    lr, since, tensors, size = _fixed(HISTORY, flags, body, "history", WITH_DIRECTIONS)
+    rows, named = max(0, round_ - since), size if flags else 0
+    _require(body, HISTORY.size + 4 * (rows * tensors + named + size), "history")
+    at = HISTORY.size + 4 * rows * tensors
+    counts = np.frombuffer(body, "<u4", rows * tensors, HISTORY.size).astype(np.uint32).reshape(rows, tensors)
+    directions = np.frombuffer(body, "<u4", named, at).astype(np.uint32)
+    return History(run, round_, lr, since, counts, directions, _numbers(body, size, at + 4 * named))
+
+
+def _change(run: Run, round_: int, flags: int, body: memoryview) -> Change:
+    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "upload")
+    _require(body, CHANGE.size + 4 * (tensors + size), "upload")
+    counts = np.frombuffer(body, "<u4", tensors, CHANGE.size).astype(np.uint32)
+    return Change(
+        run, round_, client, examples, loss, skipped, _numbers(body, size, CHANGE.size + 4 * tensors), counts
+    )  # fmt: skip
+
+
+READERS = {Broadcast: _broadcast, Upload: _upload, Values: _values, History: _history, Change: _change}
+
+
+def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: int = 0) -> tuple:
+    if flags & ~allowed:
+        raise FedKSeedError(f"a {name} has flags {' or '.join(map(str, range(allowed + 1)))}, got {flags}")
+    if len(body) < layout.size:
+        raise FedKSeedError(f"the body of a {name} has at least {layout.size} bytes, got {len(body)}")
+    return layout.unpack_from(body)
+
+
+def _numbers(body: memoryview, size: int, at: int) -> NDArray[np.float32]:
+    """A view of the message where the machine is little-endian: these can be all weights of a model."""
+    return np.frombuffer(body, "<f4", size, at).astype(np.float32, copy=False)
 
 
 def _require(body: memoryview, expected: int, name: str) -> None:
@@ -117,5 +176,5 @@ def _index(pool: Pool) -> str:
     return "<u2" if pool.size <= 1 << 16 else "<u4"
 
 
-def _bytes(values: NDArray, dtype: str) -> bytes:
-    return values.astype(dtype).tobytes()
+def _bytes(values: NDArray, dtype: str) -> memoryview:
+    return np.ascontiguousarray(values, dtype).data.cast("B") if values.size else memoryview(b"")

@@ -7,7 +7,7 @@ memory-mapped: safetensors in the model's own type, and GGUF blocks.
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -49,7 +49,7 @@ class Workers:
             count, get_context("spawn"), initializer=_begin, initargs=(threads, prepare, arguments)
         )
 
-    def answers(self, data: bytes, clients: Sequence[int]) -> Iterable[tuple[int, bytes, list[float]]]:
+    def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
         """(client, upload, seconds of its steps) as they come.
 
         Raises:
@@ -57,7 +57,7 @@ class Workers:
         """
         asked: dict[Future[tuple[bytes, list[float]]], int] = {}
         try:
-            asked.update({self._pool.submit(_work, data, number): number for number in clients})
+            asked.update({self._pool.submit(_work, data, number): number for number, data in messages.items()})
             for future in as_completed(asked):
                 yield asked[future], *future.result()
         except BrokenProcessPool as error:

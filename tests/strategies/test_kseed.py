@@ -96,8 +96,8 @@ def test_importance_is_uniform_before_anything_is_known_and_when_all_is_equal():
 
 def test_only_pro_sends_probabilities():
     state = strategy().init()
-    assert strategy().broadcast(state).probabilities is None
-    assert strategy(importance=True).broadcast(state).probabilities is not None
+    assert strategy().broadcast(state, [1])[1].probabilities is None
+    assert strategy(importance=True).broadcast(state, [1])[1].probabilities is not None
 
 
 @pytest.mark.parametrize(
@@ -186,8 +186,8 @@ from fedkseed import KSeed, Pool, Run, Upload, encode, run_round
 
 run = Run(Pool(1, 4096, "hadamard"), bytes(32))
 
-def transport(message, cohort):
-    for client in cohort:
+def transport(messages):
+    for client in messages:
         rng = np.random.default_rng(client)
         directions = rng.integers(0, 4096, 200).astype(np.uint32)
         yield client, encode(Upload(run, 0, client, 10, 1.0, directions, rng.normal(size=200).astype(np.float32)))

@@ -1,6 +1,7 @@
-"""Two-point zeroth-order steps: tuning with the memory of inference.
+"""Zeroth-order steps: tuning with the memory of inference.
 
-Malladi et al., 2023, https://arxiv.org/abs/2305.17333; Qin et al., 2024, Eq. 5 and 6
+Malladi et al., 2023, https://arxiv.org/abs/2305.17333; Qin et al., 2024, Eq. 5 and 6;
+Fang et al., 2022, https://arxiv.org/abs/2201.09531 (one point)
 """
 
 import math
@@ -27,7 +28,7 @@ class Steps:
     loss: float  # mean over the probes; NaN if none was finite
 
 
-def two_point_steps(
+def zeroth_order_steps(
     weights: "Weights",
     loss: Callable[[Batch], float],
     batches: Iterable[Batch],
@@ -36,26 +37,36 @@ def two_point_steps(
     lr: float,
     eps: float,
     probes: int = 1,
+    points: int = 2,
     clip: float = math.inf,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Steps:
-    """Take a step with every batch, along the mean of P = `probes` estimates, and end at w(c).
+    """Take a step with every batch, along the mean of P = `probes` estimates, and end at the new weights.
 
-    ρ = [L(w(c + ε e_j)) − L(w(c − ε e_j))] / 2ε, rounded to float32 and clipped to ±clip; once the
-    P probes of a step are done, c_j ← c_j − η ρ / P for each. A probe whose loss is NaN or infinite
-    moves nothing and is not reported.
+    With two points ρ = [L(w + ε z_j) − L(w − ε z_j)] / 2ε; with one, ρ = [L(w + ε z_j) − L(w)] / ε, where
+    L(w) is computed once a step. ρ is rounded to float32 and clipped to ±clip; once the P probes of a
+    step are done, w ← w − η ρ z_j / P for each (c_j ← c_j − η ρ / P, where weights are w(c)). A probe
+    whose loss is NaN or infinite moves nothing and is not reported.
 
     Args:
         directions: j of every probe, shape (τ P,), step after step.
+        points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
     """
     taken: list[int] = []
     scalars: list[float] = []
     losses: list[float] = []
     for step, batch in zip(directions.reshape(-1, probes).tolist(), batches, strict=False):
-        first = len(taken)
+        first, here = len(taken), math.nan
+        if points == 1:
+            weights.settle()
+            here = loss(batch)
         for j in step:
-            above, below = weights.both(j, eps, partial(loss, batch))
-            scalar = float(np.float32(min(max((above - below) / (2 * eps), -clip), clip)))
+            if points == 1:
+                weights.shift(j, eps)
+                above, below = loss(batch), here
+            else:
+                above, below = weights.both(j, eps, partial(loss, batch))
+            scalar = float(np.float32(min(max((above - below) / (points * eps), -clip), clip)))
             if math.isfinite(above) and math.isfinite(below) and math.isfinite(scalar):
                 taken.append(j)
                 scalars.append(scalar)

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,14 +24,14 @@ class Batch:
         return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels)))
 
 
-@torch.inference_mode()
 def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     """Losses of the tokens from the first response on, and which of them count; both (B, T')."""
     # Logits are the largest activation (49,152 a token for SmolLM2): make those in use, where the model can.
-    first = int((batch.labels != IGNORED).any(0).int().argmax()) - 1  # the position that predicts it
+    first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # the position that predicts it
     kept = batch.tokens.shape[1] - first
     batch = batch.to(next(model.parameters()).device)
-    extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
+    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model hands on what it does not know
+    extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     labels = batch.labels[:, -kept:][:, 1:]
     predictions = logits[:, -kept:][:, :-1]
@@ -45,12 +46,19 @@ def _losses(predictions: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(flat, labels.flatten(), ignore_index=IGNORED, reduction="none").view(labels.shape)
 
 
-def batch_loss(model: nn.Module, batch: Batch) -> float:
-    """L of the paper: mean over the response tokens of a batch."""
+def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """L of the paper: mean over the response tokens of a batch; with its graph, where gradients are on."""
     losses, counted = token_losses(model, batch)
-    return float(losses.sum() / counted.sum())
+    return losses.sum() / counted.sum().to(losses.device)
 
 
+@torch.inference_mode()
+def batch_loss(model: nn.Module, batch: Batch) -> float:
+    """`graph_loss` as a number, with no graph."""
+    return float(graph_loss(model, batch))
+
+
+@torch.inference_mode()
 def example_losses(model: nn.Module, batch: Batch) -> list[float]:
     """Mean over the response tokens of each example."""
     losses, counted = token_losses(model, batch)

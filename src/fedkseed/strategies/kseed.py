@@ -6,17 +6,20 @@ Qin et al., 2024, Algorithm 1, https://arxiv.org/abs/2312.06353
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from ..local.zeroth_order import two_point_steps
+from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Run, Upload
 from ..randomness import draw_directions
 from ..strategy import Client
+from .common import in_order, require_scalars, require_settings, scheduled
 
-SCHEDULES = ("constant", "linear", "cosine")
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from ..weights import Pooled, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,9 @@ class KSeed:
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
     """
 
+    message: ClassVar[type[Broadcast]] = Broadcast
+    state: ClassVar[type[State]] = State
+
     run: Run
     rounds: int
     steps: int = 200
@@ -57,18 +63,22 @@ class KSeed:
     clip: float = math.inf
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps", "probes"):
-            if getattr(self, name) < 1:
-                raise FedKSeedError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if self.schedule not in SCHEDULES:
-            raise FedKSeedError(f"no schedule is called {self.schedule!r}; choose one of {', '.join(SCHEDULES)}")
+        require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+
+    @property
+    def reply(self) -> type[Upload]:
+        return Upload
+
+    @property
+    def asked(self) -> int:
+        return self.steps * self.probes
 
     def init(self) -> State:
         size = self.run.pool.size
         return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
 
-    def broadcast(self, state: State) -> Broadcast:
-        return Broadcast(
+    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
+        message = Broadcast(
             run=self.run,
             round=state.round,
             lr=self.learning_rate(state.round),
@@ -79,13 +89,14 @@ class KSeed:
             coefficients=state.coefficients.astype(np.float32),
             probabilities=importance(state).astype(np.float32) if self.importance else None,
         )
+        return dict.fromkeys(cohort, message)
 
-    def sync(self, message: Broadcast, client: Client) -> None:
-        client.weights.load(message.coefficients)
+    def sync(self, message: Broadcast, weights: "Weights") -> None:
+        cast("Pooled", weights).load(message.coefficients)
 
     def train(self, message: Broadcast, client: Client) -> Upload:
         pool, pairs = self.run.pool, message.steps * message.probes
-        found = two_point_steps(
+        found = zeroth_order_steps(
             client.weights,
             client.loss,
             client.batches(message.round),
@@ -115,15 +126,9 @@ class KSeed:
             FedKSeedError: there is no upload, or one is of another round or run, came twice, or
                 reports a scalar above the clip, or the sum overflows; the state is unchanged.
         """
-        if not uploads:
-            raise FedKSeedError(f"round {state.round} got no upload; it can't be aggregated")
-        ordered = sorted(uploads, key=lambda upload: upload.client)
-        for number, upload in enumerate(ordered):
-            self._require(upload, state)
-            if number and ordered[number - 1].client == upload.client:
-                raise FedKSeedError(
-                    f"client {upload.client} answered round {state.round} twice; keep one of its uploads"
-                )
+        ordered = in_order(uploads, self.run, state.round)
+        for upload in ordered:
+            require_scalars(upload, self.asked, self.clip)
         lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
         coefficients, magnitudes, counts = state.coefficients.copy(), state.magnitudes.copy(), state.counts.copy()
         for upload in ordered:
@@ -136,30 +141,8 @@ class KSeed:
         return State(state.round + 1, coefficients, magnitudes, counts)
 
     def learning_rate(self, round_: int) -> float:
-        """η of a round, from 0. Never 0: the state after the last round can still be broadcast, to load it."""
-        done = min(round_ / self.rounds, 1.0)
-        if self.schedule == "linear":
-            return self.lr * max(1 - done, 1e-6)
-        if self.schedule == "cosine":
-            return self.lr * max((1 + math.cos(math.pi * done)) / 2, 1e-6)
-        return self.lr
-
-    def _require(self, upload: Upload, state: State) -> None:
-        self.run.require(upload.run)
-        if upload.round != state.round:
-            raise FedKSeedError(
-                f"client {upload.client} answered round {upload.round}, the server is in round {state.round}"
-            )
-        asked = self.steps * self.probes
-        if upload.scalars.size > asked:
-            raise FedKSeedError(
-                f"client {upload.client} reports {upload.scalars.size} scalars, at most {asked} were asked for"
-            )
-        largest = float(np.abs(upload.scalars).max(initial=0))
-        if largest > np.float32(self.clip):
-            raise FedKSeedError(
-                f"client {upload.client} reports a scalar gradient of {largest:g}, at most {self.clip:g} is allowed"
-            )
+        """η of a round, from 0."""
+        return scheduled(self.lr, self.schedule, round_, self.rounds)
 
 
 def importance(state: State) -> NDArray[np.float64]:

@@ -1,0 +1,70 @@
+"""First-order steps: backpropagation, with SGD or Adam."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from ..errors import FedKSeedError
+from ..free import Free
+from ..strategy import Client
+
+Batch = TypeVar("Batch")
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # Adam as Kingma and Ba, 2015, with their defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the local steps of one client found; the weights are in the model."""
+
+    loss: float  # mean over the steps; NaN if none was finite
+    skipped: int  # steps whose loss was not finite: they moved nothing
+
+
+def first_order_steps(
+    weights: Free,
+    loss: Callable[[Batch], Tensor],
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    lr: float,
+    optimizer: str = "sgd",
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> Trained:
+    """w ← w − η g on one batch after another (SGD; Eq. 2 of Qin et al., 2024), or Adam's step.
+
+    The optimiser is made afresh: a client keeps nothing from round to round.
+    """
+    losses: list[float] = []
+    with weights.trainable() as parameters, torch.enable_grad():
+        stepper = OPTIMIZERS[optimizer](parameters, lr=lr)
+        for batch in islice(batches, steps):
+            stepper.zero_grad()
+            value = loss(batch)
+            found = float(value.detach())
+            if math.isfinite(found):
+                value.backward()
+                stepper.step()
+                losses.append(found)
+            on_step(found)
+    return Trained(sum(losses) / len(losses) if losses else math.nan, steps - len(losses))
+
+
+def train(client: Client, round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
+    """A client's first-order steps of one round.
+
+    Raises:
+        FedKSeedError: the client can't backpropagate.
+    """
+    if client.graph is None:
+        raise FedKSeedError(
+            f"client {client.number} brings no loss to backpropagate through; give it Client(graph=...)"
+        )
+    weights, batches = cast("Free", client.weights), client.batches(round_)
+    return first_order_steps(
+        weights, client.graph, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step
+    )  # fmt: skip

@@ -1,0 +1,60 @@
+"""Which weights are tuned: all, or adapters of the `peft` library. The only file that imports it."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import FedKSeedError
+
+PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Sizes of adapters; the defaults are the paper's (Qin et al., 2024, Appendix C)."""
+
+    rank: int = 8  # of LoRA
+    alpha: float = 16  # of LoRA
+    targets: Sequence[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
+    virtual_tokens: int = 20  # of P-tuning and prompt tuning
+
+
+def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Module:
+    """Put adapters on a model; only they are to be tuned. The same seed gives the same adapters.
+
+    Args:
+        kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or
+            `prompt` (Lester et al., 2021).
+
+    Raises:
+        FedKSeedError: peft is not installed, or does not know the architecture.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise FedKSeedError("adapters need the extra `peft`: pip install 'fedkseed[peft]'") from error
+    tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
+    configs = {
+        "lora": lambda: peft.LoraConfig(
+            task_type="CAUSAL_LM",
+            r=adapters.rank,
+            lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType]
+            target_modules=None if adapters.targets is None else list(adapters.targets),
+        ),
+        "p-tuning": lambda: peft.PromptEncoderConfig(**tokens, encoder_reparameterization_type="MLP"),
+        "prompt": lambda: peft.PromptTuningConfig(**tokens),
+    }
+    wrapped: Any = model
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
+        torch.manual_seed(seed)  # the library draws from the global generator, which is put back afterwards
+        try:
+            made = peft.get_peft_model(wrapped, configs[kind]())
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise FedKSeedError(f"the model can't have {kind} adapters: {error}; name [peft] targets") from error
+    made.requires_grad_(False).eval()
+    return made

@@ -1,0 +1,263 @@
+"""Nobody sends weights, nobody sends K sums: a client replays what it has missed.
+
+The server keeps, for every round, the coefficients that moved the model, and sends each client those of
+the rounds it was away. What it costs a client grows with its absence; FedKSeed's point is that its
+own cost does not.
+
+    drawn      pairs along directions that each client draws from 2^32: Zelikman et al., 2023
+    shared     scalars along directions that all clients of a round share: DeComFL, Li et al., 2025
+    projected  a backpropagated update projected on the round's K directions: EvoFed, Rahimi et al., 2023
+    by tensor  the same for each tensor by itself, more directions where more has moved: Ferret, Shu et al., 2025
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..directions import Pool
+from ..errors import FedKSeedError
+from ..local.zeroth_order import zeroth_order_steps
+from ..messages import Change, History, Run, Upload
+from ..randomness import Purpose, draw_directions, generator
+from ..strategy import Client
+from .common import in_order, local_steps, merged, require_scalars, require_settings, scheduled
+
+if TYPE_CHECKING:  # a server that adds up needs no PyTorch
+    from ..free import Free
+    from ..weights import Weights
+
+NONE = np.empty(0, np.uint32)
+LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What moved the model in every round so far, and who has seen how much of it."""
+
+    round: int  # rounds done
+    counts: NDArray[np.uint32]  # (rounds, 1 or tensors): coefficients of each round and tensor
+    directions: NDArray[np.uint32]  # of all coefficients, if they are `drawn`; else empty
+    coefficients: NDArray[np.float32]  # (n,), of all rounds
+    clients: NDArray[np.uint32]  # who took part so far, ascending
+    seen: NDArray[np.uint32]  # the model after how many rounds each of them holds
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Local steps whose result is a few coefficients; a client catches up by replaying them.
+
+    Args:
+        run: the pool of unlimited directions, and the base model.
+        pool: of a round: its size K and family; the key follows from the round.
+        tensors: how many are tuned.
+        kind: `drawn`, `shared`, `projected` or `by tensor`, see above.
+        rounds: T, the length of the learning-rate schedule.
+        steps: τ, local steps of a client, unless `epochs` says how often it goes through its data.
+        points: 2 or 1, of zeroth-order steps.
+        server_lr: by what the mean of projected updates is multiplied.
+        batch_size, lr, eps, schedule, probes, clip: as in `KSeed`.
+    """
+
+    message: ClassVar[type[History]] = History
+    state: ClassVar[type[State]] = State
+
+    run: Run
+    pool: Pool
+    tensors: int
+    rounds: int
+    kind: str = "drawn"
+    steps: int = 200
+    epochs: int | None = None
+    batch_size: int = 1
+    lr: float = 3e-7
+    eps: float = 5e-4
+    schedule: str = "constant"
+    probes: int = 1
+    points: int = 2
+    clip: float = math.inf
+    server_lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+
+    @property
+    def reply(self) -> type[Upload] | type[Change]:
+        return Upload if self.kind == "drawn" else Change
+
+    @property
+    def asked(self) -> int:
+        return self.steps * self.probes if self.kind == "drawn" else 0
+
+    @property
+    def blocks(self) -> int:
+        """Runs of coefficients in a round."""
+        return self.tensors if self.kind == "by tensor" else 1
+
+    def init(self) -> State:
+        counts = np.empty((0, self.blocks), np.uint32)
+        return State(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
+
+    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, History]:
+        """To each client the rounds since it last took part; a newcomer holds the base model."""
+        lr = scheduled(self.lr, self.schedule, state.round, self.rounds)
+        known = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
+        bounds = np.concatenate([[0], np.cumsum(state.counts.sum(1, dtype=np.int64))])
+        messages = {}
+        for since in {known.get(client, 0) for client in cohort}:
+            first = bounds[since]
+            directions, coefficients = state.directions[first:], state.coefficients[first:]
+            messages[since] = History(
+                self.run, state.round, lr, since, state.counts[since:], directions, coefficients
+            )  # fmt: skip
+        return {client: messages[known.get(client, 0)] for client in cohort}
+
+    def sync(self, message: History, weights: "Weights") -> None:
+        """Go back to the model that was synced last and add, round by round, what it lacks.
+
+        Raises:
+            FedKSeedError: the weights are of before or after the rounds that the message tells of.
+        """
+        from ..directions.operations import Sum
+
+        free = cast("Free", weights)
+        if not message.since <= free.version <= message.round:
+            raise FedKSeedError(
+                f"the client holds the model after {free.version} rounds, the message tells of rounds "
+                f"{message.since} to {message.round}; load the base model and ask for the whole history"
+            )
+        free.back()
+        bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
+        for round_ in range(free.version, message.round):
+            pool = self.run.pool if self.kind in ("drawn", "shared") else self.round_pool(round_)
+            for block in range(self.blocks):
+                place = (round_ - message.since) * self.blocks + block
+                part = slice(bounds[place], bounds[place + 1])
+                directions = message.directions[part] if self.kind == "drawn" else self.implied(round_, part)
+                total = Sum(pool, *pool.select(directions, message.coefficients[part]))
+                free.add(total, block if self.kind == "by tensor" else None)
+        free.settle()
+        free.keep()
+        free.version = message.round
+
+    def train(self, message: History, client: Client) -> Upload | Change:
+        about = (self.run, message.round, client.number, client.examples)
+        if self.kind in ("projected", "by tensor"):
+            return self._project(message, client)
+        pool, pairs = self.run.pool, self.steps * self.probes
+        if self.kind == "drawn":
+            directions = draw_directions(pool.key, message.round, client.number, pairs, pool.size, None)
+        else:
+            directions = self.implied(message.round, slice(0, pairs))
+        found = zeroth_order_steps(
+            client.weights,
+            client.loss,
+            client.batches(message.round),
+            directions,
+            probes=self.probes,
+            points=self.points,
+            lr=message.lr,
+            eps=self.eps,
+            clip=self.clip,
+            on_step=client.on_step,
+        )
+        if self.kind == "drawn":
+            return Upload(*about, found.loss, found.directions, found.scalars)
+        scalars = np.zeros(pairs, np.float32)  # a probe that failed moves nothing
+        scalars[found.directions - directions[0]] = found.scalars
+        return Change(*about, found.loss, pairs - found.scalars.size, scalars, NONE)
+
+    def aggregate(self, state: State, uploads: Sequence[Upload] | Sequence[Change]) -> State:
+        """Append the round's coefficients: Σ_i (n_i / n) of what clients found, n_i the examples of client i.
+
+        Raises:
+            FedKSeedError: there is no upload, or one is of another round or run, has another number of
+                values than was asked for, or came twice; the state is unchanged.
+        """
+        directions = NONE
+        if self.kind == "drawn":
+            pairs = in_order(cast("Sequence[Upload]", uploads), self.run, state.round)
+            for upload in pairs:
+                require_scalars(upload, self.asked, self.clip)
+            ordered: Sequence[Upload] | Sequence[Change] = pairs
+            lr = scheduled(self.lr, self.schedule, state.round, self.rounds)
+            directions, coefficients = merged(pairs, lr / self.probes)
+            counts = np.array([coefficients.size], np.uint32)
+        else:
+            ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
+            counts, coefficients = self._average(state.round, ordered)
+        clients = np.array([upload.client for upload in ordered], np.uint32)
+        everyone = np.union1d(state.clients, clients).astype(np.uint32)
+        seen = np.zeros(everyone.size, np.uint32)
+        seen[np.searchsorted(everyone, state.clients)] = state.seen
+        seen[np.searchsorted(everyone, clients)] = state.round
+        return State(
+            state.round + 1,
+            np.concatenate([state.counts, counts[None]]),
+            np.concatenate([state.directions, directions]),
+            np.concatenate([state.coefficients, coefficients]),
+            everyone,
+            seen,
+        )
+
+    def round_pool(self, round_: int) -> Pool:
+        """The K directions of a round."""
+        key = int(generator(self.run.pool.key, Purpose.ROUND, round_).integers(0, 1 << 64, dtype=np.uint64))
+        return Pool(key, self.pool.size, self.pool.family)
+
+    def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
+        """Directions that need no naming: a round's own, in order."""
+        size = part.stop - part.start
+        first = round_ * self.steps * self.probes if self.kind == "shared" else 0
+        return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
+
+    def _project(self, message: History, client: Client) -> Change:
+        """Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ: what is sent is ⟨z_j, Δ⟩ / K, Δ the update of the local steps."""
+        from ..local.first_order import train
+
+        free, pool = cast("Free", client.weights), self.round_pool(message.round)
+        steps = local_steps(self.steps, self.epochs, client.examples, self.batch_size)
+        found = train(client, message.round, optimizer="sgd", lr=message.lr, steps=steps)
+        about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
+        products = free.change(pool)
+        if self.kind == "projected":
+            return Change(*about, (products.sum(0) / pool.size).astype(np.float32), NONE)
+        moved = free.distances()
+        shares = moved / moved.max() if moved.max() > 0 else moved
+        counts = np.clip(np.rint(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
+        values = [row[:n] / n for row, n in zip(products, counts.tolist(), strict=True)]
+        return Change(*about, np.concatenate(values).astype(np.float32), counts)
+
+    def _average(self, round_: int, uploads: Sequence[Change]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+        """Counts, and the weighted mean of what clients sent; a client that sent fewer counts as zeros for the rest."""
+        for upload in uploads:
+            self._require(upload)
+        total = sum(upload.examples for upload in uploads)
+        each = [upload.counts if self.kind == "by tensor" else np.array([upload.values.size]) for upload in uploads]
+        counts = np.max(each, 0).astype(np.uint32)
+        first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)[:-1]])
+        mean = np.zeros(int(counts.sum()))
+        for upload, own in zip(uploads, each, strict=True):
+            begins = np.repeat(first - np.concatenate([[0], np.cumsum(own, dtype=np.int64)[:-1]]), own)
+            mean[np.arange(upload.values.size) + begins] += upload.examples / total * upload.values.astype(np.float64)
+        if self.kind == "shared":
+            mean *= -scheduled(self.lr, self.schedule, round_, self.rounds) / self.probes
+        else:
+            mean *= self.server_lr
+        return counts, mean.astype(np.float32)
+
+    def _require(self, upload: Change) -> None:
+        if self.kind == "by tensor":
+            wrong = upload.counts.size != self.tensors or (upload.counts > self.pool.size).any()
+            asked = f"up to {self.pool.size} numbers for each of {self.tensors} tensors"
+        else:
+            size = self.steps * self.probes if self.kind == "shared" else self.pool.size
+            wrong, asked = upload.values.size != size, f"{size} numbers"
+        if wrong:
+            raise FedKSeedError(
+                f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
+                f"{asked} were asked for"
+            )
