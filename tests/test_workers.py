@@ -32,7 +32,7 @@ def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):
     recipe = tmp_path / "recipe.toml"
     lines = {"cohort": "cohort = 2\nat_once = 2", "algorithm": 'algorithm = "decomfl"'}
     recipe.write_text(recipe_text(model_folder, data_file, **lines))
-    with pytest.raises(FedKSeedError, match="decomfl.*remember.*at_once = 1"):
+    with pytest.raises(FedKSeedError, match=r"decomfl.*remember.*at_once = 1"):
         start(load_recipe(recipe), tmp_path / "run")
 
 

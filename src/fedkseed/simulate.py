@@ -93,8 +93,8 @@ class Simulation:
         algorithm = ALGORITHMS[recipe.training.algorithm]
         if algorithm.replays and recipe.clients.at_once > 1:
             raise FedKSeedError(
-                f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands in "
-                "for all of them here: set [clients] at_once = 1"
+                f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
+                "in for all of them here: set [clients] at_once = 1"
             )
         patterns: Sequence[str] = recipe.model.tuned
         if algorithm.tuned != "all":
