@@ -20,6 +20,7 @@ class Purpose(IntEnum):
     BATCHES = 5
     DIRECTIONS = 6
     EVALUATION = 7
+    SUBSAMPLE = 8
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
