@@ -154,7 +154,8 @@ def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tu
                 "or a .tar, .tar.gz or .tar.xz of it"
             )
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        raise FedKSeedError(f"Natural Instructions at {root} can't be read: {error}; get it again") from error
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every compression that it tried
+        raise FedKSeedError(f"Natural Instructions at {root} can't be read: {reason}; get it again") from error
 
 
 def _task(name: str, content: bytes, where: str) -> Task:
