@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from fedkseed import FedKSeedError
 from fedkseed.data.instructions import (
@@ -61,15 +62,18 @@ def test_the_official_code_words_dolly_and_natural_instructions_differently():
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_many_examples_have_the_tokens_that_each_has_alone(tokenizer, monkeypatch, template):
-    """The oracle calls the tokenizer with one text at a time."""
-    monkeypatch.setattr(tokenizer, "chat_template", "U:{{ messages[0]['content'] }}|A:")
+def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, template):
+    """The oracle calls the tokenizer, one that begins texts with a token of its own, with one text at a time."""
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.chat_template = "U:{{ messages[0]['content'] }}|A:"
     examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
     wording = Wording(template, "\n")
     for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
         text = TEMPLATES[template](example, tokenizer)
         asked = tokenizer(text, add_special_tokens=False) if template == "chat" else tokenizer(text + "\n")
         answered = tokenizer(example.response, add_special_tokens=False)
+        assert (asked.input_ids[0] == 0) == (template != "chat")
         assert encoded.tokens == (*asked.input_ids, *answered.input_ids, tokenizer.eos_token_id)
         assert (encoded.prompt, encoded.example) == (len(asked.input_ids), example)
     assert encode_all([], tokenizer, wording) == []

@@ -13,7 +13,7 @@ from fedkseed.data.natural_instructions import Subsample, read, split_lists, sub
 from fedkseed.data.shares import Shares, share_out
 from fedkseed.models.load import load_tokenizer
 
-TRAINING = {"small": 99, "enough": 100, "large": 250, "long": 200}
+TRAINING = {"small": 99, "middle": 100, "large": 250, "long": 200}
 TEST = {"few": 15, "some": 300, "many": 1500}
 LONG = "word " * 400  # 2,000 characters
 
@@ -63,11 +63,11 @@ def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, 
 
 
 def test_an_example_has_the_first_definition_the_input_and_the_first_output(folder):
-    (enough,) = read(str(folder), ["enough"])
-    assert (enough.name, len(enough.examples)) == ("enough", 100)
-    first = enough.examples[0]
-    assert (first.instruction, first.context, first.response) == ("Do enough.", "enough 0 ", "answer 0")
-    assert first.category == "enough"
+    (middle,) = read(str(folder), ["middle"])
+    assert (middle.name, len(middle.examples)) == ("middle", 100)
+    first = middle.examples[0]
+    assert (first.instruction, first.context, first.response) == ("Do middle.", "middle 0 ", "answer 0")
+    assert first.category == "middle"
 
 
 @pytest.mark.parametrize(("ending", "mode"), [("tar", "w"), ("tar.gz", "w:gz"), ("tar.xz", "w:xz")])
@@ -83,33 +83,33 @@ def test_an_archive_gives_what_its_folder_gives(folder, tmp_path, ending, mode, 
 def test_the_split_lists_decide_and_give_the_order(folder):
     assert split_lists(str(folder)) == (list(TRAINING), list(TEST))
     drawn = subsample(str(folder), 0)
-    assert [t.name for t in (*drawn.clients, *drawn.held_out)] == ["enough", "large", "long", "few", "some", "many"]
+    assert [t.name for t in (*drawn.clients, *drawn.held_out)] == ["middle", "large", "long", "few", "some", "many"]
 
 
 def test_the_papers_sizes_a_fifth_of_training_and_a_fiftieth_of_test_tasks(folder):
     """99 // 5 = 19 examples are too few for a client, however many characters they have."""
     drawn = subsample(str(folder), 0)
-    assert sizes(drawn) == ({"enough": 20, "large": 50, "long": 40}, {"few": 0, "some": 6, "many": 30})
+    assert sizes(drawn) == ({"middle": 20, "large": 50, "long": 40}, {"few": 0, "some": 6, "many": 30})
     assert drawn.too_small == ["small"]
 
 
 def test_the_official_codes_sizes_count_characters_before_the_draw_and_keep_20_of_a_test_task(folder):
     """ "long" has 10 short inputs, too few; "small" has 99 >= 20, of which 99 // 5 are drawn."""
     drawn = subsample(str(folder), 0, protocol="official-code")
-    assert sizes(drawn) == ({"small": 19, "enough": 20, "large": 50}, {"few": 15, "some": 20, "many": 30})
+    assert sizes(drawn) == ({"small": 19, "middle": 20, "large": 50}, {"few": 15, "some": 20, "many": 30})
     assert drawn.too_small == ["long"]
 
 
 def test_the_official_limit_of_characters_is_of_the_input_and_exclusive(folder):
-    """Inputs of "enough" are "enough 0 " to "enough 99 ": ten of 9 characters, ninety of 10."""
+    """Inputs of "middle" are "middle 0 " to "middle 99 ": ten of 9 characters, ninety of 10."""
 
     def clients(limit: int) -> dict[str, int]:
         drawn = subsample(str(folder), 0, protocol="official-code", max_characters=limit, least=10)
         return sizes(drawn)[0]
 
-    assert "enough" not in clients(9)
-    assert clients(10)["enough"] == 10 // 5
-    assert clients(11)["enough"] == 100 // 5
+    assert "middle" not in clients(9)
+    assert clients(10)["middle"] == 10 // 5
+    assert clients(11)["middle"] == 100 // 5
 
 
 def test_a_draw_is_without_repetition_and_follows_from_the_seed(folder):
@@ -128,7 +128,7 @@ def test_a_tasks_draw_does_not_depend_on_the_other_tasks(folder, tmp_path):
 
 def test_each_task_is_a_client_and_test_tasks_are_held_out(folder, tokenizer):
     shares = shared(folder, tokenizer)
-    assert [{e.example.category for e in part} for part in shares.clients] == [{"enough"}, {"large"}, {"long"}]
+    assert [{e.example.category for e in part} for part in shares.clients] == [{"middle"}, {"large"}, {"long"}]
     assert {e.example.category for e in shares.held_out} == {"some", "many"}
     assert len(shares.held_out) == 30
     assert shares.too_small == 1
@@ -143,11 +143,11 @@ def test_the_paper_leaves_long_examples_out_after_it_has_chosen_the_clients(fold
 
 
 def test_a_task_with_only_long_examples_is_no_client(tmp_path, tokenizer):
-    source = write(tmp_path / "ni", {"large": 250, "enough": 100}, {"many": 1500})
-    table = task("enough", 100)
+    source = write(tmp_path / "ni", {"large": 250, "middle": 100}, {"many": 1500})
+    table = task("middle", 100)
     for instance in table["Instances"]:
         instance["input"] = LONG
-    (source / "tasks/enough.json").write_text(json.dumps(table))
+    (source / "tasks/middle.json").write_text(json.dumps(table))
     shares = shared(source, tokenizer, {"cohort": 1})
     assert [len(part) for part in shares.clients] == [50]
     assert shares.too_long == 20

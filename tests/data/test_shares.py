@@ -85,7 +85,8 @@ def test_with_files_the_number_of_clients_need_not_be_known(tmp_path, model_fold
 def test_the_official_code_cuts_long_rows(tmp_path, model_folder, data_file, tokenizer):
     """A limit between the lengths: the paper leaves out the longer ones, the code keeps their first tokens."""
     whole = share_out(recipe(tmp_path, model_folder, data_file), tokenizer)
-    limit = sorted(e.prompt for part in whole.clients for e in part)[-1] + 2
+    prompts = sorted(e.prompt for part in whole.clients for e in part)
+    limit = prompts[-1] + 2
     changes = {"max_tokens": f"max_tokens = {limit}", "alpha": 'split = "even"', "examples": "examples = 2"}
     paper = share_out(recipe(tmp_path, model_folder, data_file, **changes), tokenizer)
     changes["max_tokens"] += '\nprotocol = "official-code"\ntemplate = "paper"\nseparator = "\\n"'
@@ -93,6 +94,9 @@ def test_the_official_code_cuts_long_rows(tmp_path, model_folder, data_file, tok
     assert paper.too_long > 0 == code.too_long
     assert max(len(e.tokens) for part in code.clients for e in part) == limit
     assert sum(map(len, code.clients)) == sum(map(len, whole.clients)) == 24
+    changes["max_tokens"] = changes["max_tokens"].replace(str(limit), str(prompts[-1]))
+    code = share_out(recipe(tmp_path, model_folder, data_file, **changes), tokenizer)
+    assert code.too_long == prompts.count(prompts[-1])  # a prompt that fills the limit leaves no response
 
 
 def test_an_even_split(tmp_path, model_folder, data_file, tokenizer):
