@@ -206,6 +206,7 @@ def preview(
         f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, "
         f"median {sizes[len(sizes) // 2]}; "
         f"{shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
+        + (f"; {shares.too_small} tasks are too small for a client" if shares.too_small else "")
     )
     table = Table("client", "examples", "categories")
     for number, share in list(enumerate(shares.clients))[:10]:

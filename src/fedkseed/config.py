@@ -48,11 +48,28 @@ class Data(Part):
     """The examples, their wording, and what is kept for evaluation."""
 
     source: str = "dolly-sample"
+    format: Literal["rows", "natural-instructions"] = "rows"
+    protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
     columns: dict[str, str] = {}  # field (instruction, response, context, category) -> its name in the file
-    template: Literal["paper", "alpaca", "chat"] = "paper"
+    template: Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"] = "paper"
     separator: str = "\n"  # between "### Response:" and the response; see Wording
     max_tokens: Count = 1024  # longer examples are left out
-    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all
+    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all rows
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """The official code's own wording is the default with its protocol."""
+        if not isinstance(table, dict) or table.get("protocol") != "official-code":
+            return table
+        template = "official-ni" if table.get("format") == "natural-instructions" else "official-dolly"
+        return {"template": template, "separator": ""} | table
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if self.columns and self.format != "rows":
+            raise ValueError("columns name the fields of rows; natural-instructions has names of its own")
+        return self
 
     @property
     def wording(self) -> Wording:
@@ -60,23 +77,55 @@ class Data(Part):
 
 
 class Clients(Part):
-    """Who holds the data, and how many take part in a round."""
+    """Who holds the data, and how many take part in a round.
 
-    count: Count = 200
+    How many clients there are is `len(shares.clients)`: with files and tasks the data decides.
+    """
+
+    split: Literal["dirichlet", "even", "files", "tasks"] = "dirichlet"  # files, tasks: one client for each
+    count: Count | None = None  # default 200; with files and tasks as many as there are, a number is checked
     cohort: Count = 10
-    split: Literal["dirichlet", "even", "files"] = "dirichlet"  # files: source is a folder, one file a client
+    active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: the share of all clients
     alpha: float = 0.5  # of the Dirichlet split over categories
-    min_examples: Count = 10
+    min_examples: Count = 10  # default with tasks 20
     at_once: Count = 1  # how many train side by side, each in a process of its own
     threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """Defaults that the split decides."""
+        if not isinstance(table, dict):
+            return table
+        match table.get("split"):
+            case "files":
+                return table
+            case "tasks":
+                return {"min_examples": 20} | table
+            case _:
+                return {"count": 200} | table
 
     @model_validator(mode="after")
     def _check(self) -> "Clients":
         if self.alpha <= 0:
             raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
-        if self.cohort > self.count:
-            raise ValueError(f"a cohort of {self.cohort} can't be drawn from {self.count} clients")
+        if self.active is not None and self.cohort != type(self).model_fields["cohort"].default:
+            raise ValueError("cohort is a number of clients and active a share of them: give one, not both")
+        if self.count is not None:
+            self.cohort_of(self.count)
         return self
+
+    def cohort_of(self, count: int) -> int:
+        """How many of `count` clients take part in a round: `cohort`, or the share `active` rounded down, at least 1.
+
+        Raises:
+            FedKSeedError: there are fewer clients than the cohort.
+        """
+        if self.active is not None:
+            return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
+        if self.cohort > count:
+            raise FedKSeedError(f"a cohort of {self.cohort} can't be drawn from {count} clients")
+        return self.cohort
 
 
 class Directions(Part):
@@ -121,7 +170,7 @@ class Evaluation(Part):
     """What is measured before, after, and every few rounds."""
 
     every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations of the held-out loss; 0: only before and after
-    examples: Annotated[int, Field(ge=2)] = 64
+    examples: Annotated[int, Field(ge=2)] | Literal["all"] = 64
     max_tokens: Count | None = None  # of a held-out example; default as for training
     generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
     rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # whose Rouge-L; the official code used `rouge`
@@ -141,6 +190,15 @@ class Recipe(Part):
     training: Training = Training()
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if (self.data.format == "natural-instructions") != (self.clients.split == "tasks"):
+            raise ValueError(
+                f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "
+                "format 'natural-instructions' and split 'tasks' need each other"
+            )
+        return self
 
     @property
     def pool(self) -> Pool:
@@ -191,7 +249,7 @@ def _explain(detail: Any) -> str:
     place = [
         str(part)
         for part in detail["loc"]
-        if part not in ("str", "float", "constrained-float") and "literal" not in str(part)
+        if part not in ("str", "float", "constrained-float", "constrained-int") and "literal" not in str(part)
     ]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
@@ -202,7 +260,7 @@ def _explain(detail: Any) -> str:
     if detail["type"] == "missing":
         return f"{where}{place[-1]} is missing"
     if detail["type"] == "value_error":
-        return f"[{'.'.join(place)}] {detail['ctx']['error']}"
+        return f"[{'.'.join(place)}] {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
     return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
 
 

@@ -20,8 +20,8 @@ class Purpose(IntEnum):
     BATCHES = 5
     DIRECTIONS = 6
     EVALUATION = 7
+    SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
-    PEFT = 10
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

@@ -123,7 +123,8 @@ class Simulation:
 
     def cohort(self, round_: int) -> list[int]:
         """Who takes part in a round."""
-        return cohort(self.recipe.seed, round_, self.recipe.clients.count, self.recipe.clients.cohort)
+        count = len(self.shares.clients)
+        return cohort(self.recipe.seed, round_, count, self.recipe.clients.cohort_of(count))
 
     def client(self, number: int, stopwatch: Stopwatch | None = None) -> Client:
         """One party with its own examples."""

@@ -2,9 +2,22 @@ import itertools
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 from fedkseed import FedKSeedError
-from fedkseed.data.instructions import Wording, alpaca, collate, encode, endless_batches, paper
+from fedkseed.data.instructions import (
+    TEMPLATES,
+    Wording,
+    alpaca,
+    collate,
+    cut,
+    encode,
+    encode_all,
+    endless_batches,
+    official_dolly,
+    official_ni,
+    paper,
+)
 from fedkseed.data.sources import Example
 from fedkseed.models.load import load_tokenizer
 from fedkseed.models.loss import IGNORED
@@ -31,6 +44,47 @@ def test_alpaca_has_an_opening_of_its_own_without_input():
     with_input = Example("Name it.", "x", context="A thing.")
     assert alpaca(with_input, None) == paper(with_input, None)
     assert "paired with" not in alpaca(Example("Name it.", "x"), None)
+
+
+def test_the_official_code_words_dolly_and_natural_instructions_differently():
+    with_input, without = Example("Name it.", "x", context="A thing."), Example("Name it.", "x")
+    assert official_dolly(with_input, None) == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response for the task request.\n\n"
+        "### Instruction:\nName it.\n\n### Input:\nA thing.\n\n### Response:"
+    )
+    assert official_dolly(without, None) == (
+        "Below is an instruction that describes a task. Write a response for the task request.\n\n"
+        "### Instruction:\nName it.\n\n### Response:"
+    )
+    assert official_ni(with_input, None) == paper(with_input, None)
+    assert official_ni(without, None).endswith("### Instruction:\nName it.\n\n### Input:\n\n\n### Response:")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, template):
+    """The oracle calls the tokenizer, one that begins texts with a token of its own, with one text at a time."""
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.chat_template = "U:{{ messages[0]['content'] }}|A:"
+    examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
+    wording = Wording(template, "\n")
+    for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
+        text = TEMPLATES[template](example, tokenizer)
+        asked = tokenizer(text, add_special_tokens=False) if template == "chat" else tokenizer(text + "\n")
+        answered = tokenizer(example.response, add_special_tokens=False)
+        assert (asked.input_ids[0] == 0) == (template != "chat")
+        assert encoded.tokens == (*asked.input_ids, *answered.input_ids, tokenizer.eos_token_id)
+        assert (encoded.prompt, encoded.example) == (len(asked.input_ids), example)
+    assert encode_all([], tokenizer, wording) == []
+
+
+def test_a_cut_example_keeps_its_first_tokens(tokenizer):
+    whole = encode(Example("Q?", "four legs"), tokenizer, Wording())
+    short, shorter = cut(whole, whole.prompt + 1), cut(whole, whole.prompt - 1)
+    assert (short.tokens, short.prompt) == (whole.tokens[: whole.prompt + 1], whole.prompt)
+    assert (len(shorter.tokens), shorter.prompt) == (whole.prompt - 1, whole.prompt - 1)
+    assert cut(whole, 10_000) == whole
 
 
 def test_the_separator_stands_between_prompt_and_response(tokenizer):

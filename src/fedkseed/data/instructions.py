@@ -11,13 +11,11 @@ from ..errors import FedKSeedError
 from ..models.loss import IGNORED, Batch
 from .sources import Example
 
+ASKED = "Write a response that appropriately completes the request."
 WITH_INPUT = (
-    "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request."
+    f"Below is an instruction that describes a task, paired with an input that provides further context. {ASKED}"
 )
-WITHOUT_INPUT = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-)
+WITHOUT_INPUT = f"Below is an instruction that describes a task. {ASKED}"
 
 
 def paper(example: Example, tokenizer: Any) -> str:
@@ -28,6 +26,17 @@ def paper(example: Example, tokenizer: Any) -> str:
 def alpaca(example: Example, tokenizer: Any) -> str:
     """An opening of its own for tasks without an input. Source: Taori et al., 2023, Stanford Alpaca"""
     return _sections(WITH_INPUT if example.context else WITHOUT_INPUT, example)
+
+
+def official_dolly(example: Example, tokenizer: Any) -> str:
+    """Two openings that ask in words of their own. Source: the official code of FedKSeed, for Dolly"""
+    opening = WITH_INPUT if example.context else WITHOUT_INPUT
+    return _sections(opening.replace(ASKED, "Write a response for the task request."), example)
+
+
+def official_ni(example: Example, tokenizer: Any) -> str:
+    """As `paper`, with a section for the input even if there is none. Source: the official code, for its tasks"""
+    return f"{WITH_INPUT}\n\n### Instruction:\n{example.instruction}\n\n### Input:\n{example.context}\n\n### Response:"
 
 
 def chat(example: Example, tokenizer: Any) -> str:
@@ -47,7 +56,13 @@ def _sections(opening: str, example: Example) -> str:
     return f"{opening}\n\n### Instruction:\n{example.instruction}\n\n{context}### Response:"
 
 
-TEMPLATES = {"paper": paper, "alpaca": alpaca, "chat": chat}
+TEMPLATES = {
+    "paper": paper,
+    "alpaca": alpaca,
+    "chat": chat,
+    "official-dolly": official_dolly,
+    "official-ni": official_ni,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +82,15 @@ class Wording:
         if self.template not in TEMPLATES:
             raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
 
-    def prompt(self, example: Example, tokenizer: Any) -> list[int]:
+    def prompts(self, examples: Sequence[Example], tokenizer: Any) -> list[list[int]]:
         """The tokens that ask; a chat template brings its own separator and special tokens."""
-        text = TEMPLATES[self.template](example, tokenizer)
-        if self.template == "chat":
-            return tokenizer(text, add_special_tokens=False).input_ids
-        return tokenizer(text + self.separator).input_ids
+        chat = self.template == "chat"
+        texts = [TEMPLATES[self.template](e, tokenizer) + ("" if chat else self.separator) for e in examples]
+        return tokenizer(texts, add_special_tokens=not chat).input_ids
+
+    def prompt(self, example: Example, tokenizer: Any) -> list[int]:
+        """The tokens that ask one example."""
+        return self.prompts([example], tokenizer)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +104,22 @@ class Encoded:
 
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
     """Prompt and response are tokenised apart, so that a prompt has the same tokens in generation."""
-    prompt = wording.prompt(example, tokenizer)
-    response = tokenizer(example.response, add_special_tokens=False).input_ids
-    return Encoded((*prompt, *response, tokenizer.eos_token_id), len(prompt), example)
+    return encode_all([example], tokenizer, wording)[0]
+
+
+def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded]:
+    """Many examples with the tokens that `encode` gives each; fast tokenizers use all cores for a list."""
+    if not examples:
+        return []
+    prompts = wording.prompts(examples, tokenizer)
+    responses = tokenizer([e.response for e in examples], add_special_tokens=False).input_ids
+    end = tokenizer.eos_token_id
+    return [Encoded((*p, *r, end), len(p), e) for p, r, e in zip(prompts, responses, examples, strict=True)]
+
+
+def cut(encoded: Encoded, limit: int) -> Encoded:
+    """The first `limit` tokens, as a tokenizer that truncates would give them."""
+    return Encoded(encoded.tokens[:limit], min(encoded.prompt, limit), encoded.example)
 
 
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:

@@ -3,14 +3,27 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..config import Recipe
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from .instructions import Encoded, encode
+from .instructions import Encoded, cut, encode_all
+from .natural_instructions import subsample
 from .partition import dirichlet, even
 from .sources import Example, read, read_folder
+
+Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A recipe's examples before they are tokens."""
+
+    held_out: list[Example]
+    training: list[Owned]
+    owners: int  # how many files or tasks
+    too_small: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,7 @@ class Shares:
     clients: list[list[Encoded]]
     held_out: list[Encoded]
     too_long: int  # left out of the training examples
+    too_small: int = 0  # training tasks with too few examples to be a client
 
     def digest(self) -> str:
         """A hash over all tokens in their order, to tell whether the data is still the same."""
@@ -33,66 +47,105 @@ def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
-    data, clients = recipe.data, recipe.clients
-    if clients.split == "files":
-        owned = [(e, owner) for owner, part in enumerate(read_folder(data.source, data.columns)) for e in part]
-    else:
-        owned = [(e, 0) for e in read(data.source, data.columns)]
-    held, training = _hold_out([e for e, _ in owned], recipe)
-    encoded = {i: encode(owned[i][0], tokenizer, data.wording) for i in (*held, *training)}
-    kept = [i for i in training if len(encoded[i].tokens) <= data.max_tokens]
-    limit = recipe.evaluation.max_tokens or data.max_tokens
-    kept_out = [i for i in held if len(encoded[i].tokens) <= limit]
-    if len(kept_out) < recipe.evaluation.examples:
+    found, limit = _find(recipe), recipe.data.max_tokens
+    encoded = _encode([e for e, _ in found.training], limit, recipe, tokenizer)
+    kept = [(e, owner) for e, (_, owner) in zip(encoded, found.training, strict=True) if e is not None]
+    encoded = _encode(found.held_out, recipe.evaluation.max_tokens or limit, recipe, tokenizer)
+    kept_out = [e for e in encoded if e is not None]
+    asked = len(kept_out) if recipe.evaluation.examples == "all" else recipe.evaluation.examples
+    if len(kept_out) < asked:
         raise FedKSeedError(
-            f"[evaluation] asks for {recipe.evaluation.examples} held-out examples, "
+            f"[evaluation] asks for {asked} held-out examples, "
             f"{len(kept_out)} are there within the token limit; ask for fewer or raise max_tokens"
         )
-    rng = generator(recipe.seed, Purpose.PARTITION)
-    match clients.split:
-        case "files":
-            parts = _by_file([owned[i][1] for i in kept], recipe)
-        case "even":
-            parts = even(len(kept), clients.count, clients.min_examples, rng)
-        case _:
-            labels = [owned[i][0].category for i in kept]
-            parts = dirichlet(labels, clients.count, clients.alpha, clients.min_examples, rng)
-    order = generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept_out))[: recipe.evaluation.examples]
+    parts = _divide(kept, found.owners, recipe)
+    recipe.clients.cohort_of(len(parts))
+    order = generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept_out))[:asked]
     return Shares(
-        clients=[[encoded[kept[i]] for i in part] for part in parts],
-        held_out=[encoded[kept_out[i]] for i in order],
-        too_long=len(training) - len(kept),
+        clients=[[kept[i][0] for i in part] for part in parts],
+        held_out=[kept_out[i] for i in order],
+        too_long=len(found.training) - len(kept),
+        too_small=found.too_small,
     )
 
 
-def _hold_out(examples: Sequence[Example], recipe: Recipe) -> tuple[list[int], list[int]]:
-    """Held-out and training examples, as indices: a whole category, or a random share."""
+def _find(recipe: Recipe) -> Found:
+    """Read the data and part what is held out."""
+    data, clients = recipe.data, recipe.clients
+    match clients.split:
+        case "tasks":
+            drawn = subsample(
+                data.source,
+                recipe.seed,
+                protocol=data.protocol,
+                max_characters=data.max_tokens,
+                least=clients.min_examples,
+            )
+            owned = [(e, owner) for owner, task in enumerate(drawn.clients) for e in task.examples]
+            held_out = [e for task in drawn.held_out for e in task.examples]
+            return Found(held_out, owned, len(drawn.clients), len(drawn.too_small))
+        case "files":
+            parts = read_folder(data.source, data.columns)
+        case _:
+            parts = [read(data.source, data.columns)]
+    return Found(*_hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe), len(parts))
+
+
+def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], list[Owned]]:
+    """Held-out and training examples: a whole category, or a random share."""
     chosen = recipe.data.held_out
     if isinstance(chosen, str):
-        categories = sorted({e.category for e in examples})
+        categories = sorted({e.category for e, _ in owned})
         if chosen not in categories:
             raise FedKSeedError(
                 f"[data] held_out is no category of the data: {chosen!r}; it has {', '.join(categories) or 'none'}; "
                 "a number as 0.1 holds out a random share"
             )
-        held = {i for i, e in enumerate(examples) if e.category == chosen}
+        held = {i for i, (e, _) in enumerate(owned) if e.category == chosen}
     else:
-        order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(examples))
-        held = set(order[: round(chosen * len(examples))].tolist())
-    return sorted(held), [i for i in range(len(examples)) if i not in held]
+        order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(owned))
+        held = set(order[: round(chosen * len(owned))].tolist())
+    return [owned[i][0] for i in sorted(held)], [pair for i, pair in enumerate(owned) if i not in held]
 
 
-def _by_file(owners: Sequence[int], recipe: Recipe) -> list[list[int]]:
-    """One client a file, in the order of the files' names."""
-    parts = [[i for i, owner in enumerate(owners) if owner == client] for client in range(max(owners, default=-1) + 1)]
-    if len(parts) != recipe.clients.count:
+def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: Any) -> list[Encoded | None]:
+    """Tokens; None for an example over the limit, or, where the official code cuts it, without a response left."""
+    encoded = encode_all(examples, tokenizer, recipe.data.wording)
+    if recipe.data.protocol == "official-code":
+        return [cut(e, limit) if e.prompt < limit else None for e in encoded]
+    return [e if len(e.tokens) <= limit else None for e in encoded]
+
+
+def _divide(kept: Sequence[tuple[Encoded, int]], owners: int, recipe: Recipe) -> list[list[int]]:
+    """For each client the indices of its examples."""
+    clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
+    match clients.split, clients.count:
+        case "dirichlet", int(count):
+            labels = [e.example.category for e, _ in kept]
+            return dirichlet(labels, count, clients.alpha, clients.min_examples, rng)
+        case "even", int(count):
+            return even(len(kept), count, clients.min_examples, rng)
+        case _:
+            return _by_owner([owner for _, owner in kept], owners, recipe)
+
+
+def _by_owner(owner_of: Sequence[int], owners: int, recipe: Recipe) -> list[list[int]]:
+    """One client a file or task, in their order; a task that has only long examples is no client."""
+    clients = recipe.clients
+    parts: list[list[int]] = [[] for _ in range(owners)]
+    for i, owner in enumerate(owner_of):
+        parts[owner].append(i)
+    if clients.split == "tasks":
+        parts = [part for part in parts if part]
+    if not parts or clients.count not in (None, len(parts)):
         raise FedKSeedError(
-            f"{recipe.data.source} holds the data of {len(parts)} clients, [clients] count says {recipe.clients.count}"
+            f"{recipe.data.source} holds the data of {len(parts)} clients"
+            + (f", [clients] count says {clients.count}" if clients.count else "; lower [clients] min_examples")
         )
-    if min(map(len, parts)) < recipe.clients.min_examples:
+    if clients.split == "files" and min(map(len, parts)) < clients.min_examples:
         least = min(range(len(parts)), key=lambda client: len(parts[client]))
         raise FedKSeedError(
             f"client {least} has {len(parts[least])} examples after holding out and leaving out long ones, "
-            f"[clients] min_examples says {recipe.clients.min_examples}"
+            f"[clients] min_examples says {clients.min_examples}"
         )
     return parts

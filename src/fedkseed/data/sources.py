@@ -73,7 +73,8 @@ def _lines(path: Path) -> Iterator[tuple[Any, str]]:
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if line.strip():
-                yield _parse(line, where := f"{path}, line {number}"), where
+                where = f"{path}, line {number}"
+                yield parse(line, where, "mend or remove the line"), where
 
 
 def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
@@ -89,14 +90,34 @@ def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
         yield row, f"{path}, row {number}"
 
 
-def _parse(line: bytes, where: str) -> Any:
+def decode(content: bytes, where: str) -> str:
+    """UTF-8, or a refusal that tells where it is not."""
     try:
-        return json.loads(line.decode())
+        return content.decode()
     except UnicodeDecodeError as error:
         raise FedKSeedError(f"{where}: not valid UTF-8; save the file as UTF-8") from error
+
+
+def parse(content: bytes, where: str, remedy: str) -> Any:
+    """JSON, or a refusal that tells where it is broken and what to do."""
+    try:
+        return json.loads(decode(content, where))
+    except FedKSeedError:
+        raise
     except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise FedKSeedError(f"{where}: not valid JSON ({reason}); mend or remove the line") from error
+        reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise FedKSeedError(f"{where}: not valid JSON ({reason}); {remedy}") from error
+
+
+def text(value: Any, where: str, name: str) -> str:
+    """A value that must be text and can be written as UTF-8, or a refusal."""
+    if not isinstance(value, str):
+        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise FedKSeedError(f"{where}: {name} holds half a character (a lone surrogate); mend the text") from error
+    return value
 
 
 def _example(row: Any, names: Mapping[str, str], where: str) -> Example:
@@ -104,12 +125,7 @@ def _example(row: Any, names: Mapping[str, str], where: str) -> Example:
         raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
     if missing := [names[name] for name in REQUIRED if names[name] not in row]:
         raise FedKSeedError(f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}")
-    values = {name: row.get(column, "") for name, column in names.items()}
-    for name, value in values.items():
-        if not isinstance(value, str):
-            raise FedKSeedError(f"{where}: {names[name]} must be text, got {type(value).__name__}")
-        if any("\ud800" <= character <= "\udfff" for character in value):
-            raise FedKSeedError(f"{where}: {names[name]} holds half a character (a lone surrogate); mend the text")
+    values = {name: text(row.get(column, ""), where, column) for name, column in names.items()}
     if not values["response"].strip():
         raise FedKSeedError(f"{where}: the response is empty, so there is nothing to learn; remove the line")
     return Example(**values)

@@ -1,0 +1,184 @@
+"""Super-NaturalInstructions: its tasks, its split lists, and the part of it that the paper trains on.
+
+Wang et al., 2022, https://arxiv.org/abs/2204.07705; Qin et al., 2024, Appendix C. Where the paper and the
+official code of FedKSeed differ: docs/data.md.
+"""
+
+import json
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from ..errors import FedKSeedError
+from ..randomness import Purpose, generator
+from .sources import Example, decode, parse, text
+
+LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
+TRAINING, TEST = 20, 2  # per cent of a task's examples
+LEAST = 20  # fewer examples than this are no client; the official code also keeps so many of a test task
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task's examples; each has the task's first definition as its instruction."""
+
+    name: str
+    examples: list[Example]
+
+
+@dataclass(frozen=True, slots=True)
+class Subsample:
+    """What the protocol leaves of the data, before anything is tokenised."""
+
+    clients: list[Task]  # in the order of train_tasks.txt
+    held_out: list[Task]  # in the order of test_tasks.txt
+    too_small: list[str]  # training tasks with fewer than the least examples
+
+
+def subsample(
+    source: str,
+    seed: int,
+    *,
+    protocol: Literal["paper", "official-code"] = "paper",
+    max_characters: int = 1024,
+    least: int = LEAST,
+) -> Subsample:
+    """Draw 20 % of each training task and 2 % of each test task, rounded down.
+
+    A task's draw depends on the seed and the task alone, not on which other tasks are there.
+
+    Args:
+        source: see `read`.
+        protocol: `paper`: tasks that have at least `least` examples after the draw are clients.
+            `official-code`: only inputs of fewer than `max_characters` count; tasks that have at least
+            `least` of them before the draw are clients; of a test task at least 20 are drawn.
+
+    Raises:
+        FedKSeedError: see `read` and `split_lists`.
+    """
+    training, test = split_lists(source)
+    official = protocol == "official-code"
+    drawn: dict[str, Task] = {}
+    for task in read(source, (*training, *test)):  # a task at a time: the whole data set is large
+        examples = [e for e in task.examples if not official or len(e.context) < max_characters]
+        rng = generator(seed, Purpose.SUBSAMPLE, int.from_bytes(sha256(task.name.encode()).digest()[:8]))
+        order = rng.permutation(len(examples))
+        if task.name in training:
+            count = len(examples) * TRAINING // 100
+            enough = (len(examples) if official else count) >= least
+        else:
+            count = max(len(examples) * TEST // 100, LEAST if official else 0)
+            enough = True
+        drawn[task.name] = Task(task.name, [examples[i] for i in sorted(order[:count])] if enough else [])
+    return Subsample(
+        clients=[drawn[name] for name in training if drawn[name].examples],
+        held_out=[drawn[name] for name in test],
+        too_small=[name for name in training if not drawn[name].examples],
+    )
+
+
+def split_lists(source: str) -> tuple[list[str], list[str]]:
+    """The names of the training and of the test tasks, from `splits/default`.
+
+    Raises:
+        FedKSeedError: a list is missing, empty or not text, or a task is in both.
+    """
+    found: dict[str, list[str]] = {}
+    with closing(
+        _files(source, lambda path: path.parts[-3:-1] == ("splits", "default") and path.name in LISTS)
+    ) as files:
+        for path, content in files:
+            found[path.name] = decode(content, f"{source}, splits/default/{path.name}").split()
+            if len(found) == len(LISTS):
+                break
+    for name in LISTS:
+        if not found.get(name):
+            raise FedKSeedError(
+                f"{source}: splits/default/{name} {'lists no task' if name in found else 'is missing'}; "
+                "Natural Instructions comes with lists of its training and test tasks, one name a line"
+            )
+    training, test = ([*dict.fromkeys(found[name])] for name in LISTS)
+    if both := sorted({*training} & {*test}):
+        raise FedKSeedError(f"{source}: {both[0]} is both a training and a test task; remove it from one of the lists")
+    return training, test
+
+
+def read(source: str, names: Sequence[str]) -> Iterator[Task]:
+    """The tasks of these names, in the order in which the source holds them.
+
+    Args:
+        source: the folder of Natural Instructions, with `tasks` and `splits` in it, or a `.tar`,
+            `.tar.gz` or `.tar.xz` of it. An archive is read from begin to end and never unpacked.
+
+    Raises:
+        FedKSeedError: the source is missing or damaged, or a task is missing or broken.
+    """
+    wanted = set(names)
+    for path, content in _files(source, lambda path: path.parts[-2:-1] == ("tasks",) and _name(path) in wanted):
+        wanted.remove(_name(path))
+        yield _task(_name(path), content, f"{source}, tasks/{path.name}")
+        if not wanted:
+            return
+    raise FedKSeedError(
+        f"{source}: tasks/{min(wanted)}.json is missing, as are {len(wanted)} in all that splits/default lists; "
+        "get the whole data set, or take their names from the lists"
+    )
+
+
+def _name(path: PurePosixPath) -> str:
+    return path.name.removesuffix(".json")  # a task's name may hold a dot
+
+
+def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tuple[PurePosixPath, bytes]]:
+    """Path and content of each file that is wanted, of a folder or an archive."""
+    root = Path(source).expanduser()
+    try:
+        if root.is_dir():
+            for path in sorted((*root.glob("splits/default/*.txt"), *root.glob("tasks/*.json"))):
+                if wanted(PurePosixPath(path)):
+                    yield PurePosixPath(path), path.read_bytes()
+        elif root.is_file():
+            with tarfile.open(root) as archive:
+                for member in archive:
+                    if wanted(path := PurePosixPath(member.name)) and (file := archive.extractfile(member)):
+                        yield path, file.read()
+        else:
+            raise FedKSeedError(
+                f"no Natural Instructions at {root}; give the folder that holds tasks and splits, "
+                "or a .tar, .tar.gz or .tar.xz of it"
+            )
+    except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
+        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every compression that it tried
+        raise FedKSeedError(f"Natural Instructions at {root} can't be read: {reason}; get it again") from error
+
+
+def _task(name: str, content: bytes, where: str) -> Task:
+    table = parse(content, where, "get the file again")
+    if not isinstance(table, dict):
+        raise FedKSeedError(f"{where}: expected a JSON object, got {type(table).__name__}")
+    if missing := [key for key in ("Definition", "Instances") if not table.get(key)]:
+        raise FedKSeedError(f"{where}: no {' and no '.join(missing)}; keys found: {', '.join(table) or 'none'}")
+    definition, instances = table["Definition"], table["Instances"]
+    instruction = text(definition[0] if isinstance(definition, list) else definition, where, "Definition")
+    if not isinstance(instances, list):
+        raise FedKSeedError(f"{where}: Instances must be a list, got {type(instances).__name__}")
+    return Task(
+        name, [_example(e, instruction, name, f"{where}, instance {number}") for number, e in enumerate(instances, 1)]
+    )
+
+
+def _example(instance: Any, instruction: str, name: str, where: str) -> Example:
+    """First definition, first output; an empty output stays, to teach that the answer is nothing."""
+    if not isinstance(instance, dict):
+        raise FedKSeedError(f"{where}: expected a JSON object, got {type(instance).__name__}")
+    outputs = instance.get("output")
+    if not isinstance(outputs, list) or not outputs:
+        raise FedKSeedError(f"{where}: output must be a list of one text or more, got {json.dumps(outputs)[:40]}")
+    context = text(instance.get("input"), where, "input")
+    return Example(instruction, text(outputs[0], where, "output"), context, name)
