@@ -14,12 +14,15 @@ from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
 from .adapter import Adapter
+from .algorithms import ALGORITHMS
+from .compare import Costs
+from .compare import compare as measure_all
 from .config import load_recipe
 from .data.instructions import Wording
 from .data.shares import share_out
 from .data.sources import Example
 from .directions.vectors import check
-from .display import Bars, console, print_result
+from .display import Bars, console, print_costs, print_result
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import folder
@@ -213,6 +216,29 @@ def preview(
         counts = Counter(e.example.category or "-" for e in share).most_common()
         table.add_row(str(number), str(len(share)), Text(", ".join(f"{name} {n}" for name, n in counts)))
     console.print(table)
+
+
+@_command
+def compare(
+    recipe: RecipeFile,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Which to compare; give it several times. Default: all.")
+    ] = None,
+) -> None:
+    """Measure what each algorithm costs a client on a recipe's model and data: bytes, memory, seconds."""
+    names = algorithm or list(ALGORITHMS)
+    if unknown := [name for name in names if name not in ALGORITHMS]:
+        raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
+    parsed = load_recipe(recipe)
+    with console.status("sharing out the data") as status:
+
+        def done(costs: Costs) -> None:
+            console.print(f"{costs.algorithm}: {costs.step_seconds:.2f} s a step", style="dim")
+            left = names[names.index(costs.algorithm) + 1 :]
+            status.update(f"measuring {left[0]}" if left else "")
+
+        found = measure_all(parsed, names, done)
+    print_costs(found, parsed.training.steps)
 
 
 @_command

@@ -1,10 +1,14 @@
 """What a person sees of a run: progress while it goes on, a table at its end."""
 
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from .compare import AWAY, Costs
 from .evaluate import estimate, paired_change
 from .round import Report
 from .simulate import Result
@@ -94,3 +98,28 @@ def print_result(result: Result) -> None:
     console.print(costs)
     if result.output is not None:
         console.print(f"the tuned model is {result.output}", highlight=False)
+
+
+def print_costs(found: Sequence[Costs], steps: int) -> None:
+    """One row an algorithm."""
+    table = Table(title=f"A client and round, {steps} local steps; back: after {AWAY} rounds away", box=SIMPLE_HEAD)
+    table.add_column("algorithm")
+    for name in ("tuned", "down", "down, back", "up", "memory", "sync", "sync, back", "a step"):
+        table.add_column(name, justify="right")
+    for costs in found:
+        memory, seconds = costs.peak_memory, (costs.sync_seconds, costs.back_seconds, costs.step_seconds)
+        table.add_row(
+            costs.algorithm,
+            *(short(n) for n in (costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, memory)),
+            *(f"{value:.2g} s" for value in seconds),
+        )
+    console.print(table)
+
+
+def short(number: float) -> str:
+    """Three digits and a letter: 17,748 is 17.7 k, 134,515,008 is 135 M."""
+    for letter in ("", " k", " M", " G"):
+        if abs(number) < 999.5 or letter == " G":
+            break
+        number /= 1000
+    return f"{number:.3g}{letter}"

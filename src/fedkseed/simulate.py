@@ -105,10 +105,10 @@ class Simulation:
             self.weights: Weights = hold(self.model, pool, patterns, recipe.model.mode)
         else:
             self.weights = Free(Layout(self.model, patterns), pool)
-        run = Run(pool, self.weights.base_digest)
+        self.run = Run(pool, self.weights.base_digest)
         start = self.weights.values() if serves and isinstance(self.weights, Free) else np.empty(0, np.float32)
         tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
-        self.strategy = algorithm.make(recipe, run, start, tensors)
+        self.strategy = algorithm.make(recipe, self.run, start, tensors)
         self.stopwatch = Stopwatch()
         self._workers: Workers | None = None  # started by the first round that wants them
 

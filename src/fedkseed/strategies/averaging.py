@@ -18,13 +18,11 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, Run, Upload, Values
 from ..randomness import draw_directions
 from ..strategy import Client
-from .common import in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..free import Free
     from ..weights import Weights
-
-NO_COUNTS = np.empty(0, np.uint32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +94,7 @@ class Averaging:
 
             steps = local_steps(self.steps, self.epochs, client.examples, self.batch_size)
             found = train(client, message.round, optimizer=self.local, lr=message.lr, steps=steps)
-            return Change(*about, found.loss, found.skipped, cast("Free", client.weights).values(), NO_COUNTS)
+            return Change(*about, found.loss, found.skipped, cast("Free", client.weights).values(), NONE)
         pool, pairs = self.run.pool, self.steps * self.probes
         found = zeroth_order_steps(
             client.weights,
@@ -113,7 +111,7 @@ class Averaging:
         if self.uplink == "pairs":
             return Upload(*about, found.loss, found.directions, found.scalars)
         skipped = pairs - found.scalars.size
-        return Change(*about, found.loss, skipped, cast("Free", client.weights).values(), NO_COUNTS)
+        return Change(*about, found.loss, skipped, cast("Free", client.weights).values(), NONE)
 
     def aggregate(self, state: State, uploads: Sequence[Upload] | Sequence[Change]) -> State:
         """w = Σ_i (n_i / n) w_i, n_i the examples of client i; of pairs, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.

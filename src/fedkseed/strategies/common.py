@@ -11,6 +11,7 @@ from ..errors import FedKSeedError
 from ..messages import Change, Run, Upload
 
 SCHEDULES = ("constant", "linear", "cosine")
+NONE = np.empty(0, np.uint32)
 Reply = TypeVar("Reply", Upload, Change)
 
 

@@ -24,13 +24,12 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, History, Run, Upload
 from ..randomness import Purpose, draw_directions, generator
 from ..strategy import Client
-from .common import in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..free import Free
     from ..weights import Weights
 
-NONE = np.empty(0, np.uint32)
 LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
 
 
