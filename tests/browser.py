@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-FLAGS = """
-    --headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
-    --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --remote-debugging-pipe
-""".split()
+FLAGS = [
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
+    *("--hide-scrollbars", "--remote-debugging-pipe"),
+]
 SECONDS = 60  # a browser that starts on a busy machine; far more than it needs
 
 
@@ -36,8 +37,10 @@ class Browser:
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
         """Give a command; returns its result. Events that come first are kept."""
         self.asked += 1
-        message = {"id": self.asked, "method": method, "params": parameters}
-        os.write(self.write, json.dumps(message | ({"sessionId": self.session} if self.session else {})).encode() + b"\0")
+        message: dict[str, Any] = {"id": self.asked, "method": method, "params": parameters}
+        if self.session is not None:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
         while (answer := self._next()).get("id") != self.asked:
             self.events.append(answer)
         assert "error" not in answer, answer

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from . import __version__
 from .config import load_recipe
+from .errors import FedKSeedError
 from .evaluate import Estimate, estimate, paired_change
 from .files import write_atomically
 from .store import Store
@@ -91,6 +92,8 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     Raises:
         FedKSeedError: one is no run's directory, or the page can't be written.
     """
+    if output.is_dir():
+        raise FedKSeedError(f"{output} is a directory; name the file to write, as {output / 'report.html'}")
     write_atomically(output, page(runs).encode())
 
 
@@ -241,7 +244,7 @@ def _plain(value: Any) -> Any:
 
 
 def _asset(name: str) -> str:
-    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+    return (files("fedkseed") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

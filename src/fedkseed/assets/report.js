@@ -152,7 +152,7 @@ function learning() {
 }
 
 function curves(kind) {
-  const score = (name) => (run) => run.evaluations.filter((e) => e[name]).map((e) => ({ x: AXES[kind].of(e), y: e[name].mean, error: e[name].error, note: e[`${name}_change`] && `change ${spread(e[`${name}_change`], 4)}` }));
+  const score = (name) => (run) => run.evaluations.filter((e) => e[name]).map((e) => ({ x: AXES[kind].of(e), y: e[name].mean, error: e[name].error }));
   const shift = (run) => run.evaluations.map((e) => ({ x: AXES[kind].of(e), y: e.done ? e.loss_change?.mean : 0, error: e.done ? e.loss_change?.error : 0 }));
   const report = (name) => (run) => run.rounds.map((r) => ({ x: AXES[kind].of(r), y: r[name] }));
   return [
@@ -167,7 +167,7 @@ function curves(kind) {
 function curve(title, note, kind, points, y, shapes = false) {
   const series = runs.map((run) => ({ ...run.look, shape: shapes ? run.shape : null, points: points(run) }));
   const values = series.flatMap((s) => s.points);
-  if (!values.some((p) => p.y)) return null;
+  if (!values.some((p) => p.y != null)) return null;
   return lines({ title, note, series, x: axis(kind, values.map((p) => p.x)), y, text: story(series, y) });
 }
 
@@ -206,7 +206,7 @@ function traffic() {
 
 function directions() {
   const with_ = runs.filter((run) => run.directions);
-  const slopes = curve("Size of a scalar gradient", "mean |ρ| of a round", "rounds", (run) => run.rounds.map((r) => ({ x: r.done, y: r.scalar })), { show: (v) => trimmed(v, 4), zero: true });
+  const slopes = curve("Size of a scalar gradient", "mean |ρ| of a round", "rounds", (run) => run.rounds.map((r) => ({ x: r.done, y: r.scalar || null })), { show: (v) => trimmed(v, 4), zero: true });
   if (!with_.length) return slopes && section("Directions", null, html("div", { class: "charts" }, slopes));
   const of = (points, extra) => with_.map((run) => ({ ...run.look, ...extra, points: points(run.directions) }));
   const times = (v) => `${trimmed(v)} times`;
