@@ -140,6 +140,7 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
     last = paired_change(known[0]["losses"], known[3]["losses"])
     assert run["evaluations"][3]["loss_change"] == {"mean": last.mean, "error": last.error}
     assert run["evaluations"][3]["answers"] == 2
+    assert {e["examples"] for e in run["evaluations"]} == {8}
     assert run["evaluations"][3]["bytes"] == run["rounds"][-1]["bytes"]
 
 

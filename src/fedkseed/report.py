@@ -40,6 +40,7 @@ class Scores:
     done: int
     bytes: int  # sent by then: down and up, all clients
     seconds: float  # of the rounds by then
+    examples: int  # whose loss was measured
     loss: Estimate
     loss_change: Estimate | None  # from the base model, on the same examples
     rouge: Estimate | None
@@ -77,7 +78,6 @@ class Account:
     model: str
     data: str
     planned: int  # rounds
-    examples: int  # held-out ones of an evaluation
     rounds: list[dict[str, Any]]  # of `Report`, and the totals `done`, `bytes` and `seconds_total` by then
     evaluations: list[Scores]
     against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
@@ -125,7 +125,6 @@ def account(store: Store, name: str, first: Store) -> Account:
         model=recipe.model.name,
         data=recipe.data.source,
         planned=recipe.training.rounds,
-        examples=recipe.evaluation.examples,
         rounds=done,
         evaluations=evaluations(store, done),
         against_first=None if store is first else against(store, first),
@@ -156,6 +155,7 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
             done=after,
             bytes=totals[after][0],
             seconds=totals[after][1],
+            examples=len(scores["losses"]),
             loss=estimate(scores["losses"]),
             loss_change=_change(base["losses"], scores["losses"]) if after else None,
             rouge=estimate(scores["rouge"]) if scores["rouge"] else None,

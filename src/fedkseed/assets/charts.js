@@ -1,12 +1,14 @@
 "use strict";
 // Charts as SVG, drawn again when their width changes. All texts go in as text nodes: nothing here parses HTML.
 
-const make = (namespace) => (tag, attributes = {}, ...children) => {
-  const node = document.createElementNS(namespace, tag);
-  for (const [name, value] of Object.entries(attributes)) if (value != null) node.setAttribute(name, value);
-  node.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
-  return node;
-};
+const make =
+  (namespace) =>
+  (tag, attributes = {}, ...children) => {
+    const node = document.createElementNS(namespace, tag);
+    for (const [name, value] of Object.entries(attributes)) if (value != null) node.setAttribute(name, value);
+    node.append(...children.flat(Infinity).filter((child) => child != null && child !== false));
+    return node;
+  };
 const html = make("http://www.w3.org/1999/xhtml");
 const svg = make("http://www.w3.org/2000/svg");
 
@@ -19,8 +21,17 @@ const whole = (value) => Math.round(value).toLocaleString("en");
 const fixed = (value, digits) => (value == null ? "not finite" : signed(value.toFixed(digits)));
 const change = (value, digits) => (value > 0 ? "+" : "") + fixed(value, digits);
 
-const BYTES = [["GB", 1e9], ["MB", 1e6], ["kB", 1e3], ["bytes", 1]];
-const SECONDS = [["hours", 3600], ["minutes", 60], ["seconds", 1]];
+const BYTES = [
+  ["GB", 1e9],
+  ["MB", 1e6],
+  ["kB", 1e3],
+  ["bytes", 1],
+];
+const SECONDS = [
+  ["hours", 3600],
+  ["minutes", 60],
+  ["seconds", 1],
+];
 /** The [name, size] that suits an axis up to `most`. */
 const unit = (units, most) => units.find(([, size]) => most >= 2 * size) ?? units.at(-1);
 
@@ -40,7 +51,10 @@ function duration(value) {
 // ------------------------------------------------------------------------------------- scales and ticks
 
 const extent = (values) => values.reduce(([a, b], v) => [Math.min(a, v), Math.max(b, v)], [Infinity, -Infinity]);
-const linear = ([a, b], [from, to]) => (v) => from + ((to - from) * (v - a)) / (b - a || 1);
+const linear =
+  ([a, b], [from, to]) =>
+  (v) =>
+    from + ((to - from) * (v - a)) / (b - a || 1);
 const logarithmic = (domain, range) => {
   const scale = linear(domain.map(Math.log10), range);
   return (v) => scale(Math.log10(v));
@@ -96,19 +110,27 @@ const canvas = (title, text, width) =>
   );
 
 const keys = (legend) =>
-  legend.length > 1 && html("ul", { class: "keys" }, legend.map((entry) => html("li", {}, sample(entry), entry.name)));
+  legend.length > 1 &&
+  html(
+    "ul",
+    { class: "keys" },
+    legend.map((entry) => html("li", {}, sample(entry), entry.name)),
+  );
 
 /** What stands for a series in a legend. */
 const sample = ({ colour, dash, shape, block }) =>
   svg(
     "svg",
     { viewBox: "-12 -6 24 12", class: `sample ${colour}`, "aria-hidden": "true" },
-    block ? svg("path", { d: "M-6,-6h12v12h-12z", class: "block" }) : svg("path", { d: "M-12,0H12", class: `line ${dash ?? ""}` }),
+    block
+      ? svg("path", { d: "M-6,-6h12v12h-12z", class: "block" })
+      : svg("path", { d: "M-12,0H12", class: `line ${dash ?? ""}` }),
     shape && svg("path", { d: shape, class: "mark" }),
   );
 
 function axes(node, width, { x, y, X, Y }) {
-  const right = width - PAD.right, bottom = HEIGHT - PAD.bottom;
+  const right = width - PAD.right;
+  const bottom = HEIGHT - PAD.bottom;
   for (const [value, text] of y.ticks)
     node.append(
       svg("line", { class: "grid", x1: PAD.left, x2: right, y1: Y(value), y2: Y(value) }),
@@ -126,7 +148,11 @@ function axes(node, width, { x, y, X, Y }) {
 function marks(domain, count, { units, log, integers, format }) {
   if (log) return decades(domain).map((v) => [v, format(v)]);
   const size = units ? unit(units, domain[1])[1] : 1;
-  const { values, decimals } = ticks(domain.map((v) => v / size), count, integers);
+  const { values, decimals } = ticks(
+    domain.map((v) => v / size),
+    count,
+    integers,
+  );
   return values.map((v) => [v * size, integers ? whole(v) : fixed(v, decimals)]);
 }
 
@@ -142,19 +168,24 @@ function lines({ series, x, y, reference, ...rest }) {
 }
 
 function drawLines(node, { series, x, y, reference }) {
-  const width = node.viewBox.baseVal.width, bottom = HEIGHT - PAD.bottom;
+  const width = node.viewBox.baseVal.width;
+  const bottom = HEIGHT - PAD.bottom;
   const shown = series.map((s) => s.points.filter((p) => p.y != null && !(y.log && p.y <= 0)));
   const least = x.log || series.some((s) => s.steps) ? [] : [x.least ?? 0];
-  const xs = extent([...least, ...shown.flat().flatMap((p) => [p.from ?? p.x, p.to ?? p.x])]);
-  const ys = padded(shown.flat().flatMap((p) => [p.y - (p.error ?? 0), p.y + (p.error ?? 0)]), y, reference);
+  const all = shown.flat();
+  const xs = extent([...least, ...all.flatMap((p) => [p.from ?? p.x, p.to ?? p.x])]);
+  const reach = all.flatMap((p) => [p.y - (p.error ?? 0), p.y + (p.error ?? 0)]);
+  const ys = padded(reach, y, reference);
   const X = (x.log ? logarithmic : linear)(xs, [PAD.left, width - PAD.right]);
   const Y = (y.log ? logarithmic : linear)(ys, [bottom, PAD.top]);
   const across = Math.max(2, Math.floor((width - PAD.left) / 80));
   axes(node, width, { X, Y, x: { label: x.label, ticks: marks(xs, across, x) }, y: { ticks: marks(ys, 6, y) } });
-  if (reference) node.append(svg("path", { class: "plain line dash1", d: `M${PAD.left},${Y(reference.y)}H${width - PAD.right}` }));
+  if (reference)
+    node.append(svg("path", { class: "plain line dash1", d: `M${PAD.left},${Y(reference.y)}H${width - PAD.right}` }));
   series.forEach((s, i) => node.append(...drawn(s, shown[i], X, Y, bottom)));
-  const stops = [...new Set(shown.flat().map((p) => p.x))].sort((a, b) => a - b);
-  listen(node, stops.map(X), (k) => tip(x.show(stops[k]), series.flatMap((s, i) => told(s, shown[i], stops[k], X, y))));
+  const stops = [...new Set(all.map((p) => p.x))].sort((a, b) => a - b);
+  const values = (at) => series.flatMap((s, i) => told(s, shown[i], at, X, y));
+  listen(node, stops.map(X), (k) => tip(x.show(stops[k]), values(stops[k])));
   return node;
 }
 
@@ -173,13 +204,19 @@ function drawn({ points, colour, dash, shape, steps }, shown, X, Y, bottom) {
     const d = shown.map((p, k) => `${k ? "L" : `M${X(p.from)},${bottom}L`}${X(p.from)},${Y(p.y)}H${X(p.to)}`).join("");
     return d ? [line(`${d}V${bottom}`, "area"), line(`${d}V${bottom}`, "line")] : [];
   }
-  const parts = points.map((p, k) => (p.y == null ? "" : `${k && points[k - 1].y != null ? "L" : "M"}${X(p.x)},${Y(p.y)}`));
+  const parts = points.map((p, k) =>
+    p.y == null ? "" : `${k && points[k - 1].y != null ? "L" : "M"}${X(p.x)},${Y(p.y)}`,
+  );
   const edge = (side, list) => list.map((p) => `${X(p.x)},${Y(p.y + side * p.error)}`);
   const sure = shown.filter((p) => p.error != null);
-  const band = sure.length > 2 && svg("path", { class: `${colour} band`, d: `M${[...edge(1, sure), ...edge(-1, sure.toReversed())].join("L")}Z` });
+  const band =
+    sure.length > 2 &&
+    svg("path", { class: `${colour} band`, d: `M${[...edge(1, sure), ...edge(-1, sure.toReversed())].join("L")}Z` });
   const bars = (band ? [] : sure).map((p) => `M${X(p.x)},${Y(p.y - p.error)}V${Y(p.y + p.error)}`).join("");
   const alone = points.filter((p, k) => p.y != null && points[k - 1]?.y == null && points[k + 1]?.y == null);
-  const dots = (shape ? shown : alone).map((p) => svg("path", { class: `${colour} mark`, d: shape ?? SHAPES[0], transform: `translate(${X(p.x)},${Y(p.y)})` }));
+  const dots = (shape ? shown : alone).map((p) =>
+    svg("path", { class: `${colour} mark`, d: shape ?? SHAPES[0], transform: `translate(${X(p.x)},${Y(p.y)})` }),
+  );
   return [band, bars && line(bars, "whisker"), line(parts.join(""), "line"), ...dots].filter(Boolean);
 }
 
@@ -187,7 +224,12 @@ function drawn({ points, colour, dash, shape, steps }, shown, X, Y, bottom) {
 function told(series, shown, at, X, y) {
   const near = shown.reduce((best, p) => (Math.abs(p.x - at) < Math.abs((best?.x ?? Infinity) - at) ? p : best), null);
   if (!near || Math.abs(X(near.x) - X(at)) > 6) return [];
-  return [[series, `${y.show(near.y)}${near.error == null ? "" : ` ± ${y.show(near.error)}`}${near.note ? `, ${near.note}` : ""}`]];
+  return [
+    [
+      series,
+      `${y.show(near.y)}${near.error == null ? "" : ` ± ${y.show(near.error)}`}${near.note ? `, ${near.note}` : ""}`,
+    ],
+  ];
 }
 
 // ------------------------------------------------------------------------------------------------ columns
@@ -199,11 +241,14 @@ function columns({ bars, parts, x, ...rest }) {
 }
 
 function drawColumns(node, { bars, parts, x }) {
-  const width = node.viewBox.baseVal.width, bottom = HEIGHT - PAD.bottom;
+  const width = node.viewBox.baseVal.width;
+  const bottom = HEIGHT - PAD.bottom;
   const most = Math.max(1, extent(bars.map((bar) => bar.parts.reduce((a, b) => a + b, 0)))[1]);
-  const X = linear([0, bars.length], [PAD.left, width - PAD.right]), Y = linear([0, most], [bottom, PAD.top]);
+  const X = linear([0, bars.length], [PAD.left, width - PAD.right]);
+  const Y = linear([0, most], [bottom, PAD.top]);
   axes(node, width, { X, Y, x: { label: x, ticks: [] }, y: { ticks: marks([0, most], 5, { integers: true }) } });
-  const gap = Math.min(2, (X(1) - X(0)) * 0.15), paths = parts.map(() => "");
+  const gap = Math.min(2, (X(1) - X(0)) * 0.15);
+  const paths = parts.map(() => "");
   bars.forEach((bar, k) => {
     let sum = 0;
     bar.parts.forEach((value, i) => {
@@ -212,7 +257,11 @@ function drawColumns(node, { bars, parts, x }) {
   });
   parts.forEach((part, i) => paths[i] && node.append(svg("path", { class: `${part.colour} block`, d: paths[i] })));
   const told = (bar) => parts.flatMap((part, i) => (bar.parts[i] ? [[part, whole(bar.parts[i])]] : []));
-  listen(node, bars.map((_, k) => X(k + 0.5)), (k) => tip(bars[k].label, told(bars[k])));
+  listen(
+    node,
+    bars.map((_, k) => X(k + 0.5)),
+    (k) => tip(bars[k].label, told(bars[k])),
+  );
   return node;
 }
 
@@ -223,7 +272,9 @@ const bubble = html("div", { class: "tip", role: "status", hidden: "" });
 const tip = (head, rows) =>
   bubble.replaceChildren(
     html("strong", {}, head),
-    ...rows.map(([series, text]) => html("div", {}, sample(series), html("span", {}, series.name), html("b", {}, text))),
+    ...rows.map(([series, text]) =>
+      html("div", {}, sample(series), html("span", {}, series.name), html("b", {}, text)),
+    ),
   );
 
 /** Follow pointer and arrow keys over `places` (x in pixels, ascending): a guide there, and its values. */
@@ -250,7 +301,7 @@ function listen(node, places, show) {
   });
   node.addEventListener("keydown", (event) => {
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (step) go(at + step), event.preventDefault();
+    if (step) (go(at + step), event.preventDefault());
     if (event.key === "Escape") leave();
   });
   node.addEventListener("pointerleave", leave);
@@ -258,7 +309,8 @@ function listen(node, places, show) {
 }
 
 function nearest(sorted, value) {
-  let low = 0, high = sorted.length - 1;
+  let low = 0,
+    high = sorted.length - 1;
   while (high - low > 1) {
     const middle = (low + high) >> 1;
     if (sorted[middle] < value) low = middle;
@@ -269,7 +321,8 @@ function nearest(sorted, value) {
 
 function place(node, x) {
   bubble.hidden = false;
-  const box = node.getBoundingClientRect(), own = bubble.getBoundingClientRect();
+  const box = node.getBoundingClientRect();
+  const own = bubble.getBoundingClientRect();
   const left = box.left + (x * box.width) / node.viewBox.baseVal.width;
   const beside = left + 14 + own.width < innerWidth ? left + 14 : left - 14 - own.width;
   bubble.style.left = `${Math.max(4, beside)}px`;

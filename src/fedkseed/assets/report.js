@@ -11,7 +11,9 @@ const runs = page.runs.map((run, k) => ({
   bytes: run.rounds.at(-1)?.bytes ?? 0,
 }));
 const several = runs.length > 1;
-const PAIRED = "Changes are paired, on the same held-out examples, ± one standard error; unclear: within two of them.";
+const PAIRED =
+  "Changes are paired, on the same held-out examples, ± one standard error over these examples; " +
+  "what another seed would change is not in it. Unclear: within two standard errors.";
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 const loss = (v) => fixed(v, 4);
 const most = (values) => extent(values)[1];
@@ -40,7 +42,11 @@ function headline() {
     html("h1", {}, title),
     several ? null : html("p", { class: "lead" }, what(runs[0])),
     unfinished.map((run) =>
-      html("p", { class: "notice" }, `${several ? `${run.name}: ` : ""}not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`),
+      html(
+        "p",
+        { class: "notice" },
+        `${several ? `${run.name}: ` : ""}not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`,
+      ),
     ),
     several ? comparison() : [tiles(runs[0]), runs[0].last?.loss_change && html("p", { class: "note" }, PAIRED)],
     several && Object.keys(page.differences).length ? recipesDiffer() : null,
@@ -51,34 +57,49 @@ const leaf = (path) => path.split("/").filter(Boolean).at(-1) ?? path;
 const what = (run) => `${run.algorithm} tunes ${leaf(run.model)} on ${leaf(run.data)}`;
 
 function tiles(run) {
-  const { base, last } = run, rounds = run.rounds, final = rounds.at(-1);
+  const { base, last, rounds } = run;
+  const final = rounds.at(-1);
+  const since = base && last !== base ? `from ${loss(base.loss.mean)}, ` : "";
   const best = run.evaluations.reduce((a, b) => ((b.loss.mean ?? Infinity) < (a?.loss.mean ?? Infinity) ? b : a), null);
   const sum = (name) => rounds.reduce((total, r) => total + (r[name] ?? 0), 0);
   return html(
     "div",
     { class: "tiles" },
-    last && tile("Held-out loss", loss(last.loss.mean), changed(last.loss_change, -1), [
-      base && last !== base && `from ${loss(base.loss.mean)}, ${plural(run.examples, "example")}, nats a token`,
-      best && best !== last && `lowest ${loss(best.loss.mean)}, ${AXES.rounds.show(best.done)}`,
-    ]),
-    last?.rouge && tile("Rouge-L", fixed(last.rouge.mean, 4), changed(last.rouge_change, 1), [
-      base?.rouge && last !== base && `from ${fixed(base.rouge.mean, 4)}, ${plural(last.answers, "answer")}`,
-      `${last.empty} of ${last.answers} empty`,
-    ]),
-    final && tile("Traffic", bytes(run.bytes), null, [
-      `${bytes(most(rounds.map((r) => r.bytes_down)))} down, ${bytes(most(rounds.map((r) => r.bytes_up)))} up`,
-      "a client and round, at most",
-    ]),
-    final && tile("Time", duration(run.time), null, [`${duration(run.time / rounds.length)} a round`, "without evaluations"]),
-    final && tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
-      `${plural(final.clients.length, "client")} in the last`,
-      sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
-    ]),
+    last &&
+      tile("Held-out loss", loss(last.loss.mean), changed(last.loss_change, -1), [
+        `${since}${plural(last.examples, "example")}, nats a token`,
+        last.done < rounds.length && AXES.rounds.show(last.done),
+        best && best !== last && `lowest ${loss(best.loss.mean)}, ${AXES.rounds.show(best.done)}`,
+      ]),
+    last?.rouge &&
+      tile("Rouge-L", fixed(last.rouge.mean, 4), changed(last.rouge_change, 1), [
+        base?.rouge && last !== base && `from ${fixed(base.rouge.mean, 4)}, ${plural(last.answers, "answer")}`,
+        `${last.empty} of ${last.answers} empty`,
+      ]),
+    final &&
+      tile("Traffic", bytes(run.bytes), null, [
+        `${bytes(most(rounds.map((r) => r.bytes_down)))} down, ${bytes(most(rounds.map((r) => r.bytes_up)))} up`,
+        "a client and round, at most",
+      ]),
+    final &&
+      tile("Time", duration(run.time), null, [`${duration(run.time / rounds.length)} a round`, "without evaluations"]),
+    final &&
+      tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
+        `${plural(final.clients.length, "client")} in the last`,
+        sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
+      ]),
   );
 }
 
 const tile = (name, value, delta, lines) =>
-  html("section", { class: "tile" }, html("h2", {}, name), html("p", { class: "value" }, value), delta, lines.filter(Boolean).map((line) => html("p", {}, line)));
+  html(
+    "section",
+    { class: "tile" },
+    html("h2", {}, name),
+    html("p", { class: "value" }, value),
+    delta,
+    lines.filter(Boolean).map((line) => html("p", {}, line)),
+  );
 
 /** A paired change in figures and words; `good` is the sign of an improvement. */
 function changed(estimate, good, from = "") {
@@ -87,15 +108,32 @@ function changed(estimate, good, from = "") {
   const kind = !sure ? "unsure" : Math.sign(estimate.mean) === good ? "better" : "worse";
   const words = { better: "better", worse: "worse", unsure: "unclear" }[kind];
   const text = [from, words].filter(Boolean).join(": ");
-  return html("p", { class: `change ${kind}` }, `${change(estimate.mean, 4)} ± ${fixed(estimate.error, 4)} `, html("small", {}, text));
+  return html(
+    "p",
+    { class: `change ${kind}` },
+    `${change(estimate.mean, 4)} ± ${fixed(estimate.error, 4)} `,
+    html("small", {}, text),
+  );
 }
 
-const spread = (estimate, digits) =>
-  estimate ? fixed(estimate.mean, digits) + (estimate.error == null ? "" : ` ± ${fixed(estimate.error, digits)}`) : "–";
+function spread(estimate, digits) {
+  if (!estimate) return "–";
+  return fixed(estimate.mean, digits) + (estimate.error == null ? "" : ` ± ${fixed(estimate.error, digits)}`);
+}
 
 function comparison() {
   const scored = (estimate, delta, good) => [html("p", {}, spread(estimate, 4)), changed(delta, good, "from base")];
-  const head = ["run", "algorithm", "rounds", "held-out loss", `loss against ${runs[0].name}`, "Rouge-L", "a client and round", "sent in all", "time"];
+  const head = [
+    "run",
+    "algorithm",
+    "rounds",
+    "held-out loss",
+    `loss against ${runs[0].name}`,
+    "Rouge-L",
+    "a client and round",
+    "sent in all",
+    "time",
+  ];
   const rows = runs.map((run) => [
     [sample({ ...run.look, shape: run.shape }), run.name],
     run.algorithm,
@@ -112,23 +150,31 @@ function comparison() {
 
 function recipesDiffer() {
   const small = (value) => typeof value === "number" && value && Math.abs(value) < 1e-3;
-  const text = (value) => (value == null ? "–" : small(value) ? value.toExponential() : typeof value === "string" ? value : JSON.stringify(value));
+  const text = (value) => {
+    if (value == null) return "–";
+    if (small(value)) return value.toExponential();
+    return typeof value === "string" ? value : JSON.stringify(value);
+  };
   const rows = Object.entries(page.differences).map(([key, values]) => [html("code", {}, key), ...values.map(text)]);
   return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows);
 }
 
-const table = (head, rows, caption) =>
-  html(
+function table(head, rows, caption) {
+  const names = head.map((cell) => html("th", { scope: "col" }, cell));
+  const line = ([first, ...others]) =>
+    html(
+      "tr",
+      {},
+      html("th", { scope: "row" }, first),
+      others.map((cell) => html("td", {}, cell)),
+    );
+  const parts = [html("thead", {}, html("tr", {}, names)), html("tbody", {}, rows.map(line))];
+  return html(
     "div",
     { class: "scroll", tabindex: 0 },
-    html(
-      "table",
-      {},
-      caption && html("caption", {}, caption),
-      html("thead", {}, html("tr", {}, head.map((cell) => html("th", { scope: "col" }, cell)))),
-      html("tbody", {}, rows.map((row) => html("tr", {}, row.map((cell, k) => html(k ? "td" : "th", k ? {} : { scope: "row" }, cell))))),
-    ),
+    html("table", {}, caption && html("caption", {}, caption), parts),
   );
+}
 
 // ----------------------------------------------------------------------------------------------- learning
 
@@ -152,23 +198,59 @@ function learning() {
 }
 
 function curves(kind) {
-  const score = (name) => (run) => run.evaluations.filter((e) => e[name]).map((e) => ({ x: AXES[kind].of(e), y: e[name].mean, error: e[name].error }));
-  const shift = (run) => run.evaluations.map((e) => ({ x: AXES[kind].of(e), y: e.done ? e.loss_change?.mean : 0, error: e.done ? e.loss_change?.error : 0 }));
-  const report = (name) => (run) => run.rounds.map((r) => ({ x: AXES[kind].of(r), y: r[name] }));
+  const at = AXES[kind].of;
+  const score = (name) => (run) =>
+    run.evaluations.filter((e) => e[name]).map((e) => ({ x: at(e), y: e[name].mean, error: e[name].error }));
+  const shift = (run) =>
+    run.evaluations.map((e) => ({
+      x: at(e),
+      ...(e.done ? { y: e.loss_change?.mean, error: e.loss_change?.error } : { y: 0, error: 0 }),
+    }));
   return [
-    curve("Held-out loss", "nats a token of unseen examples, ± one standard error", kind, score("loss"), { show: loss }, true),
-    curve("Change of held-out loss", "from the base model on the same examples, ± one standard error: below zero is better", kind, shift, { show: (v) => change(v, 4) }, true),
-    curve("Local loss", "nats a token of the clients' own examples while they train", kind, report("loss"), { show: loss }),
-    curve("Rouge-L", "of written answers to unseen instructions, ± one standard error; before and after the run", kind, score("rouge"), { show: (v) => fixed(v, 4) }, true),
+    curve({
+      title: "Held-out loss",
+      note: "nats a token of unseen examples, ± one standard error",
+      points: score("loss"),
+      y: { show: loss },
+      kind,
+      marked: true,
+    }),
+    curve({
+      title: "Change of held-out loss",
+      note: "from the base model on the same examples, ± one standard error: below zero is better",
+      points: shift,
+      y: { show: (v) => change(v, 4) },
+      kind,
+      marked: true,
+    }),
+    curve({
+      title: "Local loss",
+      note: "nats a token of the clients' own examples while they train",
+      points: (run) => run.rounds.map((r) => ({ x: at(r), y: r.loss })),
+      y: { show: loss },
+      kind,
+    }),
+    curve({
+      title: "Rouge-L",
+      note: "of written answers to unseen instructions, ± one standard error",
+      points: score("rouge"),
+      y: { show: (v) => fixed(v, 4) },
+      kind,
+      marked: true,
+    }),
   ];
 }
 
 /** One chart with a curve a run, or null if there is nothing to show. */
-function curve(title, note, kind, points, y, shapes = false) {
-  const series = runs.map((run) => ({ ...run.look, shape: shapes ? run.shape : null, points: points(run) }));
-  const values = series.flatMap((s) => s.points);
-  if (!values.some((p) => p.y != null)) return null;
-  return lines({ title, note, series, x: axis(kind, values.map((p) => p.x)), y, text: story(series, y) });
+function curve({ title, note, points, y, kind, marked }) {
+  const series = runs.map((run) => ({ ...run.look, shape: marked ? run.shape : null, points: points(run) }));
+  const shown = series.flatMap((s) => s.points).filter((p) => p.y != null);
+  if (!shown.length) return null;
+  const x = axis(
+    kind,
+    shown.map((p) => p.x),
+  );
+  return lines({ title, note, series, x, y, text: story(series, y) });
 }
 
 const story = (series, { show }) =>
@@ -182,22 +264,53 @@ const story = (series, { show }) =>
 function traffic() {
   if (!runs.some((run) => run.rounds.length)) return null;
   const x = { ...AXES.rounds, show: (v) => `round ${v}` };
-  const per = (name, dash) => runs.map((run) => ({ ...run.look, name: [...(several ? [run.name] : []), name.split("_")[1]].join(", "), dash, points: run.rounds.map((r) => ({ x: r.done, y: r[name] })) }));
+  const per = (name, dash) =>
+    runs.map((run) => ({
+      ...run.look,
+      name: [...(several ? [run.name] : []), name.split("_")[1]].join(", "),
+      dash,
+      points: run.rounds.map((r) => ({ x: r.done, y: r[name] })),
+    }));
   const both = [...per("bytes_down"), ...per("bytes_up", "dash1")];
   const exact = (v) => `${whole(v)} bytes`;
-  const volume = { show: bytes, units: BYTES, zero: true }, time = { show: duration, units: SECONDS, zero: true };
-  const total = (name) => runs.map((run) => ({ ...run.look, points: run.rounds.map((r) => ({ x: r.done, y: r[name] ?? 0 })) }));
+  const volume = { show: bytes, units: BYTES, zero: true };
+  const time = { show: duration, units: SECONDS, zero: true };
+  const total = (name) =>
+    runs.map((run) => ({ ...run.look, points: run.rounds.map((r) => ({ x: r.done, y: r[name] ?? 0 })) }));
   const named = (series, units) => unit(units, most(series.flatMap((s) => s.points.map((p) => p.y))))[0];
-  const sent = total("bytes"), took = total("seconds");
+  const sent = total("bytes");
+  const took = total("seconds");
   return section(
     "Traffic and time",
     "Sizes of encoded messages, as they are sent.",
     html(
       "div",
       { class: "charts three" },
-      lines({ title: "A client's messages", note: "bytes of one message, the largest of the round, on a log scale", series: both, x, y: { show: exact, format: whole, log: true }, text: story(both, { show: exact }) }),
-      lines({ title: "Sent in all", note: `${named(sent, BYTES)}, down and up, all clients, since the start`, series: sent, x, y: volume, text: story(sent, volume) }),
-      runs.some((run) => run.time > 0) && lines({ title: "Time of a round", note: `${named(took, SECONDS)}, from the broadcast to the next state`, series: took, x, y: time, text: story(took, time) }),
+      lines({
+        title: "A client's messages",
+        note: "bytes of one message, the largest of the round, on a log scale",
+        series: both,
+        x,
+        y: { show: exact, format: whole, log: true },
+        text: story(both, { show: exact }),
+      }),
+      lines({
+        title: "Sent in all",
+        note: `${named(sent, BYTES)}, down and up, all clients, since the start`,
+        series: sent,
+        x,
+        y: volume,
+        text: story(sent, volume),
+      }),
+      runs.some((run) => run.time > 0) &&
+        lines({
+          title: "Time of a round",
+          note: `${named(took, SECONDS)}, from the broadcast to the next state`,
+          series: took,
+          x,
+          y: time,
+          text: story(took, time),
+        }),
     ),
   );
 }
@@ -206,26 +319,69 @@ function traffic() {
 
 function directions() {
   const with_ = runs.filter((run) => run.directions);
-  const slopes = curve("Size of a scalar gradient", "mean |ρ| of a round", "rounds", (run) => run.rounds.map((r) => ({ x: r.done, y: r.scalar || null })), { show: (v) => trimmed(v, 4), zero: true });
+  const slopes = curve({
+    title: "Size of a scalar gradient",
+    note: "mean |ρ| of a round",
+    points: (run) => run.rounds.map((r) => ({ x: r.done, y: r.scalar || null })),
+    y: { show: (v) => trimmed(v, 4), zero: true },
+    kind: "rounds",
+  });
   if (!with_.length) return slopes && section("Directions", null, html("div", { class: "charts" }, slopes));
   const of = (points, extra) => with_.map((run) => ({ ...run.look, ...extra, points: points(run.directions) }));
   const times = (v) => `${trimmed(v)} times`;
-  const sorted = of((d) => d.probabilities.toSorted((a, b) => b - a).map((p, k) => ({ x: k + 1, y: p * d.probabilities.length, note: `p = ${trimmed(p)}` })));
-  const drawn = histograms(with_.map((run) => run.directions.counts), true);
-  const sizes = histograms(with_.map((run) => run.directions.coefficients.map(Math.abs).filter(Boolean)), false);
+  const sorted = of((d) =>
+    d.probabilities
+      .toSorted((a, b) => b - a)
+      .map((p, k) => ({ x: k + 1, y: p * d.probabilities.length, note: `p = ${trimmed(p)}` })),
+  );
+  const drawn = histograms(
+    with_.map((run) => run.directions.counts),
+    true,
+  );
+  const sizes = histograms(
+    with_.map((run) => run.directions.coefficients.map(Math.abs).filter(Boolean)),
+    false,
+  );
   const count = { show: (v) => plural(v, "direction"), integers: true, zero: true };
-  const zeros = with_.map((run) => `${whole(run.directions.coefficients.filter((c) => !c).length)} of ${whole(run.directions.coefficients.length)}${several ? ` (${run.name})` : ""}`).join(", ");
+  const zero = (run) => {
+    const all = run.directions.coefficients;
+    return `${whole(all.filter((c) => !c).length)} of ${whole(all.length)}${several ? ` (${run.name})` : ""}`;
+  };
+  const zeros = `Zero: ${with_.map(zero).join(", ")}`;
   const bars = (bins) => with_.map((run, k) => ({ ...run.look, steps: true, points: bins[k] }));
   return section(
     "Directions",
-    "The server's state: one number a direction. Probabilities are those that FedKSeed-Pro draws with next, a softmax of the mean |ρ|; FedKSeed draws evenly whatever they are.",
+    "The server's state: one number a direction. Probabilities are those that FedKSeed-Pro draws with next, " +
+      "a softmax of the mean |ρ|; FedKSeed draws evenly whatever they are.",
     html(
       "div",
       { class: "charts" },
-      lines({ title: "Probabilities", note: "of the directions, most likely first, as multiples of an even draw", series: sorted, x: { label: "rank", show: (v) => `rank ${whole(v)}`, integers: true, least: 1 }, y: { show: times }, reference: { name: "even", y: 1 }, text: story(sorted, { show: times }) }),
-      lines({ title: "Draws", note: "how many directions were drawn so often", series: bars(drawn), x: { label: "times drawn", show: (v) => binAt(drawn, v, whole), integers: true }, y: count, text: `From 0 to ${whole(most(with_.map((run) => most(run.directions.counts))))} times` }),
+      lines({
+        title: "Probabilities",
+        note: "of the directions, most likely first, as multiples of an even draw",
+        series: sorted,
+        x: { label: "rank", show: (v) => `rank ${whole(v)}`, integers: true, least: 1 },
+        y: { show: times },
+        reference: { name: "even", y: 1 },
+        text: story(sorted, { show: times }),
+      }),
+      lines({
+        title: "Draws",
+        note: "how many directions were drawn so often",
+        series: bars(drawn),
+        x: { label: "times drawn", show: (v) => binAt(drawn, v, whole), integers: true },
+        y: count,
+        text: `At most ${whole(most(with_.map((run) => most(run.directions.counts))))} times`,
+      }),
       slopes,
-      lines({ title: "Coefficients", note: `how many have that size |c|, on a log scale. Zero: ${zeros}`, series: bars(sizes), x: { label: "|c|", show: (v) => binAt(sizes, v, trimmed), format: (v) => v.toExponential(0), log: true }, y: count, text: "Histogram" }),
+      lines({
+        title: "Coefficients",
+        note: `how many have that size |c|, on a log scale. ${zeros}`,
+        series: bars(sizes),
+        x: { label: "|c|", show: (v) => binAt(sizes, v, trimmed), format: (v) => v.toExponential(0), log: true },
+        y: count,
+        text: zeros,
+      }),
     ),
   );
 }
@@ -236,8 +392,11 @@ function histograms(lists, integers) {
   if (!(range[0] <= range[1])) return lists.map(() => []);
   const edges = integers ? wholeEdges(range) : factorEdges(range, 32);
   return lists.map((list) => {
-    const bins = edges.slice(1).map((to, k) => ({ from: edges[k], to, x: integers ? (edges[k] + to) / 2 : Math.sqrt(edges[k] * to), y: 0 }));
-    for (const value of list) bins[Math.min(bins.length - 1, Math.max(0, edges.findLastIndex((edge) => edge <= value)))].y++;
+    const bins = edges
+      .slice(1)
+      .map((to, k) => ({ from: edges[k], to, x: integers ? (edges[k] + to) / 2 : Math.sqrt(edges[k] * to), y: 0 }));
+    const within = (k) => Math.max(0, Math.min(bins.length - 1, k)); // the last edge belongs to the last bin
+    for (const value of list) bins[within(edges.findLastIndex((edge) => edge <= value))].y++;
     return bins;
   });
 }
@@ -247,7 +406,8 @@ function wholeEdges([a, b]) {
   return Array.from({ length: Math.ceil((b - a + 1) / step) + 1 }, (_, k) => a - 0.5 + k * step);
 }
 
-const factorEdges = ([a, b], count) => Array.from({ length: count + 1 }, (_, k) => a * (b === a ? 2 : b / a) ** (k / count));
+const factorEdges = ([a, b], count) =>
+  Array.from({ length: count + 1 }, (_, k) => a * (b === a ? 2 : b / a) ** (k / count));
 
 function binAt(histograms, x, show) {
   const bin = histograms.flat().find((b) => b.x === x);
@@ -258,26 +418,61 @@ function binAt(histograms, x, show) {
 // ------------------------------------------------------------------------------------------------ clients
 
 function clients() {
-  const groups = Object.values(Object.groupBy(runs.filter((run) => run.clients), (run) => JSON.stringify(run.clients)));
-  if (!groups.length) return null;
-  return section("Clients", null, ...groups.map((group) => people(group[0].clients, several ? group.map((run) => run.name).join(", ") : null)));
+  const groups = new Map(); // runs of equal clients are shown once
+  for (const run of runs.filter((run) => run.clients)) {
+    const key = JSON.stringify(run.clients);
+    groups.set(key, [...(groups.get(key) ?? []), run]);
+  }
+  if (!groups.size) return null;
+  return section(
+    "Clients",
+    null,
+    ...[...groups.values()].map((group) =>
+      people(group[0].clients, several ? group.map((run) => run.name).join(", ") : null),
+    ),
+  );
 }
 
 /** What the clients of one run, or of several equal ones, hold and did. */
 function people({ examples, categories, taken, too_long, held_out }, names) {
   const order = examples.map((_, k) => k).sort((a, b) => examples[b] - examples[a] || a - b);
   const parts = kinds(categories);
-  const holds = order.map((k) => ({ label: `client ${k}: ${plural(examples[k], "example")}`, parts: parts.map((part) => part.count(categories[k])) }));
+  const holds = order.map((k) => ({
+    label: `client ${k}: ${plural(examples[k], "example")}`,
+    parts: parts.map((part) => part.count(categories[k])),
+  }));
   const took = order.map((k) => ({ label: `client ${k}`, parts: [taken[k]] }));
-  const sum = examples.reduce((a, b) => a + b, 0), active = taken.filter(Boolean).length;
-  const text = `${plural(examples.length, "client")} hold ${plural(sum, "example")}, ${examples[order.at(-1)]} to ${examples[order[0]]} each, median ${examples[order[order.length >> 1]]}; ${active} took part at least once. ${plural(too_long, "example")} too long and left out, ${held_out} held out.`;
+  const sum = examples.reduce((a, b) => a + b, 0);
+  const active = taken.filter(Boolean).length;
+  const [least, middle, largest] = [order.at(-1), order[order.length >> 1], order[0]].map((k) => examples[k]);
+  const text = [
+    `${plural(examples.length, "client")} hold ${plural(sum, "example")},`,
+    `${least} to ${largest} each, median ${middle}; ${active} took part at least once.`,
+    `${plural(too_long, "example")} too long and left out, ${held_out} held out.`,
+  ].join(" ");
   return [
     html("p", { class: "note" }, names && html("strong", {}, `${names}: `), text),
     html(
       "div",
       { class: "charts" },
-      columns({ title: "Examples", note: "of each client by category, largest client first", bars: holds, parts, x: "clients, largest first", wide: true, text }),
-      columns({ title: "Participation", note: "rounds in which each client took part, in the same order", bars: took, parts: [{ name: "rounds", colour: "c0" }], x: "clients, in the same order", wide: true, text: `${active} of ${examples.length} took part` }),
+      columns({
+        title: "Examples",
+        note: "of each client by category, largest client first",
+        bars: holds,
+        parts,
+        x: "clients, largest first",
+        wide: true,
+        text,
+      }),
+      columns({
+        title: "Participation",
+        note: "rounds in which each client took part, in the same order",
+        bars: took,
+        parts: [{ name: "rounds", colour: "c0" }],
+        x: "clients, in the same order",
+        wide: true,
+        text: `${active} of ${examples.length} took part`,
+      }),
     ),
   ];
 }
@@ -285,37 +480,82 @@ function people({ examples, categories, taken, too_long, held_out }, names) {
 /** The categories, most frequent first; what is beyond eight colours is one part, and says so. */
 function kinds(categories) {
   const totals = new Map();
-  for (const counts of categories) for (const [name, n] of Object.entries(counts)) totals.set(name, (totals.get(name) ?? 0) + n);
+  for (const counts of categories)
+    for (const [name, n] of Object.entries(counts)) totals.set(name, (totals.get(name) ?? 0) + n);
   const names = [...totals].sort((a, b) => b[1] - a[1]).map(([name]) => name);
-  const own = names.length > 9 ? names.slice(0, 8) : names, others = names.slice(own.length);
+  const own = names.length > 9 ? names.slice(0, 8) : names;
+  const others = names.slice(own.length);
   const of = (counts, name) => (Object.hasOwn(counts, name) ? counts[name] : 0);
-  const parts = own.map((name, k) => ({ name: name || "(none)", colour: `k${k}`, count: (counts) => of(counts, name) }));
+  const parts = own.map((name, k) => ({
+    name: name || "(none)",
+    colour: `k${k}`,
+    count: (counts) => of(counts, name),
+  }));
   if (others.length)
-    parts.push({ name: `${others.length} other categories`, colour: "k8", count: (counts) => others.reduce((sum, name) => sum + of(counts, name), 0) });
+    parts.push({
+      name: `${others.length} other categories`,
+      colour: "k8",
+      count: (counts) => others.reduce((sum, name) => sum + of(counts, name), 0),
+    });
   return parts;
 }
 
 // -------------------------------------------------------------------------------------- rounds and recipes
 
 function rounds() {
-  const head = ["round", "local loss", "held-out loss", "Rouge-L", "mean |ρ|", "skipped", "bytes down", "bytes up", "bytes, all clients", "seconds", "clients"];
+  const head = [
+    "round",
+    "local loss",
+    "held-out loss",
+    "Rouge-L",
+    "mean |ρ|",
+    "skipped",
+    "bytes down",
+    "bytes up",
+    "bytes, all clients",
+    "seconds",
+    "clients",
+  ];
   const tables = runs.map((run) => {
     const scores = new Map(run.evaluations.map((e) => [e.done, e]));
     const tail = (done) => [spread(scores.get(done)?.loss, 4), spread(scores.get(done)?.rouge, 4)];
-    const base = scores.has(0) ? [["base model", "–", ...tail(0), "–", "–", "–", "–", "–", "–", "–"]] : [];
+    const base = scores.has(0) ? [["base model", "–", ...tail(0), ...Array(7).fill("–")]] : [];
     const rows = run.rounds.map((r) => [
-      r.done, loss(r.loss), ...tail(r.done), trimmed(r.scalar, 4), r.skipped, whole(r.bytes_down), whole(r.bytes_up),
-      whole(r.bytes_total), trimmed(r.seconds ?? 0), r.clients.join(" "),
+      r.done,
+      loss(r.loss),
+      ...tail(r.done),
+      trimmed(r.scalar, 4),
+      r.skipped,
+      whole(r.bytes_down),
+      whole(r.bytes_up),
+      whole(r.bytes_total),
+      trimmed(r.seconds ?? 0),
+      r.clients.join(" "),
     ]);
-    return fold(run, `${plural(run.rounds.length, "round")}`, !several && run.rounds.length <= 12, table(head, [...base, ...rows]));
+    return fold(
+      run,
+      `${plural(run.rounds.length, "round")}`,
+      !several && run.rounds.length <= 12,
+      table(head, [...base, ...rows]),
+    );
   });
   return section("Rounds", null, ...tables);
 }
 
-const recipes = () => section("Recipe", null, ...runs.map((run) => fold(run, leaf(run.model), !several, html("pre", { tabindex: 0 }, run.recipe))));
+const recipes = () =>
+  section(
+    "Recipe",
+    null,
+    ...runs.map((run) => fold(run, leaf(run.model), !several, html("pre", { tabindex: 0 }, run.recipe))),
+  );
 
 const fold = (run, text, open, content) =>
-  html("details", { open: open ? "" : null }, html("summary", {}, several && [sample(run.look), " ", html("strong", {}, run.name), " · "], text), content);
+  html(
+    "details",
+    { open: open ? "" : null },
+    html("summary", {}, several && [sample(run.look), " ", html("strong", {}, run.name), " · "], text),
+    content,
+  );
 
 // --------------------------------------------------------------------------------------------- put together
 
@@ -331,9 +571,14 @@ const section = (title, note, ...content) => {
 };
 
 const sections = [learning(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
-const links = html("nav", { "aria-label": "Sections" }, sections.map((node) => html("a", { href: `#${node.id}` }, node.querySelector("h2").textContent)));
-document.getElementById("page").append(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
+const links = html(
+  "nav",
+  { "aria-label": "Sections" },
+  sections.map((node) => html("a", { href: `#${node.id}` }, node.querySelector("h2").textContent)),
+);
+document
+  .getElementById("page")
+  .append(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
 document.body.append(bubble);
 document.querySelectorAll("figure").forEach((node) => node.redraw());
 addEventListener("scroll", () => (bubble.hidden = true), { passive: true });
-addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((node) => (node.open = true)));
