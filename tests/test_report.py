@@ -363,6 +363,19 @@ def test_a_large_run_is_drawn_whole(show, large):
     assert "2 other categories" in page.run("document.querySelector('#clients .keys').innerText")
 
 
+def test_runs_that_send_far_more_than_others_share_a_log_scale(show, plain, large):
+    page = show(plain, large)
+    page.run("document.querySelector('input[value=bytes]').click()")
+    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+    label = page.run("document.querySelector('#learning .label').textContent")
+    assert label == "sent by all clients together, on a log scale"
+    assert min(marks(page).values()) >= 1
+    ticks = page.run(
+        "[...document.querySelectorAll('#traffic-and-time figure:nth-child(2) .tick')].map(t => t.textContent)"
+    )
+    assert {"10 kB", "100 kB"} <= set(ticks)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_nothing_is_wider_than_the_window(show, plain, pro, width, scheme):

@@ -22,6 +22,7 @@ const fixed = (value, digits) => (value == null ? "not finite" : signed(value.to
 const change = (value, digits) => (value > 0 ? "+" : "") + fixed(value, digits);
 
 const BYTES = [
+  ["TB", 1e12],
   ["GB", 1e9],
   ["MB", 1e6],
   ["kB", 1e3],
@@ -35,11 +36,12 @@ const SECONDS = [
 /** The [name, size] that suits an axis up to `most`. */
 const unit = (units, most) => units.find(([, size]) => most >= 2 * size) ?? units.at(-1);
 
-function bytes(value) {
-  if (value < 1e4) return `${whole(value)} bytes`;
-  const [name, size] = unit(BYTES, value);
-  return `${trimmed(value / size)} ${name}`;
+function volume(value) {
+  const [name, size] = unit(BYTES, 2 * value);
+  return `${trimmed(value / size)} ${name === "bytes" ? "B" : name}`;
 }
+
+const bytes = (value) => (value < 1e4 ? `${whole(value)} bytes` : volume(value));
 
 function duration(value) {
   if (value < 100) return `${trimmed(value, 2)} s`;
@@ -146,7 +148,11 @@ function axes(node, width, { x, y, X, Y }) {
 
 /** Ticks of an axis: pairs of a value and its text. `units` divides them, `log` spaces them by factors. */
 function marks(domain, count, { units, log, integers, format }) {
-  if (log) return decades(domain).map((v) => [v, format(v)]);
+  if (log) {
+    const all = decades(domain);
+    const every = Math.ceil(all.length / count);
+    return all.filter((_, k) => k % every === 0).map((v) => [v, format(v)]);
+  }
   const size = units ? unit(units, domain[1])[1] : 1;
   const { values, decimals } = ticks(
     domain.map((v) => v / size),
@@ -160,9 +166,10 @@ function marks(domain, count, { units, log, integers, format }) {
 
 /**
  * Curves. A series has points {x, y, error} (y null: a gap) or, as steps of a histogram, {from, to, x, y}.
- * x and y say how values read: {label, show, units, log, integers, zero}.
+ * x and y say how values read: {label, show, units, log, integers, zero}; what a log axis can't hold is left out.
  */
-function lines({ series, x, y, reference, ...rest }) {
+function lines({ series: given, x, y, reference, ...rest }) {
+  const series = x.log ? given.map((s) => ({ ...s, points: s.points.filter((p) => p.x > 0) })) : given;
   const legend = [...series, ...(reference ? [{ ...reference, colour: "plain", dash: "dash1" }] : [])];
   return figure({ ...rest, legend, draw: (node) => drawLines(node, { series, x, y, reference }) });
 }

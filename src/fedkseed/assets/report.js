@@ -18,6 +18,9 @@ const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"
 const loss = (v) => fixed(v, 4);
 const most = (values) => extent(values)[1];
 
+// Do some runs send so much more than others that one scale can't show both?
+const FAR = most(runs.map((run) => run.bytes)) > 50 * extent(runs.map((run) => run.bytes).filter(Boolean))[0];
+
 const AXES = {
   rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
   bytes: { of: (e) => e.bytes, label: "sent by all clients together", show: bytes, units: BYTES },
@@ -27,6 +30,7 @@ const AXES = {
 /** An axis for the values it has to hold: its label names the unit. */
 function axis(kind, values) {
   const { units, label, ...rest } = AXES[kind];
+  if (kind === "bytes" && FAR) return { ...rest, label: `${label}, on a log scale`, log: true, format: volume };
   return { ...rest, units, label: units ? `${unit(units, most([0, ...values]))[0]} ${label}` : label };
 }
 
@@ -273,7 +277,7 @@ function traffic() {
     }));
   const both = [...per("bytes_down"), ...per("bytes_up", "dash1")];
   const exact = (v) => `${whole(v)} bytes`;
-  const volume = { show: bytes, units: BYTES, zero: true };
+  const amount = { show: bytes, ...(FAR ? { log: true, format: volume } : { units: BYTES, zero: true }) };
   const time = { show: duration, units: SECONDS, zero: true };
   const total = (name) =>
     runs.map((run) => ({ ...run.look, points: run.rounds.map((r) => ({ x: r.done, y: r[name] ?? 0 })) }));
@@ -288,19 +292,19 @@ function traffic() {
       { class: "charts three" },
       lines({
         title: "A client's messages",
-        note: "bytes of one message, the largest of the round, on a log scale",
+        note: "one message, the largest of the round, on a log scale",
         series: both,
         x,
-        y: { show: exact, format: whole, log: true },
+        y: { show: exact, format: volume, log: true },
         text: story(both, { show: exact }),
       }),
       lines({
         title: "Sent in all",
-        note: `${named(sent, BYTES)}, down and up, all clients, since the start`,
+        note: `${FAR ? "on a log scale" : named(sent, BYTES)}, down and up, all clients, since the start`,
         series: sent,
         x,
-        y: volume,
-        text: story(sent, volume),
+        y: amount,
+        text: story(sent, amount),
       }),
       runs.some((run) => run.time > 0) &&
         lines({
