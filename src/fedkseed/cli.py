@@ -1,8 +1,9 @@
-"""The command line: run, resume, rounds, rollback, eval, export, generate, preview, directions."""
+"""The command line: run, resume, rounds, report, rollback, eval, export, generate, preview, directions."""
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,10 +30,12 @@ from .files import folder
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
-from .simulate import Simulation
+from .report import write_report
+from .simulate import Progress, Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
+from .tensorboard import EventFiles
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +47,9 @@ app = typer.Typer(
 Directory = Annotated[Path, typer.Argument(help="A run's directory, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a TOML file, see recipes/quickstart.toml.")]
 AdapterFile = Annotated[Path, typer.Argument(help="An adapter file, or the directory of a finished run.")]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Also write TensorBoard event files into the run's directory.")
+]
 Base = Annotated[
     str | None, typer.Option("--model", help="Where the base model lies now, if not where the run found it.")
 ]
@@ -70,19 +76,21 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 def run(
     recipe: RecipeFile,
     output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
+    tensorboard: TensorBoard = False,
 ) -> None:
     """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
-    parsed = load_recipe(recipe)
-    with Bars(parsed.training.rounds) as bars:
-        result = start_run(parsed, output or Path("runs") / recipe.stem, bars)
+    parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
+    with _progress(parsed.training.rounds, directory, tensorboard) as progress:
+        result = start_run(parsed, directory, progress)
     print_result(result)
 
 
 @_command
-def resume(directory: Directory) -> None:
+def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
     """Go on with a run that was stopped or killed; the result is the same, bit for bit."""
-    with Bars(load_recipe(Store(directory).recipe).training.rounds) as bars:
-        result = resume_run(directory, bars)
+    recipe = load_recipe(Store(directory).recipe)
+    with _progress(recipe.training.rounds, directory, tensorboard) as progress:
+        result = resume_run(directory, progress)
     print_result(result)
 
 
@@ -98,6 +106,18 @@ def rounds(directory: Directory) -> None:
         )  # fmt: skip
         table.add_row(*map(str, row))
     console.print(table)
+
+
+@_command
+def report(
+    directories: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, also unfinished ones.")
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+) -> None:
+    """Write one web page about one run, or comparing several: curves, traffic, directions, clients, recipe."""
+    write_report(directories, output)
+    console.print(f"wrote {output}; open it in a browser", highlight=False)
 
 
 @_command
@@ -257,6 +277,17 @@ def directions(
             f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
         )
     console.print("all bits agree with docs/directions.md")
+
+
+@contextmanager
+def _progress(rounds: int, directory: Path, tensorboard: bool) -> Iterator[Progress]:
+    """What watches a run: bars on the terminal, and event files if they are wanted."""
+    with Bars(rounds) as bars:
+        if not tensorboard:
+            yield bars
+            return
+        with EventFiles(directory, bars) as events:
+            yield events
 
 
 def _load_adapter(path: Path) -> Adapter:

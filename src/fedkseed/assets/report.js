@@ -1,0 +1,588 @@
+// The page: one section a question. Its data is `account` of report.py, one a run.
+
+const page = JSON.parse(document.getElementById("data").textContent);
+const runs = page.runs.map((run, k) => ({
+  ...run,
+  look: { name: run.name, colour: `c${k % 8}`, dash: `dash${Math.floor(k / 8) % 3}` },
+  shape: SHAPES[k % SHAPES.length],
+  last: run.evaluations.at(-1),
+  base: run.evaluations.find((e) => e.done === 0),
+  time: run.rounds.at(-1)?.seconds_total ?? 0,
+  bytes: run.rounds.at(-1)?.bytes ?? 0,
+}));
+const several = runs.length > 1;
+const PAIRED =
+  "Changes are paired, on the same held-out examples, ± one standard error over these examples; " +
+  "what another seed would change is not in it. Unclear: within two standard errors.";
+const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
+const loss = (v) => fixed(v, 4);
+const most = (values) => extent(values)[1];
+
+// Do some runs send so much more than others that one scale can't show both?
+const FAR = most(runs.map((run) => run.bytes)) > 50 * extent(runs.map((run) => run.bytes).filter(Boolean))[0];
+
+const AXES = {
+  rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
+  bytes: { of: (e) => e.bytes, label: "sent by all clients together", show: bytes, units: BYTES },
+  seconds: { of: (e) => e.seconds_total ?? e.seconds, label: "of training", show: duration, units: SECONDS },
+};
+
+/** An axis for the values it has to hold: its label names the unit. */
+function axis(kind, values) {
+  const { units, label, ...rest } = AXES[kind];
+  if (kind === "bytes" && FAR) return { ...rest, label: `${label}, on a log scale`, log: true, format: volume };
+  return { ...rest, units, label: units ? `${unit(units, most([0, ...values]))[0]} ${label}` : label };
+}
+
+// ----------------------------------------------------------------------------------------------- headline
+
+function headline() {
+  const title = several ? `${runs.length} runs` : runs[0].name;
+  const unfinished = runs.filter((run) => run.rounds.length < run.planned);
+  return html(
+    "header",
+    {},
+    html("p", { class: "brand" }, "fedkseed report"),
+    html("h1", {}, title),
+    several ? null : html("p", { class: "lead" }, what(runs[0])),
+    unfinished.map((run) =>
+      html(
+        "p",
+        { class: "notice" },
+        `${several ? `${run.name}: ` : ""}not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`,
+      ),
+    ),
+    several ? comparison() : [tiles(runs[0]), runs[0].last?.loss_change && html("p", { class: "note" }, PAIRED)],
+    several && Object.keys(page.differences).length ? recipesDiffer() : null,
+  );
+}
+
+const leaf = (path) => path.split("/").filter(Boolean).at(-1) ?? path;
+const what = (run) => `${run.algorithm} tunes ${leaf(run.model)} on ${leaf(run.data)}`;
+
+function tiles(run) {
+  const { base, last, rounds } = run;
+  const final = rounds.at(-1);
+  const since = base && last !== base ? `from ${loss(base.loss.mean)}, ` : "";
+  const best = run.evaluations.reduce((a, b) => ((b.loss.mean ?? Infinity) < (a?.loss.mean ?? Infinity) ? b : a), null);
+  const sum = (name) => rounds.reduce((total, r) => total + (r[name] ?? 0), 0);
+  return html(
+    "div",
+    { class: "tiles" },
+    last &&
+      tile("Held-out loss", loss(last.loss.mean), changed(last.loss_change, -1), [
+        `${since}${plural(last.examples, "example")}, nats a token`,
+        last.done < rounds.length && AXES.rounds.show(last.done),
+        best && best !== last && `lowest ${loss(best.loss.mean)}, ${AXES.rounds.show(best.done)}`,
+      ]),
+    last?.rouge &&
+      tile("Rouge-L", fixed(last.rouge.mean, 4), changed(last.rouge_change, 1), [
+        base?.rouge && last !== base && `from ${fixed(base.rouge.mean, 4)}, ${plural(last.answers, "answer")}`,
+        `${last.empty} of ${last.answers} empty`,
+      ]),
+    final &&
+      tile("Traffic", bytes(run.bytes), null, [
+        `${bytes(most(rounds.map((r) => r.bytes_down)))} down, ${bytes(most(rounds.map((r) => r.bytes_up)))} up`,
+        "a client and round, at most",
+      ]),
+    final &&
+      tile("Time", duration(run.time), null, [`${duration(run.time / rounds.length)} a round`, "without evaluations"]),
+    final &&
+      tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
+        `${plural(final.clients.length, "client")} in the last`,
+        sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
+      ]),
+  );
+}
+
+const tile = (name, value, delta, lines) =>
+  html(
+    "section",
+    { class: "tile" },
+    html("h2", {}, name),
+    html("p", { class: "value" }, value),
+    delta,
+    lines.filter(Boolean).map((line) => html("p", {}, line)),
+  );
+
+/** A paired change in figures and words; `good` is the sign of an improvement. */
+function changed(estimate, good, from = "") {
+  if (estimate?.mean == null || estimate.error == null) return null;
+  const sure = Math.abs(estimate.mean) > 2 * estimate.error;
+  const kind = !sure ? "unsure" : Math.sign(estimate.mean) === good ? "better" : "worse";
+  const words = { better: "better", worse: "worse", unsure: "unclear" }[kind];
+  const text = [from, words].filter(Boolean).join(": ");
+  return html(
+    "p",
+    { class: `change ${kind}` },
+    `${change(estimate.mean, 4)} ± ${fixed(estimate.error, 4)} `,
+    html("small", {}, text),
+  );
+}
+
+function spread(estimate, digits) {
+  if (!estimate) return "–";
+  return fixed(estimate.mean, digits) + (estimate.error == null ? "" : ` ± ${fixed(estimate.error, digits)}`);
+}
+
+function comparison() {
+  const scored = (estimate, delta, good) => [html("p", {}, spread(estimate, 4)), changed(delta, good, "from base")];
+  const head = [
+    "run",
+    "algorithm",
+    "rounds",
+    "held-out loss",
+    `loss against ${runs[0].name}`,
+    "Rouge-L",
+    "a client and round",
+    "sent in all",
+    "time",
+  ];
+  const rows = runs.map((run) => [
+    [sample({ ...run.look, shape: run.shape }), run.name],
+    run.algorithm,
+    `${run.rounds.length} of ${run.planned}`,
+    scored(run.last?.loss, run.last?.loss_change, -1),
+    changed(run.against_first, -1) ?? "–",
+    scored(run.last?.rouge, run.last?.rouge_change, 1),
+    run.rounds.length ? bytes(most(run.rounds.map((r) => r.bytes_down + r.bytes_up))) : "–",
+    bytes(run.bytes),
+    duration(run.time),
+  ]);
+  return table(head, rows, PAIRED);
+}
+
+function recipesDiffer() {
+  const small = (value) => typeof value === "number" && value && Math.abs(value) < 1e-3;
+  const text = (value) => {
+    if (value == null) return "–";
+    if (small(value)) return value.toExponential();
+    return typeof value === "string" ? value : JSON.stringify(value);
+  };
+  const rows = Object.entries(page.differences).map(([key, values]) => [html("code", {}, key), ...values.map(text)]);
+  return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows);
+}
+
+function table(head, rows, caption) {
+  const names = head.map((cell) => html("th", { scope: "col" }, cell));
+  const line = ([first, ...others]) =>
+    html(
+      "tr",
+      {},
+      html("th", { scope: "row" }, first),
+      others.map((cell) => html("td", {}, cell)),
+    );
+  const parts = [html("thead", {}, html("tr", {}, names)), html("tbody", {}, rows.map(line))];
+  return html(
+    "div",
+    { class: "scroll", tabindex: 0 },
+    html("table", {}, caption && html("caption", {}, caption), parts),
+  );
+}
+
+// ----------------------------------------------------------------------------------------------- learning
+
+function learning() {
+  const charts = html("div", { class: "charts" });
+  const draw = (kind) => charts.replaceChildren(...curves(kind).filter(Boolean));
+  const timed = runs.some((run) => run.time > 0);
+  const kinds = Object.keys(AXES).filter((kind) => kind !== "seconds" || timed);
+  const choice = html(
+    "fieldset",
+    { class: "choice" },
+    html("legend", {}, "against"),
+    kinds.map((kind, k) => {
+      const input = html("input", { type: "radio", name: "axis", value: kind, checked: k ? null : "" });
+      input.addEventListener("change", () => draw(kind));
+      return html("label", {}, input, html("span", {}, kind));
+    }),
+  );
+  draw("rounds");
+  return section("Learning", null, charts, choice);
+}
+
+function curves(kind) {
+  const at = AXES[kind].of;
+  const score = (name) => (run) =>
+    run.evaluations.filter((e) => e[name]).map((e) => ({ x: at(e), y: e[name].mean, error: e[name].error }));
+  const shift = (run) =>
+    run.evaluations.map((e) => ({
+      x: at(e),
+      ...(e.done ? { y: e.loss_change?.mean, error: e.loss_change?.error } : { y: 0, error: 0 }),
+    }));
+  return [
+    curve({
+      title: "Held-out loss",
+      note: "nats a token of unseen examples, ± one standard error",
+      points: score("loss"),
+      y: { show: loss },
+      kind,
+      marked: true,
+    }),
+    curve({
+      title: "Change of held-out loss",
+      note: "from the base model on the same examples, ± one standard error: below zero is better",
+      points: shift,
+      y: { show: (v) => change(v, 4) },
+      kind,
+      marked: true,
+    }),
+    curve({
+      title: "Local loss",
+      note: "nats a token of the clients' own examples while they train",
+      points: (run) => run.rounds.map((r) => ({ x: at(r), y: r.loss })),
+      y: { show: loss },
+      kind,
+    }),
+    curve({
+      title: "Rouge-L",
+      note: "of written answers to unseen instructions, ± one standard error",
+      points: score("rouge"),
+      y: { show: (v) => fixed(v, 4) },
+      kind,
+      marked: true,
+    }),
+  ];
+}
+
+/** One chart with a curve a run, or null if there is nothing to show. */
+function curve({ title, note, points, y, kind, marked }) {
+  const series = runs.map((run) => ({ ...run.look, shape: marked ? run.shape : null, points: points(run) }));
+  const shown = series.flatMap((s) => s.points).filter((p) => p.y != null);
+  if (!shown.length) return null;
+  const x = axis(
+    kind,
+    shown.map((p) => p.x),
+  );
+  return lines({ title, note, series, x, y, text: story(series, y) });
+}
+
+const story = (series, { show }) =>
+  series
+    .map(({ name, points }) => [name, points.filter((p) => p.y != null)])
+    .map(([name, p]) => (p.length ? `${name}: from ${show(p[0].y)} to ${show(p.at(-1).y)}` : `${name}: nothing`))
+    .join("; ");
+
+// ------------------------------------------------------------------------------------------------ traffic
+
+function traffic() {
+  if (!runs.some((run) => run.rounds.length)) return null;
+  const x = { ...AXES.rounds, show: (v) => `round ${v}` };
+  const per = (name, dash) =>
+    runs.map((run) => ({
+      ...run.look,
+      name: [...(several ? [run.name] : []), name.split("_")[1]].join(", "),
+      dash,
+      points: run.rounds.map((r) => ({ x: r.done, y: r[name] })),
+    }));
+  const both = [...per("bytes_down"), ...per("bytes_up", "dash1")];
+  const exact = (v) => `${whole(v)} bytes`;
+  const amount = { show: bytes, ...(FAR ? { log: true, format: volume } : { units: BYTES, zero: true }) };
+  const time = { show: duration, units: SECONDS, zero: true };
+  const total = (name) =>
+    runs.map((run) => ({ ...run.look, points: run.rounds.map((r) => ({ x: r.done, y: r[name] ?? 0 })) }));
+  const named = (series, units) => unit(units, most(series.flatMap((s) => s.points.map((p) => p.y))))[0];
+  const sent = total("bytes");
+  const took = total("seconds");
+  return section(
+    "Traffic and time",
+    "Sizes of encoded messages, as they are sent.",
+    html(
+      "div",
+      { class: "charts three" },
+      lines({
+        title: "A client's messages",
+        note: "one message, the largest of the round, on a log scale",
+        series: both,
+        x,
+        y: { show: exact, format: volume, log: true },
+        text: story(both, { show: exact }),
+      }),
+      lines({
+        title: "Sent in all",
+        note: `${FAR ? "on a log scale" : named(sent, BYTES)}, down and up, all clients, since the start`,
+        series: sent,
+        x,
+        y: amount,
+        text: story(sent, amount),
+      }),
+      runs.some((run) => run.time > 0) &&
+        lines({
+          title: "Time of a round",
+          note: `${named(took, SECONDS)}, from the broadcast to the next state`,
+          series: took,
+          x,
+          y: time,
+          text: story(took, time),
+        }),
+    ),
+  );
+}
+
+// --------------------------------------------------------------------------------------------- directions
+
+function directions() {
+  const with_ = runs.filter((run) => run.directions);
+  const slopes = curve({
+    title: "Size of a scalar gradient",
+    note: "mean |ρ| of a round",
+    points: (run) => run.rounds.map((r) => ({ x: r.done, y: r.scalar || null })),
+    y: { show: (v) => trimmed(v, 4), zero: true },
+    kind: "rounds",
+  });
+  if (!with_.length) return slopes && section("Directions", null, html("div", { class: "charts" }, slopes));
+  const of = (points, extra) => with_.map((run) => ({ ...run.look, ...extra, points: points(run.directions) }));
+  const times = (v) => `${trimmed(v)} times`;
+  const sorted = of((d) =>
+    d.probabilities
+      .toSorted((a, b) => b - a)
+      .map((p, k) => ({ x: k + 1, y: p * d.probabilities.length, note: `p = ${trimmed(p)}` })),
+  );
+  const drawn = histograms(
+    with_.map((run) => run.directions.counts),
+    true,
+  );
+  const sizes = histograms(
+    with_.map((run) => run.directions.coefficients.map(Math.abs).filter(Boolean)),
+    false,
+  );
+  const count = { show: (v) => plural(v, "direction"), integers: true, zero: true };
+  const zero = (run) => {
+    const all = run.directions.coefficients;
+    return `${whole(all.filter((c) => !c).length)} of ${whole(all.length)}${several ? ` (${run.name})` : ""}`;
+  };
+  const zeros = `Zero: ${with_.map(zero).join(", ")}`;
+  const bars = (bins) => with_.map((run, k) => ({ ...run.look, steps: true, points: bins[k] }));
+  return section(
+    "Directions",
+    "The server's state: one number a direction. Probabilities are those that FedKSeed-Pro draws with next, " +
+      "a softmax of the mean |ρ|; FedKSeed draws evenly whatever they are.",
+    html(
+      "div",
+      { class: "charts" },
+      lines({
+        title: "Probabilities",
+        note: "of the directions, most likely first, as multiples of an even draw",
+        series: sorted,
+        x: { label: "rank", show: (v) => `rank ${whole(v)}`, integers: true, least: 1 },
+        y: { show: times },
+        reference: { name: "even", y: 1 },
+        text: story(sorted, { show: times }),
+      }),
+      lines({
+        title: "Draws",
+        note: "how many directions were drawn so often",
+        series: bars(drawn),
+        x: { label: "times drawn", show: (v) => binAt(drawn, v, whole), integers: true },
+        y: count,
+        text: `At most ${whole(most(with_.map((run) => most(run.directions.counts))))} times`,
+      }),
+      slopes,
+      lines({
+        title: "Coefficients",
+        note: `how many have that size |c|, on a log scale. ${zeros}`,
+        series: bars(sizes),
+        x: { label: "|c|", show: (v) => binAt(sizes, v, trimmed), format: (v) => v.toExponential(0), log: true },
+        y: count,
+        text: zeros,
+      }),
+    ),
+  );
+}
+
+/** Histograms of several lists over the same bins: of whole numbers, or of positive ones by factors. */
+function histograms(lists, integers) {
+  const range = extent(lists.flat());
+  if (!(range[0] <= range[1])) return lists.map(() => []);
+  const edges = integers ? wholeEdges(range) : factorEdges(range, 32);
+  return lists.map((list) => {
+    const bins = edges
+      .slice(1)
+      .map((to, k) => ({ from: edges[k], to, x: integers ? (edges[k] + to) / 2 : Math.sqrt(edges[k] * to), y: 0 }));
+    const within = (k) => Math.max(0, Math.min(bins.length - 1, k)); // the last edge belongs to the last bin
+    for (const value of list) bins[within(edges.findLastIndex((edge) => edge <= value))].y++;
+    return bins;
+  });
+}
+
+function wholeEdges([a, b]) {
+  const step = Math.ceil((b - a + 1) / 40);
+  return Array.from({ length: Math.ceil((b - a + 1) / step) + 1 }, (_, k) => a - 0.5 + k * step);
+}
+
+const factorEdges = ([a, b], count) =>
+  Array.from({ length: count + 1 }, (_, k) => a * (b === a ? 2 : b / a) ** (k / count));
+
+function binAt(histograms, x, show) {
+  const bin = histograms.flat().find((b) => b.x === x);
+  const [from, to] = show === whole ? [Math.ceil(bin.from), Math.floor(bin.to)] : [bin.from, bin.to];
+  return show(from) === show(to) ? `${show(from)}` : `${show(from)} to ${show(to)}`;
+}
+
+// ------------------------------------------------------------------------------------------------ clients
+
+function clients() {
+  const groups = new Map(); // runs of equal clients are shown once
+  for (const run of runs.filter((run) => run.clients)) {
+    const key = JSON.stringify(run.clients);
+    groups.set(key, [...(groups.get(key) ?? []), run]);
+  }
+  if (!groups.size) return null;
+  return section(
+    "Clients",
+    null,
+    ...[...groups.values()].map((group) =>
+      people(group[0].clients, several ? group.map((run) => run.name).join(", ") : null),
+    ),
+  );
+}
+
+/** What the clients of one run, or of several equal ones, hold and did. */
+function people({ examples, categories, taken, too_long, held_out }, names) {
+  const order = examples.map((_, k) => k).sort((a, b) => examples[b] - examples[a] || a - b);
+  const parts = kinds(categories);
+  const holds = order.map((k) => ({
+    label: `client ${k}: ${plural(examples[k], "example")}`,
+    parts: parts.map((part) => part.count(categories[k])),
+  }));
+  const took = order.map((k) => ({ label: `client ${k}`, parts: [taken[k]] }));
+  const sum = examples.reduce((a, b) => a + b, 0);
+  const active = taken.filter(Boolean).length;
+  const [least, middle, largest] = [order.at(-1), order[order.length >> 1], order[0]].map((k) => examples[k]);
+  const text = [
+    `${plural(examples.length, "client")} hold ${plural(sum, "example")},`,
+    `${least} to ${largest} each, median ${middle}; ${active} took part at least once.`,
+    `${plural(too_long, "example")} too long and left out, ${held_out} held out.`,
+  ].join(" ");
+  return [
+    html("p", { class: "note" }, names && html("strong", {}, `${names}: `), text),
+    html(
+      "div",
+      { class: "charts" },
+      columns({
+        title: "Examples",
+        note: "of each client by category, largest client first",
+        bars: holds,
+        parts,
+        x: "clients, largest first",
+        wide: true,
+        text,
+      }),
+      columns({
+        title: "Participation",
+        note: "rounds in which each client took part, in the same order",
+        bars: took,
+        parts: [{ name: "rounds", colour: "c0" }],
+        x: "clients, in the same order",
+        wide: true,
+        text: `${active} of ${examples.length} took part`,
+      }),
+    ),
+  ];
+}
+
+/** The categories, most frequent first; what is beyond eight colours is one part, and says so. */
+function kinds(categories) {
+  const totals = new Map();
+  for (const counts of categories)
+    for (const [name, n] of Object.entries(counts)) totals.set(name, (totals.get(name) ?? 0) + n);
+  const names = [...totals].sort((a, b) => b[1] - a[1]).map(([name]) => name);
+  const own = names.length > 9 ? names.slice(0, 8) : names;
+  const others = names.slice(own.length);
+  const of = (counts, name) => (Object.hasOwn(counts, name) ? counts[name] : 0);
+  const parts = own.map((name, k) => ({
+    name: name || "(none)",
+    colour: `k${k}`,
+    count: (counts) => of(counts, name),
+  }));
+  if (others.length)
+    parts.push({
+      name: `${others.length} other categories`,
+      colour: "k8",
+      count: (counts) => others.reduce((sum, name) => sum + of(counts, name), 0),
+    });
+  return parts;
+}
+
+// -------------------------------------------------------------------------------------- rounds and recipes
+
+function rounds() {
+  const head = [
+    "round",
+    "local loss",
+    "held-out loss",
+    "Rouge-L",
+    "mean |ρ|",
+    "skipped",
+    "bytes down",
+    "bytes up",
+    "bytes, all clients",
+    "seconds",
+    "clients",
+  ];
+  const tables = runs.map((run) => {
+    const scores = new Map(run.evaluations.map((e) => [e.done, e]));
+    const tail = (done) => [spread(scores.get(done)?.loss, 4), spread(scores.get(done)?.rouge, 4)];
+    const base = scores.has(0) ? [["base model", "–", ...tail(0), ...Array(7).fill("–")]] : [];
+    const rows = run.rounds.map((r) => [
+      r.done,
+      loss(r.loss),
+      ...tail(r.done),
+      trimmed(r.scalar, 4),
+      r.skipped,
+      whole(r.bytes_down),
+      whole(r.bytes_up),
+      whole(r.bytes_total),
+      trimmed(r.seconds ?? 0),
+      r.clients.join(" "),
+    ]);
+    return fold(
+      run,
+      `${plural(run.rounds.length, "round")}`,
+      !several && run.rounds.length <= 12,
+      table(head, [...base, ...rows]),
+    );
+  });
+  return section("Rounds", null, ...tables);
+}
+
+const recipes = () =>
+  section(
+    "Recipe",
+    null,
+    ...runs.map((run) => fold(run, leaf(run.model), !several, html("pre", { tabindex: 0 }, run.recipe))),
+  );
+
+const fold = (run, text, open, content) =>
+  html(
+    "details",
+    { open: open ? "" : null },
+    html("summary", {}, several && [sample(run.look), " ", html("strong", {}, run.name), " · "], text),
+    content,
+  );
+
+// --------------------------------------------------------------------------------------------- put together
+
+const section = (title, note, ...content) => {
+  const choice = content.find((node) => node?.classList?.contains("choice"));
+  return html(
+    "section",
+    { id: title.toLowerCase().replaceAll(" ", "-") },
+    html("div", { class: "head" }, html("h2", {}, title), choice),
+    note && html("p", { class: "note" }, note),
+    content.filter((node) => node !== choice),
+  );
+};
+
+const sections = [learning(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
+const links = html(
+  "nav",
+  { "aria-label": "Sections" },
+  sections.map((node) => html("a", { href: `#${node.id}` }, node.querySelector("h2").textContent)),
+);
+document
+  .getElementById("page")
+  .append(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
+document.body.append(bubble);
+document.querySelectorAll("figure").forEach((node) => node.redraw());
+addEventListener("scroll", () => (bubble.hidden = true), { passive: true });
