@@ -60,6 +60,12 @@ def hostile(tmp_path_factory, model_folder) -> Path:
     return make(folder, recipe_text(model_folder, folder / "rows.jsonl"), '<i>"run"&')
 
 
+@pytest.fixture(scope="module")
+def averaged(tmp_path_factory, model_folder, data_file) -> Path:
+    text = recipe_text(model_folder, data_file, algorithm='algorithm = "fedavg"')
+    return make(tmp_path_factory.mktemp("report"), text, "averaged")
+
+
 @pytest.fixture
 def unfinished(plain, tmp_path) -> Path:
     copy = Path(shutil.copytree(plain, tmp_path / "stopped"))
@@ -145,7 +151,7 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
 
 
 def test_directions_are_those_of_the_latest_state(plain):
-    (run,), state = embedded(report.page([plain]))["runs"], Store(plain).state()
+    (run,), state = embedded(report.page([plain]))["runs"], Store(plain).state(State)
     assert state is not None
     np.testing.assert_allclose(run["directions"]["probabilities"], importance(state), rtol=1e-5)
     np.testing.assert_allclose(run["directions"]["coefficients"], state.coefficients, rtol=1e-5)
@@ -194,9 +200,10 @@ def test_a_loss_that_is_not_finite_is_null(large, plain):
     assert report._plain({"a": [float("nan"), (float("inf"), 1.0)]}) == {"a": [None, [None, 1.0]]}
 
 
-def test_a_state_of_another_algorithm_is_left_alone(plain, monkeypatch):
-    monkeypatch.setattr(report, "KSEED", ())
-    assert embedded(report.page([plain]))["runs"][0]["directions"] is None
+def test_an_algorithm_without_coefficients_has_no_directions(averaged):
+    (run,) = embedded(report.page([averaged]))["runs"]
+    assert run["directions"] is None
+    assert [r["scalar"] for r in run["rounds"]] == [None] * 3
 
 
 def test_hostile_texts_do_not_end_the_data_block(hostile):
@@ -346,9 +353,11 @@ def test_a_run_with_nothing_done_is_shown(show, empty):
     assert "not finished, 0 of 3 rounds" in page.run("document.querySelector('.notice').textContent")
 
 
-def test_charts_that_do_not_apply_are_left_out(show, plain, monkeypatch):
-    monkeypatch.setattr(report, "KSEED", ())
-    assert not {"Probabilities", "Draws", "Coefficients"} & set(marks(show(plain)))
+def test_charts_that_do_not_apply_are_left_out(show, averaged, plain):
+    shown = set(marks(show(averaged)))
+    assert shown
+    assert not {"Probabilities", "Draws", "Coefficients"} & shown
+    assert min(marks(show(averaged, plain)).values()) >= 1
 
 
 def test_a_large_run_is_drawn_whole(show, large):

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from fedkseed.cli import app
 from fedkseed.store import Store
-from fedkseed.strategies.kseed import importance
+from fedkseed.strategies.kseed import State, importance
 
 from .conftest import recipe_text
 
@@ -74,7 +74,7 @@ def test_probabilities_have_a_histogram_a_round(finished):
     drawn = reader(finished).Histograms("directions/probability")
     assert [e.step for e in drawn] == [1, 2, 3]
     for event in drawn:
-        state = Store(finished).state(event.step)
+        state = Store(finished).state(State, event.step)
         assert state is not None
         assert event.histogram_value.num == 64
         assert event.histogram_value.max == pytest.approx(importance(state).max())

@@ -23,14 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import __version__
+from .algorithms import ALGORITHMS
 from .config import load_recipe
 from .errors import FedKSeedError
 from .evaluate import Estimate, estimate, paired_change
 from .files import write_atomically
 from .store import Store
 from .strategies.kseed import State, importance
-
-KSEED = ("fedkseed", "fedkseed-pro")  # the algorithms whose state is one number a direction
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +178,7 @@ def against(store: Store, first: Store) -> Estimate | None:
 
 def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State | None:
     """The state of a K-seed run after some rounds, or the latest; other algorithms keep other states."""
-    return store.state(done) if algorithm in KSEED else None
+    return store.state(State, done) if ALGORITHMS[algorithm].pooled else None
 
 
 def directions(state: State | None) -> Directions | None:

@@ -43,6 +43,7 @@ class Report:
     skipped: int  # probes left out because their loss was not finite
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
+    total_down: int = 0  # bytes, to all clients
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
 
 
@@ -86,6 +87,7 @@ def run_round(
         ),
         scalar=float(sum(scalars) / len(scalars)) if scalars else None,
         seconds=time.perf_counter() - begin,
+        total_down=sum(len(sent[client]) for client in replies),
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
     )
     return after, report

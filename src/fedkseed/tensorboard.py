@@ -90,7 +90,7 @@ def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
     for report in rounds(store):
         done = report["done"]
         elapsed[done] = report["seconds_total"]
-        down += len(report["clients"]) * report["bytes_down"]
+        down += report["total_down"]
         up = report["bytes"] - down
         values = {
             "loss/local": report["loss"],

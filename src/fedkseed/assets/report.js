@@ -528,7 +528,7 @@ function rounds() {
       r.done,
       loss(r.loss),
       ...tail(r.done),
-      trimmed(r.scalar, 4),
+      r.scalar == null ? "–" : trimmed(r.scalar, 4),
       r.skipped,
       whole(r.bytes_down),
       whole(r.bytes_up),
