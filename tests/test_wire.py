@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import Broadcast, FedKSeedError, Pool, Run, Upload, decode, encode
+from fedkseed.messages import Change, History, Values
 
 from .strategies.test_kseed import upload
 
@@ -24,6 +25,22 @@ def make(size: int, pairs: int, family: str = "hadamard", pro: bool = False) -> 
     return down, Upload(run, 7, 12, 345, 2.5, directions, RNG.normal(size=pairs).astype(np.float32))
 
 
+def others() -> list[Values | History | Change]:
+    """Messages of the algorithms that don't send K coefficients."""
+    run = Run(Pool(5, 1 << 32, "rademacher"), bytes(range(32)))
+    numbers = RNG.normal(size=9).astype(np.float32)
+    counts = np.array([[2, 1], [0, 2], [3, 1]], np.uint32)
+    none, directions = np.empty(0, np.uint32), np.arange(9, dtype=np.uint32) + 7
+    return [
+        Values(run, 7, 3e-4, numbers),
+        History(run, 7, 3e-4, 4, counts, none, numbers),
+        History(run, 7, 3e-4, 4, counts.sum(1, keepdims=True).astype(np.uint32), directions, numbers),
+        History(run, 7, 3e-4, 7, counts[:0], none, numbers[:0]),
+        Change(run, 7, 12, 345, 2.5, 3, numbers, none),
+        Change(run, 7, 12, 345, 2.5, 0, numbers, np.array([4, 5], np.uint32)),
+    ]
+
+
 def same(a, b) -> bool:
     return all(np.array_equal(x, y) if isinstance(x := getattr(a, n), np.ndarray) else x == getattr(b, n)
                for n in a.__slots__ for y in [getattr(b, n)])  # fmt: skip
@@ -35,6 +52,17 @@ def test_what_is_encoded_is_decoded(size, family, pro):
     down, up = make(size, 50, family, pro)
     assert same(decode(encode(down), Broadcast), down)
     assert same(decode(encode(up), Upload), up)
+
+
+@pytest.mark.parametrize("message", others(), ids=lambda m: type(m).__name__)
+def test_what_other_algorithms_send_is_decoded(message):
+    assert same(decode(encode(message), type(message)), message)
+
+
+def test_weights_are_not_copied_by_the_decoder():
+    data = encode(others()[0])
+    values = decode(data, Values).values
+    assert np.shares_memory(values, np.frombuffer(data, np.uint8))
 
 
 def test_an_upload_from_unlimited_seeds_is_decoded():
@@ -54,7 +82,7 @@ def test_a_round_of_200_steps_takes_no_more_bytes_than_the_paper_says(size, pro,
     assert len(encode(down)) + len(encode(up)) <= paper
 
 
-@pytest.mark.parametrize("message", make(16, 5, pro=True), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", [*make(16, 5, pro=True), *others()], ids=lambda m: type(m).__name__)
 def test_every_cut_and_every_extension_is_refused(message):
     data = encode(message)
     for length in range(len(data)):
@@ -65,7 +93,7 @@ def test_every_cut_and_every_extension_is_refused(message):
             decode(data + extra, type(message))
 
 
-@pytest.mark.parametrize("message", make(16, 5), ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("message", [*make(16, 5), *others()], ids=lambda m: type(m).__name__)
 def test_every_flipped_bit_is_refused(message):
     data = encode(message)
     for bit in range(8 * len(data)):
@@ -105,9 +133,44 @@ def test_a_hostile_upload_with_a_valid_checksum_is_refused(at, new, message):
         decode(sealed(encode(up), at, new), Upload)
 
 
+@pytest.mark.parametrize(
+    ("message", "at", "new", "match"),
+    [
+        (0, 7, b"\x01", "flags 0, got 1"),
+        (0, 56, struct.pack("<d", -1), "lr must be a positive number"),
+        (0, 64, struct.pack("<Q", 1 << 60), "must have"),
+        (0, 72, struct.pack("<f", np.nan), "finite"),
+        (1, 7, b"\x02", "flags 0 or 1, got 2"),
+        (1, 8, struct.pack("<I", 3), "must have"),  # a round before the history begins
+        (1, 64, struct.pack("<I", 5), "must have"),
+        (1, 68, struct.pack("<I", 1 << 31), "must have"),
+        (1, 80, struct.pack("<I", 3), "counts add up to 10"),
+        (2, 92, b"\xff", None),  # another direction below 2^32 is one
+        (4, 76, struct.pack("<Q", 10), "must have"),
+        (5, 84, struct.pack("<I", 5), "counts add up to 10"),
+        (5, 60, struct.pack("<I", 0), "at least one example"),
+    ],
+)
+def test_a_hostile_message_of_another_algorithm_is_refused(message, at, new, match):
+    whole = others()[message]
+    data = sealed(encode(whole), at, new)
+    if match is None:
+        assert not same(decode(data, type(whole)), whole)
+        return
+    with pytest.raises(FedKSeedError, match=match):
+        decode(data, type(whole))
+
+
+@given(st.sampled_from(others()), st.integers(0, 1 << 30), st.binary(min_size=1, max_size=8))
+def test_no_change_of_another_algorithms_message_crashes_the_decoder(message, place, new):
+    data = encode(message)
+    with suppress(FedKSeedError):
+        decode(sealed(data, place % (len(data) - 4 - len(new)), new), type(message))
+
+
 @given(st.binary(max_size=300))
 def test_no_bytes_do_anything_but_decode_or_be_refused(data):
-    for kind in (Broadcast, Upload):
+    for kind in (Broadcast, Upload, Values, History, Change):
         with pytest.raises(FedKSeedError):
             decode(data, kind)
 

@@ -1,0 +1,66 @@
+"""Averages of weights, small enough to check by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedkseed import FedKSeedError, Pool, Run, Upload
+from fedkseed.directions.operations import accumulate_
+from fedkseed.messages import Change
+from fedkseed.strategies.averaging import Averaging
+from fedkseed.strategies.common import NONE, local_steps
+
+RUN = Run(Pool(1, 1 << 32, "gaussian"), bytes(32))
+START = np.array([1.0, 2.0, 3.0], np.float32)
+
+
+def strategy(**changes) -> Averaging:
+    return Averaging(**{"run": RUN, "start": START, "tensors": ((0, 1), (4, 2)), "rounds": 10, "steps": 3, **changes})
+
+
+def change(client: int, values: list[float], examples: int = 1, **changes) -> Change:
+    about = {"run": RUN, "round": 0, "client": client, "examples": examples, "loss": 1.0, "skipped": 0}
+    return Change(**{**about, "values": np.array(values, np.float32), "counts": NONE, **changes})
+
+
+def test_the_mean_is_weighted_by_examples():
+    state = strategy().init()
+    after = strategy().aggregate(state, [change(1, [0, 0, 4], 3), change(0, [4, 0, 0], 1)])
+    np.testing.assert_array_equal(after.values, [1, 0, 3])
+    assert after.round == 1
+    np.testing.assert_array_equal(state.values, START)
+
+
+def test_what_does_not_fit_is_refused():
+    state = strategy().init()
+    for uploads, message in [
+        ([], "got no upload"),
+        ([change(0, [1, 2])], "sent 2 weights, the model has 3"),
+        ([change(0, [1, 2, 3]), change(0, [1, 2, 3])], "twice"),
+        ([change(0, [1, 2, 3], round=1)], "answered round 1, the server is in round 0"),
+    ]:
+        with pytest.raises(FedKSeedError, match=message):
+            strategy().aggregate(state, uploads)
+
+
+def test_pairs_move_the_servers_weights_along_their_directions():
+    pairs = strategy(uplink="pairs", local="two points", lr=0.5, probes=2)
+    directions, scalars = np.array([7, 5, 7], np.uint32), np.array([1.0, 2.0, 3.0], np.float32)
+    one = Upload(RUN, 0, 0, 3, 1.0, directions, scalars)
+    two = Upload(RUN, 0, 1, 1, 1.0, directions[1:2], scalars[1:2])
+    after = pairs.aggregate(pairs.init(), [two, one])
+    want = torch.from_numpy(START.copy())
+    steps = -0.25 * np.array([0.75 * 2 + 0.25 * 2, 0.75 * 4])  # of directions 5 and 7
+    accumulate_(want[:1], RUN.pool, [5, 7], steps, tensor=0)
+    accumulate_(want[1:], RUN.pool, [5, 7], steps, tensor=4)
+    np.testing.assert_allclose(after.values, want.numpy(), rtol=1e-6)
+    too_many = Upload(RUN, 0, 0, 3, 1.0, np.arange(9, dtype=np.uint32), np.ones(9, np.float32))
+    with pytest.raises(FedKSeedError, match="9 scalars, at most 6 were asked for"):
+        pairs.aggregate(pairs.init(), [too_many])
+
+
+def test_one_epoch_is_all_examples_once():
+    assert local_steps(200, None, 7, 2) == 200
+    assert local_steps(200, 1, 7, 2) == 4
+    assert local_steps(200, 3, 7, 2) == 12
+    assert local_steps(200, 1, 3, 8) == 1

@@ -1,0 +1,90 @@
+"""What the server keeps of every round, small enough to check by hand."""
+
+import numpy as np
+import pytest
+
+from fedkseed import FedKSeedError, Pool, Run, Upload
+from fedkseed.messages import Change
+from fedkseed.strategies.common import NONE
+from fedkseed.strategies.replay import Replay
+
+RUN = Run(Pool(1, 1 << 32, "rademacher"), bytes(32))
+
+
+def strategy(kind: str, **changes) -> Replay:
+    options = {"run": RUN, "pool": Pool(1, 4, "hadamard"), "tensors": 2, "rounds": 10, "steps": 2, "lr": 0.5}
+    return Replay(**{**options, "kind": kind, **changes})
+
+
+def change(client: int, values: list[float], counts: list[int] | None = None, examples: int = 1, round_: int = 0):
+    numbers = np.array(values, np.float32)
+    return Change(
+        RUN, round_, client, examples, 1.0, 0, numbers, NONE if counts is None else np.array(counts, np.uint32)
+    )
+
+
+def test_drawn_pairs_are_kept_with_their_directions_merged_and_ascending():
+    replay = strategy("drawn")
+    one = Upload(RUN, 0, 4, 1, 1.0, np.array([9, 2], np.uint32), np.array([4.0, 1.0], np.float32))
+    two = Upload(RUN, 0, 1, 3, 1.0, np.array([9, 9], np.uint32), np.array([1.0, 1.0], np.float32))
+    state = replay.aggregate(replay.init(), [one, two])
+    np.testing.assert_array_equal(state.directions, [2, 9])
+    np.testing.assert_allclose(state.coefficients, [-0.5 * 0.25, -0.5 * (0.25 * 4 + 0.75 * 2)])
+    np.testing.assert_array_equal(state.counts, [[2]])
+    np.testing.assert_array_equal(state.clients, [1, 4])
+    np.testing.assert_array_equal(state.seen, [0, 0])
+
+
+def test_shared_scalars_are_averaged_and_need_no_directions():
+    replay = strategy("shared", probes=2)
+    state = replay.aggregate(replay.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
+    np.testing.assert_allclose(state.coefficients, [-0.25 * v for v in (3, 1, 0, 8)])
+    assert state.directions.size == 0
+    np.testing.assert_array_equal(replay.implied(2, slice(0, 4)), [8, 9, 10, 11])
+
+
+def test_a_projection_is_averaged_and_scaled():
+    replay = strategy("projected", server_lr=2.0)
+    state = replay.aggregate(replay.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
+    np.testing.assert_allclose(state.coefficients, [6, 2, 0, 16])
+    pools = [replay.round_pool(round_) for round_ in (0, 0, 1)]
+    assert pools[0] == pools[1] != pools[2]
+
+
+def test_tensors_that_clients_gave_different_counts_are_averaged_as_if_zeros_filled_them():
+    replay = strategy("by tensor")
+    one, two = change(0, [1, 2, 3, 4], [3, 1]), change(1, [10, 20, 30], [1, 2])
+    state = replay.aggregate(replay.init(), [one, two])
+    np.testing.assert_array_equal(state.counts, [[3, 2]])
+    np.testing.assert_allclose(state.coefficients, [5.5, 1, 1.5, 12, 15])
+
+
+@pytest.mark.parametrize("kind", ["drawn", "shared", "projected", "by tensor"])
+def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
+    replay = strategy(kind)
+    state = replay.init()
+    for round_, cohort in enumerate([(1, 2), (2,), (2, 3)]):
+        if kind == "drawn":
+            pairs = np.array([round_], np.uint32), np.ones(1, np.float32)
+            uploads = [Upload(RUN, round_, client, 1, 1.0, *pairs) for client in cohort]
+        else:
+            values = {"shared": [1, 2], "projected": [1, 2, 3, 4], "by tensor": [1, 2, 3]}[kind]
+            counts = [1, 2] if kind == "by tensor" else None
+            uploads = [change(client, values, counts, round_=round_) for client in cohort]
+        state = replay.aggregate(state, uploads)
+    sent = replay.broadcast(state, [1, 2, 3, 9])
+    assert {client: message.since for client, message in sent.items()} == {1: 0, 2: 2, 3: 2, 9: 0}
+    assert sent[2] is sent[3]
+    size = state.coefficients.size // 3
+    assert [sent[client].coefficients.size for client in (1, 2, 9)] == [3 * size, size, 3 * size]
+
+
+def test_what_does_not_fit_is_refused():
+    for replay, upload, message in [
+        (strategy("shared"), change(5, [1]), "client 5 sent 1 numbers for 1 tensors, 2 numbers were asked for"),
+        (strategy("projected"), change(5, [1]), "4 numbers were asked for"),
+        (strategy("by tensor"), change(5, [1, 2]), "up to 4 numbers for each of 2 tensors"),
+        (strategy("by tensor"), change(5, [1] * 6, [5, 1]), "up to 4 numbers for each of 2 tensors"),
+    ]:
+        with pytest.raises(FedKSeedError, match=message):
+            replay.aggregate(replay.init(), [upload])
