@@ -43,7 +43,7 @@ def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", s
     )
     notes = [
         f"All together about {hours:,.1f} hours by {of}; evaluations and generation not counted.",
-        "A forward pass counts 2 operations a weight and token, at the longest examples allowed; a backward pass is two.",
+        "A forward pass counts 2 operations a weight and token of the longest examples allowed, a backward pass 4.",
     ]
     return Table(rows, tuple(notes))
 

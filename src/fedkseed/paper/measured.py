@@ -287,9 +287,13 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
     def draw(figure: "Figure") -> None:
         for axes, model in zip(panels(figure, models), models, strict=True):
             for number, row in enumerate(r for r in rows if r["model"] == model):
-                look = style(number) | {"linestyle": "none"}
-                label = experiment.title_of("method", row["method"])
-                axes.plot([row["trainable"]], [row["step_seconds"]], label=label, **look | {"markersize": 8})
+                look = {**style(number), "linestyle": "none", "markersize": 8}
+                axes.plot(
+                    [row["trainable"]],
+                    [row["step_seconds"]],
+                    label=experiment.title_of("method", row["method"]),
+                    **look,
+                )
             axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 

@@ -25,8 +25,10 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     With `reference = {axis = value}` of the options each row is also compared with that value's: the
     difference of the changes of loss, paired by seed, and its standard error.
     """
-    rows, cells = [], group(outcomes, experiment.axes)
-    for values, runs in cells.items():
+    rows: list[dict[str, Cell]] = []
+    compared = _others(experiment, ())  # each value with its own choice, where there is one
+    cells = group(outcomes, compared)
+    for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
         row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
         row |= {
@@ -41,7 +43,7 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
         }
         for axis, value in experiment.options.get("reference", {}).items():
             if axes[axis] != value:
-                others = cells.get(tuple((axes | {axis: value}).values()), [])
+                others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
                 row[f"minus {experiment.title_of(axis, value)}"] = _paired(runs, others)
         rows.append(row)
     if all(row["Rouge-L after"] is None for row in rows):

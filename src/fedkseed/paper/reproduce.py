@@ -25,7 +25,7 @@ from ..round import Report
 from ..simulate import resume, start
 from ..store import Store
 from . import tiny
-from .experiments import Choice, Experiment, Planned, fingerprint
+from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .measured import MEASURED
 from .outcomes import Outcome, Table
@@ -232,7 +232,7 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     return Table(
         [
             {
-                **{axis: experiment.title_of(axis, value) for axis, value in o.axes.items()},
+                **{short(axis): experiment.title_of(axis, value) for axis, value in o.axes.items()},
                 "seed": o.seed,
                 "loss before": o.loss[0],
                 "loss after": o.loss[o.rounds],
