@@ -48,8 +48,8 @@ def save(draw: Draw, folder: Path, stem: str = "figure") -> None:
 
 
 def panels(figure: "Figure", titles: Sequence[str], width: float = WIDTH) -> "list[Axes]":
-    """Axes side by side, at most three in a row, each with a title."""
-    columns = min(3, len(titles))
+    """Axes side by side, two or three in a row, each with a title."""
+    columns = 2 if len(titles) == 4 else min(3, len(titles))
     rows = -(-len(titles) // columns)
     figure.set_size_inches(width * columns, HEIGHT * rows)
     made = figure.subplots(rows, columns, squeeze=False).flatten().tolist()

@@ -87,4 +87,4 @@ def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Non
         loss.backward()
         optimiser.step()
     model.requires_grad_(False)
-    model.model.norm.weight *= 2
+    model.model.norm.weight.data.mul_(2)
