@@ -68,6 +68,7 @@ def test_all_weights_are_left_as_a_folder_of_hugging_face(tmp_path, model_folder
     assert "no file of coefficients but the folder" in done.output
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
 def test_adapters_are_left_as_peft_writes_them_and_the_base_is_not_touched(tmp_path, model_folder, data_file):
     from peft import PeftModel
 
@@ -116,7 +117,7 @@ def test_costs_are_those_of_messages_of_the_recipes_size(tmp_path, model_folder,
     d = sum(p.numel() for p in tiny_llama().parameters())
     seeds, average, unlimited = (measure(recipe, name) for name in ("fedkseed", "fedavg", "unlimited-seeds"))
     assert seeds.trainable == average.trainable == unlimited.trainable == d
-    assert seeds.bytes_down == seeds.bytes_back == 96 + 4 * 64
+    assert seeds.bytes_down == seeds.bytes_back == 88 + 4 * 64
     assert seeds.bytes_up == 76 + 10 * 6
     assert average.bytes_down == average.bytes_back == 76 + 4 * d
     assert average.bytes_up == 88 + 4 * d

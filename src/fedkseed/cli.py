@@ -1,9 +1,10 @@
-"""The command line: run, resume, rounds, report, rollback, eval, export, generate, preview, directions."""
+"""The command line: run a recipe, look at runs, compare algorithms, reproduce the paper."""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
@@ -277,6 +278,53 @@ def directions(
             f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
         )
     console.print("all bits agree with docs/directions.md")
+
+
+@_command
+def reproduce(
+    name: Annotated[str, typer.Argument(help="An experiment; --list tells which there are.")] = "",
+    scale: Annotated[str, typer.Option(help="tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
+    output: Annotated[Path, typer.Option(help="Where runs, tables and figures go.")] = Path("results"),
+    model: Annotated[str | None, typer.Option(help="Folder of the model that the scale `stories` wants.")] = None,
+    dolly: Annotated[str | None, typer.Option(help="File of the whole of Dolly-15K, for `full`.")] = None,
+    natural_instructions: Annotated[str | None, typer.Option(help="Folder of Super-NaturalInstructions.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many, instead of the recipe's.", min=1)] = None,
+    only: Annotated[str, typer.Option(help="Only runs whose label holds this.")] = "",
+    part: Annotated[str, typer.Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
+    dry_run: Annotated[
+        bool, typer.Option(help="Print sizes, bytes, passes and a rough time; load no weights.")
+    ] = False,
+    seconds_per_step: Annotated[float | None, typer.Option(help="Of two forward passes, for --dry-run.")] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+) -> None:
+    """Run an experiment of the paper: table and figure. Stop it at any moment and call it again."""
+    from .paper import estimate as estimates
+    from .paper import experiments
+    from .paper.reproduce import parts, with_tiny
+    from .paper.reproduce import reproduce as run_experiment
+
+    if show_list or not name:
+        table = Table("name", "paper", "what")
+        for known in experiments.names():
+            found = experiments.load(known, scale)
+            table.add_row(known, found.item, found.title)
+        console.print(table)
+        return
+    experiment = experiments.load(name, scale)
+    if seeds is not None:
+        experiment = replace(experiment, seeds=seeds)
+    paths = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions}
+    given = {place: str(Path(path).expanduser()) for place, path in paths.items() if path is not None}
+    if dry_run:
+        found = estimates.estimate(experiment, with_tiny(scale, output, given), only, seconds_per_step)
+        print(found.markdown(f"{name}, {scale}"))
+        return
+    folder = run_experiment(experiment, output, given, only=only, part=parts(part), command=sys.argv)
+    if folder is None:
+        console.print("the rest is left to the other parts; call it without --part once they have ended")
+    else:
+        console.print((folder / "table.md").read_text(), highlight=False)
+        console.print(f"written to {folder}", highlight=False)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import FedKSeedError
 
@@ -43,6 +44,7 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
             task_type="CAUSAL_LM",
             r=adapters.rank,
             lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType]
+            fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2
             target_modules=None if adapters.targets is None else list(adapters.targets),
         ),
         "p-tuning": lambda: peft.PromptEncoderConfig(**tokens, encoder_reparameterization_type="MLP"),

@@ -1,0 +1,135 @@
+"""The paper's accounting of bytes, for any Llama-type model: Table 3 and its appendix on communication overhead.
+
+Its cells come out exactly with these conventions, which its text states only in part:
+- GB, MB and KB are powers of 1,024;
+- FedAvg, FedZO and FedMeZO count 4 bytes a weight in all, although the text says 32 bits in both directions: so it is
+  16 bits both ways, or 32 bits one way;
+- adapters and prompts count 32 bits both ways, 8 bytes a trainable weight.
+
+Qin et al., 2024, https://arxiv.org/abs/2312.06353
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..models.load import find
+
+FLOAT = INTEGER = 4  # bytes
+RANK, VIRTUAL_TOKENS = 8, 20  # of LoRA; of prompts and P-tuning
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What decides the number of weights of a Llama-type model."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    vocabulary: int
+    attention: int  # heads times their size
+    shared: int  # the same of keys and values, which heads may share
+    tied: bool = False  # are the embedding and the output one matrix?
+
+    @property
+    def weights(self) -> int:
+        """d."""
+        h = self.hidden
+        layer = 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
+        return self.vocabulary * h * (1 if self.tied else 2) + self.layers * layer + h
+
+    def lora(self, rank: int = RANK) -> int:
+        """Trainable weights of LoRA on the queries' and the values' matrices."""
+        return self.layers * rank * (2 * self.hidden + self.attention + self.shared)
+
+    def prompt(self, tokens: int = VIRTUAL_TOKENS) -> int:
+        """Trainable weights of prompt tuning."""
+        return tokens * self.hidden
+
+    def p_tuning(self, tokens: int = VIRTUAL_TOKENS) -> int:
+        """Trainable weights of P-tuning with an MLP: an embedding and three square layers with biases."""
+        return tokens * self.hidden + 3 * (self.hidden**2 + self.hidden)
+
+
+DATAJUICER = Architecture(2048, 5504, 24, 32000, 2048, 2048)
+LLAMA = Architecture(3200, 8640, 26, 32000, 3200, 3200)
+PAPER = {"datajuicer/LLaMA-1B-dj-refine-150B": DATAJUICER, "openlm-research/open_llama_3b": LLAMA}
+TITLES = {"DataJuicer-1.3B": DATAJUICER, "LLaMA-3B": LLAMA}
+SEEDS = {  # K
+    "DataJuicer-1.3B": {"fedkseed": 4096, "fedkseed-pro": 1024},
+    "LLaMA-3B": {"fedkseed": 4096, "fedkseed-pro": 2048},
+}
+
+# Table 3 as printed: method -> for each model communication and peak GPU memory, which was measured.
+TABLE_3 = {
+    "fedavg": (("5.01 GB", "17.8 GB"), ("12.76 GB", "39.1 GB")),
+    "fedzo": (("5.01 GB", "3.4 GB"), ("12.76 GB", "7.6 GB")),
+    "fedmezo": (("5.01 GB", "3.5 GB"), ("12.76 GB", "7.8 GB")),
+    "fedptuning": (("96.36 MB", "11.9 GB"), ("234.9 MB", "16.3 GB")),
+    "fedprompt": (("320.0 KB", "11.8 GB"), ("500.0 KB", "19.0 GB")),
+    "fedit-sgd": (("12.00 MB", "12.4 GB"), ("20.31 MB", "18.2 GB")),
+    "fedit": (("12.00 MB", "12.4 GB"), ("20.31 MB", "18.3 GB")),
+    "fedkseed": (("17,988 B", "3.5 GB"), ("17,988 B", "7.8 GB")),
+    "fedkseed-pro": (("9,796 B", "3.5 GB"), ("17,988 B", "7.8 GB")),
+}
+
+
+def architecture(model: str) -> Architecture:
+    """Of a model's name, without its weights: the paper's two are known, others need their config.
+
+    Raises:
+        FedKSeedError: there is no such model, or it is not of Llama's type.
+    """
+    if model in PAPER:
+        return PAPER[model]
+    from transformers import AutoConfig
+
+    source = find(model)
+    try:
+        config: Any = AutoConfig.from_pretrained(source.name, **source.options)
+        heads = config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        return Architecture(
+            config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.vocab_size,
+            heads * size, config.num_key_value_heads * size, bool(config.tie_word_embeddings),
+        )  # fmt: skip
+    except (OSError, ValueError, AttributeError) as error:
+        raise FedKSeedError(f"the sizes of {model} can't be read: {str(error).partition(chr(10))[0]}") from error
+
+
+def trainable(method: str, of: Architecture) -> int:
+    """How many numbers a method tunes."""
+    match method:
+        case "fedit" | "fedit-sgd":
+            return of.lora()
+        case "fedprompt":
+            return of.prompt()
+        case "fedptuning":
+            return of.p_tuning()
+        case _:
+            return of.weights
+
+
+def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:
+    """Bytes down and up of FedKSeed: a seed, K scalars (and K probabilities of Pro); τ pairs."""
+    return INTEGER + size * FLOAT * (2 if importance else 1), steps * (INTEGER + FLOAT)
+
+
+def communication(method: str, of: Architecture, size: int = 4096, steps: int = 200) -> int:
+    """Bytes of a client in a round, down and up, as the paper counts them."""
+    match method:
+        case "fedavg" | "fedzo" | "fedmezo":
+            return FLOAT * of.weights  # in all: see this file's docstring
+        case "fedkseed" | "fedkseed-pro":
+            return sum(kseed(size, steps, importance=method == "fedkseed-pro"))
+        case _:
+            return 2 * FLOAT * trainable(method, of)
+
+
+def printed(count: float) -> str:
+    """A number of bytes as Table 3 prints it: two decimals, at most four digits, powers of 1,024."""
+    for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
+        value = count / 1024**power
+        if value >= 1 and not (unit == "KB" and count < 100_000):  # FedKSeed's are in bytes
+            return f"{value:.2f} {unit}" if value < 99.995 else f"{value:.1f} {unit}"
+    return f"{count:,.0f} B"

@@ -1,0 +1,208 @@
+"""An experiment: a TOML file in recipes/paper that says which runs to make and how they become a table and a figure.
+
+An experiment at a scale is one tree of tables, each laid over the one before:
+
+    common.toml     [scales.SCALE] of common.toml     NAME.toml     [scales.SCALE] of NAME.toml
+
+and its runs are all combinations of the values of its axes, times the seeds. The recipe of one run is, again each over
+the one before: `recipe`, its data set, its model, its method, the method's learning rate, the axes' own values.
+"""
+
+import hashlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from itertools import product
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import tomli_w
+
+from ..config import Recipe, parse
+from ..errors import FedKSeedError
+
+Tree: TypeAlias = dict[str, Any]
+SCALES = ("tiny", "stories", "small", "full")
+NAMED = {"dataset": "datasets", "model": "models", "method": "methods"}  # axes whose values are names of tables
+COMMON = "common"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One run of an experiment."""
+
+    axes: Tree  # axis -> its value, in the experiment's order
+    seed: int
+    table: Tree  # its recipe; values that begin with $ are yet to be given
+
+    def recipe(self, places: Mapping[str, str]) -> Recipe:
+        """Its recipe, with `$model` and the like replaced.
+
+        Raises:
+            FedKSeedError: a place is not given, or the recipe is not valid.
+        """
+        return parse(_fill(self.table, places)).absolute()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which value of an axis is used: for the rest of the axes the one with the least loss, on seeds of its own."""
+
+    axis: str
+    seeds: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """An experiment at one scale; see `load`."""
+
+    name: str
+    scale: str
+    title: str  # what is shown
+    item: str  # which table or figure of the paper
+    output: str  # what makes its table and figure: a name of OUTPUTS
+    note: str = ""  # what a reader must know beside it
+    seeds: int = 2
+    axes: dict[str, list[Any]] = field(default_factory=dict)
+    choose: Tree = field(default_factory=dict)
+    options: Tree = field(default_factory=dict)  # of the output
+    recipe: Tree = field(default_factory=dict)
+    datasets: dict[str, Tree] = field(default_factory=dict)
+    models: dict[str, Tree] = field(default_factory=dict)
+    methods: dict[str, Tree] = field(default_factory=dict)
+    lr: dict[str, float] = field(default_factory=dict)  # method -> η
+    examples: dict[str, int] = field(default_factory=dict)  # data set -> mean of a client; only for estimates
+
+    @property
+    def choice(self) -> Choice | None:
+        return Choice(**self.choose) if self.choose else None
+
+    def plan(self, seeds: Sequence[int] | None = None, only: Mapping[str, Any] | None = None) -> list[Planned]:
+        """All runs, or those that agree with `only` in its axes."""
+        fixed = only or {}
+        combinations = (dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values()))
+        return [
+            Planned(axes, seed, self._table(axes, seed))
+            for axes in combinations
+            if all(axes[axis] == value for axis, value in fixed.items())
+            for seed in (range(self.seeds) if seeds is None else seeds)
+        ]
+
+    def title_of(self, axis: str, value: Any) -> str:
+        """How a value is called in tables and figures."""
+        named = getattr(self, NAMED[axis]).get(value, {}) if axis in NAMED else {}
+        return named.get("title", f"{value:g}" if isinstance(value, float) else f"{value}")
+
+    def label(self, axes: Mapping[str, Any]) -> str:
+        """A combination of values in words; axes of one value say nothing."""
+        told = [axis for axis in axes if len(self.axes[axis]) > 1] or list(axes)
+        values = (self.title_of(axis, axes[axis]) for axis in told)
+        return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(told, values, strict=True))
+
+    def _table(self, axes: Tree, seed: int) -> Tree:
+        table = self.recipe
+        for axis, tables in NAMED.items():
+            if axis in axes:
+                table = merge(table, _known(getattr(self, tables), axis, axes[axis]))
+        model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")
+        if method in self.lr:
+            table = merge(table, {"training": {"lr": self.lr[method]}})
+        table = merge(table, model.get("methods", {}).get(method, {}))
+        for axis, value in axes.items():
+            if axis not in NAMED:
+                table = merge(table, nested(axis, value))
+        return merge({name: part for name, part in table.items() if name not in ("title", "methods")}, {"seed": seed})
+
+
+def names() -> list[str]:
+    """All experiments."""
+    return sorted(path.name.removesuffix(".toml") for path in _folder() if path.name != f"{COMMON}.toml")
+
+
+def load(name: str, scale: str) -> Experiment:
+    """An experiment at a scale.
+
+    Raises:
+        FedKSeedError: there is no such experiment or scale, or its file has an unknown key.
+    """
+    if name not in names():
+        raise FedKSeedError(f"no experiment is called {name!r}; there are {', '.join(names())}")
+    if scale not in SCALES:
+        raise FedKSeedError(f"no scale is called {scale!r}; choose one of {', '.join(SCALES)}")
+    tree: Tree = {}
+    for part in (COMMON, name):
+        table = _read(part)
+        scales = table.pop("scales", {})
+        tree = merge(merge(tree, table), scales.get(scale, {}))
+    if unknown := tree.keys() - {f.name for f in fields(Experiment)}:
+        raise FedKSeedError(f"the experiment {name} has the unknown key {sorted(unknown)[0]!r}")
+    return Experiment(name=name, scale=scale, **tree)
+
+
+def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """Tables laid over tables; anything else replaces."""
+    both = {
+        k: merge(under[k], v) if isinstance(v, dict) and isinstance(under.get(k), dict) else v for k, v in over.items()
+    }
+    return {**under, **both}
+
+
+def nested(path: str, value: Any) -> Tree:
+    """The tables that a dotted name means."""
+    head, _, rest = path.partition(".")
+    return {head: nested(rest, value) if rest else value}
+
+
+def short(axis: str) -> str:
+    """An axis' last name, as the paper writes it where it has a letter."""
+    letters = {
+        "directions.size": "K",
+        "training.lr": "η",
+        "training.eps": "ε",
+        "clients.count": "N",
+        "clients.active": "m/N",
+    }
+    return letters.get(axis, axis.rpartition(".")[2])
+
+
+def fingerprint(recipe: Recipe) -> str:
+    """What tells recipes apart.
+
+    Only what differs from the defaults, so that a new key of the config changes nothing; and
+    not what leaves the result as it is.
+    """
+    told = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
+    return hashlib.sha256(tomli_w.dumps(told).encode()).hexdigest()[:10]
+
+
+def _fill(table: Any, given: Mapping[str, str]) -> Any:
+    if isinstance(table, dict):
+        return {name: _fill(value, given) for name, value in table.items()}
+    if isinstance(table, str) and table.startswith("$"):
+        if table[1:] not in given:
+            raise FedKSeedError(f"this experiment needs a path: give --{table[1:]}")
+        return given[table[1:]]
+    return table
+
+
+def _known(tables: Mapping[str, Tree], axis: str, name: str) -> Tree:
+    if name not in tables:
+        raise FedKSeedError(f"no {axis} is called {name!r}; there are {', '.join(tables) or 'none'}")
+    return tables[name]
+
+
+def _read(name: str) -> Tree:
+    (path,) = (p for p in _folder() if p.name == f"{name}.toml")
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
+
+
+def _folder() -> list[Path]:
+    """The recipes: inside an installed package, or at their one source beside `src`."""
+    for folder in (Path(str(files("fedkseed.paper") / "recipes")), Path(__file__).parents[3] / "recipes" / "paper"):
+        if folder.is_dir():
+            return sorted(folder.glob("*.toml"))
+    raise FedKSeedError("the experiments' recipes are not there; install the package anew")

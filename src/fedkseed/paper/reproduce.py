@@ -1,0 +1,257 @@
+"""Run an experiment of the paper and write its table and figure; what is finished is not run again.
+
+OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is of its recipe, so a changed recipe is another run, and
+                                          experiments that ask for the same run share it
+OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json
+"""
+
+import json
+import platform
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from .. import __version__
+from ..config import Recipe
+from ..display import Bars
+from ..errors import FedKSeedError
+from ..files import border, write_atomically
+from ..round import Report
+from ..simulate import resume, start
+from ..store import Store
+from . import tiny
+from .experiments import Choice, Experiment, Planned, fingerprint, short
+from .figures import save
+from .measured import MEASURED
+from .outcomes import Outcome, Table
+from .outputs import RUNS
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A planned run with its recipe and directory."""
+
+    planned: Planned
+    recipe: Recipe
+    directory: Path
+    label: str
+
+    def outcome(self) -> Outcome | None:
+        """What it came to; None while it is not finished."""
+        if not (self.directory / "recipe.toml").is_file():
+            return None
+        store = Store(self.directory)
+        if self.recipe.training.rounds not in store.evaluations():
+            return None
+        return Outcome.read(self.directory, self.planned.axes, self.planned.seed)
+
+
+class Progress:
+    """One bar for the rounds of all runs, one for what is done now; a line a run instead of a line a round."""
+
+    def __init__(self, bars: Bars) -> None:
+        self.bars = bars
+
+    def note(self, text: str) -> None: ...
+
+    def begin(self, what: str, total: int) -> None:
+        self.bars.begin(what, total)
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self.bars.advance(count, loss)
+
+    def round_done(self, report: Report) -> None:
+        self.bars.bars.update(self.bars.rounds, advance=1)
+
+
+def reproduce(
+    experiment: Experiment,
+    output: Path,
+    given: Mapping[str, str],
+    *,
+    only: str = "",
+    part: tuple[int, int] = (1, 1),
+    command: Sequence[str] = (),
+) -> Path | None:
+    """Do what is left of an experiment, then write its table and figure.
+
+    Args:
+        given: paths for the recipes' `$places`.
+        only: a part of the labels of the runs to do.
+        part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; tables and
+            figures are then left to a call without it.
+
+    Returns:
+        The folder of the table and figure; None for a part of the runs.
+
+    Raises:
+        FedKSeedError: a recipe can't be run, or a path is not given.
+    """
+    given = with_tiny(experiment.scale, output, given)
+    folder = output / experiment.name / experiment.scale
+    with border(f"can't make {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+    if experiment.output in MEASURED:
+        return _measure(experiment, folder, given, command)
+    choice = experiment.choice
+    jobs = _choose(experiment, choice, output, given, only, part) if choice else _jobs(experiment, output, given, only)
+    outcomes = None if jobs is None else run(jobs, part)
+    if jobs is None or outcomes is None:
+        return None
+    table, draw = RUNS[experiment.output](experiment, outcomes)
+    _write(experiment, folder, table, command, [job.directory.name for job in jobs])
+    _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
+    if draw is not None:
+        save(draw, folder)
+    return folder
+
+
+def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
+    """The paths given, and for the scale `tiny` that of its model, which is made if need be."""
+    return (
+        given if scale != "tiny" or "model" in given else {**given, "model": str(tiny.make(output / "models" / "tiny"))}
+    )
+
+
+def parts(text: str) -> tuple[int, int]:
+    """`2/4` as numbers.
+
+    Raises:
+        FedKSeedError: it is no part.
+    """
+    found = re.fullmatch(r"(\d+)/(\d+)", text)
+    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+        raise FedKSeedError(f"a part is written 1/4, 2/4, 3/4 or 4/4, got {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1)) -> list[Outcome] | None:
+    """Finish runs one after the other; None if some are left to other parts."""
+    mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
+    left = [job for job in mine if job.outcome() is None]
+    with Bars(sum(job.recipe.training.rounds for job in left) or 1) as bars:
+        for number, job in enumerate(left, 1):
+            if (job.directory / "recipe.toml").is_file():
+                done = len(Store(job.directory).reports())
+                bars.bars.update(bars.rounds, advance=done)
+                resume(job.directory, Progress(bars))
+            else:
+                start(job.recipe, job.directory, Progress(bars))
+            outcome = job.outcome()
+            if outcome is None:
+                raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
+            bars.note(
+                f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: held-out loss "
+                f"{outcome.loss[0]:.4f} → {outcome.loss[outcome.rounds]:.4f}, {outcome.seconds:.0f} s"
+            )
+    found = [job.outcome() for job in jobs]
+    known = [outcome for outcome in found if outcome is not None]
+    return known if len(known) == len(jobs) else None
+
+
+def _jobs(
+    experiment: Experiment, output: Path, given: Mapping[str, str], only: str,
+    seeds: Sequence[int] | None = None, fixed: Sequence[Mapping[str, Any]] = ({},),
+) -> list[Job]:  # fmt: skip
+    jobs = []
+    for planned in (p for axes in fixed for p in experiment.plan(seeds, axes)):
+        label = experiment.label(planned.axes)
+        if only.lower() not in label.lower():
+            continue
+        recipe = planned.recipe(given)
+        name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
+        directory = output / "runs" / experiment.scale / f"{name}-seed-{planned.seed}-{fingerprint(recipe)}"
+        jobs.append(Job(planned, recipe, directory, label))
+    if not jobs:
+        raise FedKSeedError(f"{experiment.name} has no run whose label holds {only!r}")
+    return jobs
+
+
+def _choose(
+    experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str, part: tuple[int, int]
+) -> list[Job] | None:
+    """The jobs with the best value of the chosen axis; None if some trials are left to other parts."""
+    others = [axis for axis in experiment.axes if axis != choice.axis]
+    trials = run(_jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds)), part)
+    if trials is None:
+        return None
+    losses: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+    for o in trials:
+        of = losses.setdefault(tuple(o.axes[a] for a in others), {})
+        of.setdefault(o.axes[choice.axis], []).append(o.loss[o.rounds] - o.loss[0])
+    best = [
+        {**dict(zip(others, values, strict=True)), choice.axis: min(found, key=lambda value: fmean(found[value]))}
+        for values, found in losses.items()
+    ]
+    return _jobs(experiment, output, given, only, fixed=best)
+
+
+def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], command: Sequence[str]) -> Path:
+    """Rows that were gathered under the same options before are shown again, not measured again."""
+    kind, file = MEASURED[experiment.output], folder / "measured.json"
+    of = json.loads(json.dumps([experiment.options, [p.table for p in experiment.plan([0])]]))
+    known = json.loads(file.read_text()) if file.is_file() else {}
+    if known.get("of") != of:
+        with Bars(1) as bars:
+            known = {"of": of, "rows": kind.gather(experiment, given, bars.note)}
+        write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode())
+    table, draw = kind.show(experiment, known["rows"])
+    _write(experiment, folder, table, command, [])
+    if draw is not None:
+        save(draw, folder)
+    return folder
+
+
+def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str]) -> None:
+    table.write(folder, f"{experiment.item}: {experiment.title}")
+    about = {
+        "experiment": experiment.name,
+        "item": experiment.item,
+        "scale": experiment.scale,
+        "seeds": experiment.seeds,
+        "command": " ".join(command),
+        "commit": _commit(),
+        "versions": {
+            "fedkseed": __version__,
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("torch", "transformers", "numba", "numpy")},
+        },
+        "machine": platform.machine(),
+        "runs": list(runs),
+    }
+    write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode())
+
+
+def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
+    """One row a run."""
+    return Table(
+        [
+            {
+                **{short(axis): experiment.title_of(axis, value) for axis, value in o.axes.items()},
+                "seed": o.seed,
+                "loss before": o.loss[0],
+                "loss after": o.loss[o.rounds],
+                "Rouge-L before": o.rouge.get(0),
+                "Rouge-L after": o.rouge.get(o.rounds),
+                "bytes down": o.bytes_down,
+                "bytes up": o.bytes_up,
+                "seconds": o.seconds,
+                "run": o.directory.name,
+            }
+            for o in outcomes
+        ]
+    )
+
+
+def _commit() -> str | None:
+    """Of the code, where it lies in a git checkout."""
+    try:
+        here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,82 @@
+"""Every recipe of the paper holds what it must, at every scale."""
+
+from dataclasses import replace
+
+import pytest
+
+from fedkseed.config import Recipe
+from fedkseed.errors import FedKSeedError
+from fedkseed.paper import experiments
+from fedkseed.paper.estimate import estimate
+from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
+from fedkseed.paper.measured import MEASURED
+from fedkseed.paper.outputs import RUNS
+
+GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks"}
+ITEMS = {f"Table {n}" for n in (1, 2, 3)} | {f"Figure {n}" for n in (2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14)}
+EVERY = [(name, scale) for name in experiments.names() for scale in SCALES]
+
+
+def test_every_item_of_the_paper_has_an_experiment():
+    found = {load(name, "tiny").item.partition(" (")[0] for name in experiments.names()}
+    assert found >= ITEMS | {"Figure 10", "Parity of families"}
+
+
+@pytest.mark.parametrize(("name", "scale"), EVERY)
+def test_every_run_of_every_experiment_has_a_valid_recipe(name, scale):
+    experiment = load(name, scale)
+    assert experiment.output in RUNS | MEASURED
+    plan = experiment.plan()
+    assert len({repr((p.axes, p.seed)) for p in plan}) == len(plan)
+    for planned in plan[:: experiment.seeds]:
+        recipe = planned.recipe(GIVEN)
+        assert "method" not in planned.axes or recipe.training.lr is not None
+
+
+@pytest.mark.parametrize("name", [name for name in experiments.names() if load(name, "full").axes.get("method")])
+def test_a_dry_run_of_the_full_scale_needs_no_weights(name):
+    table = estimate(load(name, "full"), GIVEN, seconds=1.0)
+    assert {row["weights"] for row in table.rows} <= {1_345_423_360, 3_426_473_600}
+    kseed = [row for row in table.rows if str(row["run"]).endswith("FedKSeed")]
+    assert all(row["bytes down"] == 88 + 4 * 4096 and row["bytes up"] == 76 + 6 * 200 for row in kseed)
+
+
+def test_axes_have_the_last_word_then_the_method_then_the_data_set():
+    experiment = replace(
+        load("figure-7", "tiny"),
+        axes={"model": ["tiny"], "dataset": ["d"], "method": ["m"], "training.lr": [7.0]},
+        recipe={"training": {"lr": 1.0, "rounds": 1, "steps": 1, "eps": 1.0}},
+        datasets={"d": {"training": {"lr": 2.0, "rounds": 2, "steps": 2}}},
+        methods={"m": {"title": "M", "training": {"lr": 3.0, "rounds": 3}}},
+        lr={"m": 4.0},
+    )
+    (planned,) = experiment.plan(seeds=[5])
+    assert planned.table["training"] == {"lr": 7.0, "rounds": 3, "steps": 2, "eps": 1.0}
+    assert planned.table["seed"] == 5
+    assert "title" not in planned.table
+
+
+def test_a_new_key_of_the_config_does_not_change_a_fingerprint_and_another_value_does():
+    recipe = Recipe.model_validate({"model": {"name": "a/b"}})
+    spelled_out = Recipe.model_validate({"model": {"name": "a/b", "dtype": "float32"}})
+    other = Recipe.model_validate({"model": {"name": "a/b"}, "training": {"lr": 1e-3}})
+    assert fingerprint(recipe) == fingerprint(spelled_out) != fingerprint(other)
+
+
+def test_tables_are_laid_over_tables():
+    assert merge({"a": {"b": 1, "c": 2}, "d": [1]}, {"a": {"b": 3}, "d": [2]}) == {"a": {"b": 3, "c": 2}, "d": [2]}
+    assert nested("a.b", 1) == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "message"),
+    [("figure-99", "tiny", "no experiment is called 'figure-99'"), ("figure-7", "huge", "no scale is called 'huge'")],
+)
+def test_unknown_names_are_refused(name, scale, message):
+    with pytest.raises(FedKSeedError, match=message):
+        load(name, scale)
+
+
+def test_a_path_that_is_not_given_is_asked_for():
+    with pytest.raises(FedKSeedError, match="give --model"):
+        load("figure-7", "stories").plan()[0].recipe({})

@@ -1,0 +1,195 @@
+"""An experiment from its recipe to its table and figure: resumed, shared, and right."""
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean, stdev
+
+import pytest
+from typer.testing import CliRunner
+
+from fedkseed.cli import app
+from fedkseed.config import load_recipe
+from fedkseed.errors import FedKSeedError
+from fedkseed.paper import reproduce as reproducing
+from fedkseed.paper.experiments import Experiment, load
+from fedkseed.paper.outcomes import Outcome, Spread, Table, spread
+from fedkseed.paper.reproduce import parts, reproduce
+from fedkseed.simulate import Simulation, start, work
+from fedkseed.store import Store
+
+FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
+
+
+@pytest.fixture
+def experiment(model_folder, data_file) -> Experiment:
+    """Figure 7 with the smallest model, two values of K, two seeds and two rounds of two steps."""
+    whole = load("figure-7", "tiny")
+    return replace(
+        whole,
+        axes=whole.axes | {"method": ["fedkseed"], "directions.size": [16, 64]},
+        recipe={
+            **whole.recipe,
+            "data": {"source": str(data_file), "max_tokens": 200, "held_out": "capital"},
+            "clients": {"count": 4, "cohort": 2, "min_examples": 1, "alpha": 1.0},
+            "training": {"rounds": 2, "steps": 2, "eps": 1e-3},
+            "evaluation": {"examples": 4, "generated": 2, "max_new_tokens": 2, "every": 1, "rouge": "rouge"},
+        },
+        models={"tiny": {"model": {"name": str(model_folder), "device": "cpu"}}},
+        datasets={"dolly-uneven": {}},
+        seeds=2,
+    )
+
+
+@pytest.fixture
+def counted(monkeypatch) -> list[Path]:
+    """The directories of runs that were started."""
+    started: list[Path] = []
+    monkeypatch.setattr(
+        reproducing, "start", lambda recipe, at, progress: (started.append(at), start(recipe, at, progress))
+    )
+    return started
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+def given(experiment: Experiment) -> dict[str, str]:
+    return {"model": experiment.models["tiny"]["model"]["name"]}
+
+
+def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experiment, tmp_path, counted):
+    folder = reproduce(experiment, tmp_path, given(experiment))
+    assert folder is not None
+    assert {path.name for path in folder.iterdir()} >= FILES
+    assert len(counted) == 4
+    about = json.loads((folder / "about.json").read_text())
+    assert sorted(about["runs"]) == sorted(path.name for path in counted)
+    first = (folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()
+    reproduce(experiment, tmp_path, given(experiment))
+    assert len(counted) == 4
+    assert ((folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()) == first
+
+    marginal = replace(experiment, name="figure-11", output="marginal")
+    assert reproduce(marginal, tmp_path, given(experiment)) is not None
+    assert len(counted) == 4  # shared
+
+    lr = {"fedkseed": 2 * experiment.lr["fedkseed"]}
+    reproduce(replace(experiment, lr=lr), tmp_path, given(experiment), only="K 16")
+    assert len(counted) == 6  # changed, so run anew beside the old ones
+    assert len(set(counted)) == 6
+
+
+def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):
+    folder = reproduce(experiment, tmp_path, given(experiment))
+    assert folder is not None
+    runs = rows(folder / "runs.csv")
+    assert len(rows(folder / "table.csv")) == 2
+    for row in rows(folder / "table.csv"):
+        after = [float(run["loss after"]) for run in runs if run["K"] == row["K"]]
+        assert len(after) == 2
+        assert float(row["loss after, mean"]) == pytest.approx(fmean(after))
+        assert float(row["loss after, std"]) == pytest.approx(stdev(after))
+
+
+def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
+    few = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
+    (job,) = reproducing._jobs(few, tmp_path / "stopped", given(few), "")
+
+    class StopError(Exception):
+        pass
+
+    class Stopping(Simulation):
+        def round(self, state):
+            if state.round == 1:
+                raise StopError
+            return super().round(state)
+
+    with Store.create(job.directory, job.recipe.to_toml()) as store, pytest.raises(StopError):
+        work(store, Stopping(job.recipe))
+    assert job.outcome() is None
+    stopped = reproduce(few, tmp_path / "stopped", given(few))
+    whole = reproduce(few, tmp_path / "whole", given(few))
+    assert stopped is not None
+    assert whole is not None
+    assert (stopped / "table.csv").read_bytes() == (whole / "table.csv").read_bytes()
+
+
+def test_parts_share_the_runs_and_a_last_call_collects_them(experiment, tmp_path, counted):
+    assert reproduce(experiment, tmp_path, given(experiment), part=(1, 2)) is None
+    assert len(counted) == 2
+    assert reproduce(experiment, tmp_path, given(experiment), part=(2, 2)) is not None  # nothing is left
+    assert len(counted) == 4
+
+
+def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, counted):
+    chosen = replace(
+        experiment,
+        output="curves",
+        options={"line": "directions.size", "measure": "change", "reference": {"directions.size": 16}},
+        axes=experiment.axes | {"training.lr": [1e-3, 1.0]},
+        choose={"axis": "training.lr", "seeds": 1},
+    )
+    folder = reproduce(chosen, tmp_path, given(experiment))
+    assert folder is not None
+    trials = [Outcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
+    assert len(trials) == 4
+    for row, (low, high) in zip(rows(folder / "table.csv"), (trials[:2], trials[2:]), strict=True):
+        assert row["η"] == ("0.001" if low.loss[2] < high.loss[2] else "1")
+        assert (row["minus 16"] != "") == (row["K"] == "64")
+    assert {load_recipe(at / "recipe.toml").seed for at in counted[4:]} == {0, 1}
+    assert len(counted) == 4 + 4
+
+
+@pytest.mark.parametrize(
+    ("output", "options"),
+    [
+        ("grid", {"x": "directions.size", "y": "training.eps"}),
+        ("scores", {}),
+        ("probabilities", {}),
+        ("curves", {}),
+    ],
+)
+def test_every_output_can_be_made(experiment, tmp_path, output, options):
+    axes = experiment.axes | {"method": ["fedkseed-pro"], "training.eps": [1e-3]}
+    folder = reproduce(replace(experiment, output=output, options=options, axes=axes), tmp_path, given(experiment))
+    assert folder is not None
+    assert (folder / "table.md").is_file()
+    assert (folder / "figure.png").is_file() == (output != "scores")
+
+
+def test_the_command_lists_and_makes_measured_experiments(tmp_path):
+    result = CliRunner().invoke(app, ["reproduce", "--list"])
+    assert result.exit_code == 0
+    assert "figure-10-active" in result.stdout
+    (tmp_path / "models" / "tiny").mkdir(parents=True)  # not needed by this one
+    result = CliRunner().invoke(app, ["reproduce", "figure-5", "--output", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    assert {path.name for path in (tmp_path / "figure-5" / "tiny").iterdir()} >= FILES
+
+
+def outcome(seed: int, *losses: float) -> Outcome:
+    return Outcome({}, seed, dict(enumerate(losses)), {}, 1, 1, 1.0, Path())
+
+
+def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
+    runs = [outcome(0, 3.0, 1.0), outcome(1, 5.0, 2.0)]
+    assert spread(runs, "loss") == Spread(1.5, stdev([1, 2]), 2)
+    assert spread(runs, "change") == Spread(-2.5, stdev([-2, -3]), 2)
+    assert spread(runs, "rouge") is None
+    assert str(Spread(22.334, 1.716, 4)) == "22.33 ± 1.72"
+
+
+def test_tables_hold_numbers_for_programs_and_text_for_people():
+    table = Table([{"a": Spread(1.0, 0.5, 2), "b": None}, {"c": "x|y"}])
+    assert table.csv().splitlines() == ['"a, mean","a, std","a, n",b,c', "1.0,0.5,2,,", ",,,,x|y"]
+    assert "| 1.0000 ± 0.5000 | – | – |" in table.markdown("T")
+    assert "x\\|y" in table.markdown("T")
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "1", "a/b"])
+def test_a_part_that_is_none_is_refused(text):
+    with pytest.raises(FedKSeedError, match="a part is written"):
+        parts(text)
