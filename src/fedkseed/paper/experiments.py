@@ -64,6 +64,7 @@ class Experiment:
     output: str  # what makes its table and figure: a name of OUTPUTS
     note: str = ""  # what a reader must know beside it
     seeds: int = 2
+    first_seed: int = 0
     axes: dict[str, list[Any]] = field(default_factory=dict)
     choose: Tree = field(default_factory=dict)
     options: Tree = field(default_factory=dict)  # of the output
@@ -86,7 +87,7 @@ class Experiment:
             Planned(axes, seed, self._table(axes, seed))
             for axes in combinations
             if all(axes[axis] == value for axis, value in fixed.items())
-            for seed in (range(self.seeds) if seeds is None else seeds)
+            for seed in (range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds)
         ]
 
     def title_of(self, axis: str, value: Any) -> str:
