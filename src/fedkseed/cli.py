@@ -282,7 +282,7 @@ def directions(
 
 @_command
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment; --list tells which there are.")] = "",
+    name: Annotated[str, typer.Argument(help="An experiment, or all; --list tells which there are.")] = "",
     scale: Annotated[str, typer.Option(help="tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
     output: Annotated[Path, typer.Option(help="Where runs, tables and figures go.")] = Path("results"),
     model: Annotated[str | None, typer.Option(help="Folder of the model that the scale `stories` wants.")] = None,
@@ -310,21 +310,22 @@ def reproduce(
             table.add_row(known, found.item, found.title)
         console.print(table)
         return
-    experiment = experiments.load(name, scale)
-    if seeds is not None:
-        experiment = replace(experiment, seeds=seeds)
     paths = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions}
     given = {place: str(Path(path).expanduser()) for place, path in paths.items() if path is not None}
-    if dry_run:
-        found = estimates.estimate(experiment, with_tiny(scale, output, given), only, seconds_per_step)
-        print(found.markdown(f"{name}, {scale}"))
-        return
-    folder = run_experiment(experiment, output, given, only=only, part=parts(part), command=sys.argv)
-    if folder is None:
-        console.print("the rest is left to the other parts; call it without --part once they have ended")
-    else:
-        console.print((folder / "table.md").read_text(), highlight=False)
-        console.print(f"written to {folder}", highlight=False)
+    for wanted in experiments.names() if name == "all" else [name]:
+        experiment = experiments.load(wanted, scale)
+        if seeds is not None:
+            experiment = replace(experiment, seeds=seeds)
+        if dry_run:
+            found = estimates.estimate(experiment, with_tiny(scale, output, given), only, seconds_per_step)
+            print(found.markdown(f"{wanted}, {scale}"))
+            continue
+        folder = run_experiment(experiment, output, given, only=only, part=parts(part), command=sys.argv)
+        if folder is None:
+            console.print("the rest is left to the other parts; call it without --part once they have ended")
+        else:
+            console.print((folder / "table.md").read_text(), highlight=False)
+            console.print(f"written to {folder}", highlight=False)
 
 
 @contextmanager

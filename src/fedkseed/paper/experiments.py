@@ -9,6 +9,7 @@ the one before: `recipe`, its data set, its model, its method, the method's lear
 """
 
 import hashlib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -16,8 +17,6 @@ from importlib.resources import files
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
-
-import tomli_w
 
 from ..config import Recipe, parse
 from ..errors import FedKSeedError
@@ -174,7 +173,7 @@ def fingerprint(recipe: Recipe) -> str:
     not what leaves the result as it is.
     """
     told = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
-    return hashlib.sha256(tomli_w.dumps(told).encode()).hexdigest()[:10]
+    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _fill(table: Any, given: Mapping[str, str]) -> Any:

@@ -214,7 +214,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
         "item": experiment.item,
         "scale": experiment.scale,
         "seeds": experiment.seeds,
-        "command": " ".join(command),
+        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
         "commit": _commit(),
         "versions": {
             "fedkseed": __version__,
