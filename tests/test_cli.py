@@ -120,7 +120,8 @@ def test_directions_checks_every_backend():
 
 def test_version_and_help():
     assert fedkseed("--version").output.startswith("fedkseed 0.")
-    for command in ("run", "resume", "rounds", "rollback", "eval", "export", "generate", "preview", "directions"):
+    commands = "run resume rounds rollback eval export generate preview directions report compare reproduce"
+    for command in commands.split():
         assert command in fedkseed("--help").output
         assert fedkseed(command, "--help").exit_code == 0
 
@@ -235,3 +236,13 @@ def test_export_below_a_file_leaves_nothing(finished, tmp_path):
     (tmp_path / "file").write_text("")
     assert "can't write" in refused("export", finished, tmp_path / "file" / "tuned")
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):
+    done = fedkseed("compare", recipe_file, "--algorithm", "fedprompt", "--algorithm", "fedkseed")
+    assert done.exit_code == 0, done.output
+    rows = [line.split() for line in done.output.splitlines() if line.split()[-1:] == ["s"]]
+    assert [row[0] for row in rows[-2:]] == ["fedprompt", "fedkseed"]
+    refused = fedkseed("compare", recipe_file, "--algorithm", "fedsgd")
+    assert refused.exit_code == 2
+    assert "no algorithm is called 'fedsgd'; choose from fedkseed" in refused.output
