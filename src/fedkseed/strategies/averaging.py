@@ -18,7 +18,7 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, Run, Upload, Values
 from ..randomness import draw_directions
 from ..strategy import Client
-from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import NONE, in_order, local_steps, merged, require_scalars, require_sendable, require_settings, scheduled
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..free import Free
@@ -118,7 +118,7 @@ class Averaging:
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, of another size, or
-                came twice; the state is unchanged.
+                came twice, or a weight overflows; the state is unchanged.
         """
         if self.uplink == "pairs":
             return self._aggregate_pairs(state, cast("Sequence[Upload]", uploads))
@@ -131,6 +131,7 @@ class Averaging:
         total, mean = sum(upload.examples for upload in ordered), np.zeros_like(state.values)
         for upload in ordered:
             mean += np.float32(upload.examples / total) * upload.values
+        require_sendable(state.round, mean)
         return State(state.round + 1, mean)
 
     def _aggregate_pairs(self, state: State, uploads: Sequence[Upload]) -> State:
@@ -150,4 +151,5 @@ class Averaging:
             pieces.append(Piece(number, part, part))
             start += size
         combine(pieces, self.run.pool, *self.run.pool.select(directions, coefficients))
+        require_sendable(state.round, values.numpy())
         return State(state.round + 1, values.numpy())

@@ -24,7 +24,17 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, History, Run, Upload
 from ..randomness import Purpose, draw_directions, generator
 from ..strategy import Client
-from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import (
+    NONE,
+    in_order,
+    local_steps,
+    merged,
+    require_clipped,
+    require_scalars,
+    require_sendable,
+    require_settings,
+    scheduled,
+)
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..free import Free
@@ -118,18 +128,24 @@ class Replay:
         """Go back to the model that was synced last and add, round by round, what it lacks.
 
         Raises:
-            FedKSeedError: the weights are of before or after the rounds that the message tells of.
+            FedKSeedError: the weights are of before or after the rounds that the message tells of, or it
+                tells of directions that the rounds do not have; the weights are unchanged.
         """
         from ..directions.operations import Sum
 
         free = cast("Free", weights)
+        if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
+            raise FedKSeedError(
+                f"a history of this algorithm has {self.blocks} counts a round and names directions only where they "
+                f"are drawn; got {message.counts.shape[1]} counts and {message.directions.size} directions"
+            )
         if not message.since <= free.version <= message.round:
             raise FedKSeedError(
                 f"the client holds the model after {free.version} rounds, the message tells of rounds "
                 f"{message.since} to {message.round}; load the base model and ask for the whole history"
             )
-        free.back()
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
+        missed: list[tuple[Sum, int | None]] = []  # all checked before a weight changes
         for round_ in range(free.version, message.round):
             pool = self.run.pool if self.kind in ("drawn", "shared") else self.round_pool(round_)
             for block in range(self.blocks):
@@ -137,7 +153,10 @@ class Replay:
                 part = slice(bounds[place], bounds[place + 1])
                 directions = message.directions[part] if self.kind == "drawn" else self.implied(round_, part)
                 total = Sum(pool, *pool.select(directions, message.coefficients[part]))
-                free.add(total, block if self.kind == "by tensor" else None)
+                missed.append((total, block if self.kind == "by tensor" else None))
+        free.back()
+        for total, tensor in missed:
+            free.add(total, tensor)
         free.settle()
         free.keep()
         free.version = message.round
@@ -174,7 +193,8 @@ class Replay:
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, has another number of
-                values than was asked for, or came twice; the state is unchanged.
+                values than was asked for or one above the clip, or came twice, or the mean overflows; the
+                state is unchanged.
         """
         directions = NONE
         if self.kind == "drawn":
@@ -246,6 +266,7 @@ class Replay:
             mean *= -scheduled(self.lr, self.schedule, round_, self.rounds) / self.probes
         else:
             mean *= self.server_lr
+        require_sendable(round_, mean)
         return counts, mean.astype(np.float32)
 
     def _require(self, upload: Change) -> None:
@@ -260,3 +281,5 @@ class Replay:
                 f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
                 f"{asked} were asked for"
             )
+        if self.kind == "shared":
+            require_clipped(upload.client, upload.values, self.clip)
