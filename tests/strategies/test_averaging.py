@@ -23,6 +23,19 @@ def change(client: int, values: list[float], examples: int = 1, **changes) -> Ch
     return Change(**{**about, "values": np.array(values, np.float32), "counts": NONE, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"local": "sgdd"}, "no local is called 'sgdd'; choose one of sgd, adam, one point, two points"),
+        ({"uplink": "pair"}, "no uplink is called 'pair'; choose one of weights, pairs"),
+        ({"local": "sgd", "uplink": "pairs"}, "choose one of one point, two points"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(changes, match):
+    with pytest.raises(FedKSeedError, match=match):
+        strategy(**changes)
+
+
 def test_the_mean_is_weighted_by_examples():
     state = strategy().init()
     after = strategy().aggregate(state, [change(1, [0, 0, 4], 3), change(0, [4, 0, 0], 1)])

@@ -26,6 +26,13 @@ def change(client: int, values: list[float], counts: list[int] | None = None, ex
     )
 
 
+def test_settings_that_do_not_exist_are_refused():
+    with pytest.raises(FedKSeedError, match="no kind is called 'draw'; choose one of drawn, shared, projected"):
+        strategy("draw")
+    with pytest.raises(FedKSeedError, match="no points is called 3; choose one of 1, 2"):
+        strategy("shared", points=3)
+
+
 def test_drawn_pairs_are_kept_with_their_directions_merged_and_ascending():
     replay = strategy("drawn")
     one = Upload(RUN, 0, 4, 1, 1.0, np.array([9, 2], np.uint32), np.array([4.0, 1.0], np.float32))

@@ -18,11 +18,24 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, Run, Upload, Values
 from ..randomness import draw_directions
 from ..strategy import Client
-from .common import NONE, in_order, local_steps, merged, require_scalars, require_sendable, require_settings, scheduled
+from .common import (
+    NONE,
+    in_order,
+    local_steps,
+    merged,
+    require_choice,
+    require_scalars,
+    require_sendable,
+    require_settings,
+    scheduled,
+)
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..free import Free
     from ..weights import Weights
+
+
+POINTS = {"one point": 1, "two points": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,8 @@ class Averaging:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("uplink", self.uplink, ("weights", "pairs"))
+        require_choice("local", self.local, (*(("sgd", "adam") if self.uplink == "weights" else ()), *POINTS))
 
     @property
     def reply(self) -> type[Upload] | type[Change]:
@@ -102,7 +117,7 @@ class Averaging:
             client.batches(message.round),
             draw_directions(pool.key, message.round, client.number, pairs, pool.size, None),
             probes=self.probes,
-            points=1 if self.local == "one point" else 2,
+            points=POINTS[self.local],
             lr=message.lr,
             eps=self.eps,
             clip=self.clip,

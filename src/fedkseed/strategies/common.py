@@ -30,8 +30,13 @@ def require_settings(schedule: str, **counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise FedKSeedError(f"{name} must be at least 1, got {value}")
-    if schedule not in SCHEDULES:
-        raise FedKSeedError(f"no schedule is called {schedule!r}; choose one of {', '.join(SCHEDULES)}")
+    require_choice("schedule", schedule, SCHEDULES)
+
+
+def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a setting that does not exist: a misspelt one must not fall through to another."""
+    if value not in choices:
+        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")
 
 
 def in_order(uploads: Sequence[Reply], run: Run, round_: int) -> list[Reply]:

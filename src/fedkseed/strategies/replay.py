@@ -11,7 +11,7 @@ own cost does not.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -29,6 +29,7 @@ from .common import (
     in_order,
     local_steps,
     merged,
+    require_choice,
     require_clipped,
     require_scalars,
     require_sendable,
@@ -37,6 +38,7 @@ from .common import (
 )
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
+    from ..directions.operations import Sum
     from ..free import Free
     from ..weights import Weights
 
@@ -92,6 +94,8 @@ class Replay:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("kind", self.kind, ("drawn", "shared", "projected", "by tensor"))
+        require_choice("points", self.points, (1, 2))
 
     @property
     def reply(self) -> type[Upload] | type[Change]:
@@ -131,8 +135,6 @@ class Replay:
             FedKSeedError: the weights are of before or after the rounds that the message tells of, or it
                 tells of directions that the rounds do not have; the weights are unchanged.
         """
-        from ..directions.operations import Sum
-
         free = cast("Free", weights)
         if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
             raise FedKSeedError(
@@ -144,22 +146,28 @@ class Replay:
                 f"the client holds the model after {free.version} rounds, the message tells of rounds "
                 f"{message.since} to {message.round}; load the base model and ask for the whole history"
             )
+        for _ in self._missed(message, free.version):
+            pass  # all is checked before a weight changes
+        free.back()
+        for total, tensor in self._missed(message, free.version):
+            free.add(total, tensor)
+        free.settle()
+        free.keep()
+        free.version = message.round
+
+    def _missed(self, message: History, version: int) -> "Iterator[tuple[Sum, int | None]]":
+        """What moved the model since it was that of `version` rounds: sums, each for all tensors or for one."""
+        from ..directions.operations import Sum
+
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
-        missed: list[tuple[Sum, int | None]] = []  # all checked before a weight changes
-        for round_ in range(free.version, message.round):
+        for round_ in range(version, message.round):
             pool = self.run.pool if self.kind in ("drawn", "shared") else self.round_pool(round_)
             for block in range(self.blocks):
                 place = (round_ - message.since) * self.blocks + block
                 part = slice(bounds[place], bounds[place + 1])
                 directions = message.directions[part] if self.kind == "drawn" else self.implied(round_, part)
                 total = Sum(pool, *pool.select(directions, message.coefficients[part]))
-                missed.append((total, block if self.kind == "by tensor" else None))
-        free.back()
-        for total, tensor in missed:
-            free.add(total, tensor)
-        free.settle()
-        free.keep()
-        free.version = message.round
+                yield total, block if self.kind == "by tensor" else None
 
     def train(self, message: History, client: Client) -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
