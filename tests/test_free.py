@@ -104,6 +104,23 @@ def test_the_change_is_projected_tensor_by_tensor():
 
 
 @DTYPES
+def test_what_an_optimiser_did_is_no_rounding_of_where_it_began(dtype):
+    _, weights = free(dtype)
+    weights.move(5, 1e-5)  # less than a 16-bit weight's last place
+    weights.settle()
+    weights.keep()
+    with weights.trainable():
+        pass
+    assert not weights.distances().any()
+    assert not weights.change(Pool(1, 64)).any()
+    with weights.trainable() as parameters, torch.no_grad():
+        parameters[1].add_(0.5)
+    begun = [entry.tensor.float() - 0.5 for entry in weights.layout.tuned]
+    np.testing.assert_allclose(weights.distances()[1], 0.5 * np.sqrt(begun[1].numel()), rtol=1e-2)
+    assert weights.distances()[[0, *range(2, len(begun))]].max() == 0
+
+
+@DTYPES
 def test_an_optimiser_changes_what_is_tuned_and_nothing_else(dtype):
     model, weights = free(dtype, ("*.mlp.*",))
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -139,7 +139,7 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
         assert rebuilt.digest() == federation.clients[number].weights.digest()
 
 
-@pytest.mark.parametrize("name", [n for n in ALGORITHMS if ALGORITHMS[n].up in ("weights", "LoRA", "prompt")])
+@pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in {*POOLED, *REPLAYED, "uplink-seeds"}])
 def test_weights_sent_are_those_that_the_client_trained(name):
     federation = Federation(name)
     federation.run(2)

@@ -188,3 +188,10 @@ def test_a_pool_too_large_to_broadcast_is_refused():
     run = Run(Pool(0, 1 << 21, "gaussian"), bytes(32))
     with pytest.raises(FedKSeedError, match="at most 1048576 coefficients"):
         Broadcast(run, 0, 1.0, 1.0, 1, 1.0, np.zeros(1 << 21, np.float32))
+
+
+@pytest.mark.parametrize("skipped", [-1, 1 << 32])
+def test_a_number_that_the_wire_can_not_carry_is_refused_when_a_record_is_made(skipped):
+    run = Run(Pool(5, 1 << 32, "rademacher"), bytes(32))
+    with pytest.raises(FedKSeedError, match="skipped steps has 32 bits"):
+        Change(run, 0, 1, 1, 1.0, skipped, np.zeros(2, np.float32), np.empty(0, np.uint32))

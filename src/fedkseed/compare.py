@@ -17,7 +17,7 @@ import numpy as np
 
 from .config import Recipe
 from .data.shares import Shares, share_out
-from .messages import Change, Upload, Values
+from .messages import Broadcast, Change, Upload, Values
 from .models.load import load_tokenizer
 from .randomness import Purpose, draw_directions, generator
 from .simulate import NEWCOMER, Simulation, Stopwatch, peak_memory
@@ -89,7 +89,8 @@ def _serve(recipe: Recipe, shares: Shares, folder: Path) -> int | None:
         if round_ == AWAY:
             (folder / "back").write_bytes(encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER]))
         cohort = simulation.cohort(round_)
-        uploads = [_random_upload(simulation, strategy, round_, client) for client in {0, *cohort}]
+        taking_part = cohort if 0 in cohort else [0, *cohort[1:]]
+        uploads = [_random_upload(simulation, strategy, round_, client) for client in taking_part]
         up = len(encode(uploads[0]))
         state = strategy.aggregate(state, uploads)
     (folder / "next").write_bytes(encode(strategy.broadcast(state, [0])[0]))
@@ -130,6 +131,8 @@ def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | Non
         seconds.append(time.perf_counter() - begin)
         if isinstance(message, Values):  # the weights are in the model now
             message = replace(message, values=message.values[:0].copy())
+        if isinstance(message, Broadcast):  # which tells how many steps to take
+            message = replace(message, steps=STEPS)
         del data
     upload = encode(strategy.train(message, client))
     return Costs(

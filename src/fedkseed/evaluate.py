@@ -1,5 +1,6 @@
 """How good is a model? Held-out loss, Rouge-L and empty outputs, with standard errors."""
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -98,20 +99,28 @@ def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
 def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
     """Greedy answers to tokenised prompts."""
     width = max(map(len, prompts))
+    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    if virtual and len({*map(len, prompts)}) > 1:
+        # peft counts the padding between virtual tokens and a prompt as positions
+        return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens)]
     tokens = torch.full((len(prompts), width), tokenizer.pad_token_id)
     mask = torch.zeros_like(tokens)
     for row, prompt in enumerate(prompts):  # padded on the left: an answer continues its prompt
         tokens[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
-    output = model.generate(
-        tokens.to(model.device),
-        attention_mask=mask.to(model.device),
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", "Position ids are not supported"
+        )  # peft's, of virtual tokens: none are needed
+        output = model.generate(
+            tokens.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            num_beams=1,
+            pad_token_id=tokenizer.pad_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+        )
     return tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
 
 

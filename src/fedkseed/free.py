@@ -105,17 +105,20 @@ class Free(Weights):
         self.settle()
 
     def change(self, pool: Pool) -> NDArray[np.float64]:
-        """⟨z_j, w − w_kept⟩ within each tuned tensor, shape (tensors, K)."""
-        if self._kept is None:
-            raise FedKSeedError("nothing was kept to compare with; call keep() before the steps")
-        parts = zip(self.layout.tuned, self._truth, self._kept, strict=True)
-        return np.stack([
-            project_pieces([(entry.number, 0, (w - kept).contiguous())], pool) for entry, w, kept in parts
-        ])  # fmt: skip
+        """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ is what the optimiser did since `keep`."""
+        parts = zip(self.layout.tuned, self._moved(), strict=True)
+        return np.stack([project_pieces([(entry.number, 0, moved)], pool) for entry, moved in parts])
 
     def distances(self) -> NDArray[np.float64]:
-        """‖w − w_kept‖ of each tuned tensor, shape (tensors,)."""
-        return np.array([float((w - kept).norm()) for w, kept in zip(self._truth, self._kept or [], strict=True)])
+        """‖Δ‖ of each tuned tensor, shape (tensors,)."""
+        return np.array([float(moved.norm()) for moved in self._moved()])
+
+    def _moved(self) -> Iterator[Tensor]:
+        """An optimiser begins with w rounded to the model's type: that rounding is no part of what it did."""
+        if self._kept is None:
+            raise FedKSeedError("nothing was kept to compare with; call keep() before the steps")
+        for entry, w, kept in zip(self.layout.tuned, self._truth, self._kept, strict=True):
+            yield (w - kept.to(entry.tensor.dtype)).contiguous()
 
     @contextmanager
     def trainable(self) -> Iterator[list[nn.Parameter]]:

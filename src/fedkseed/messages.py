@@ -179,6 +179,8 @@ class Change:
     def __post_init__(self) -> None:
         _require_round(self.round)
         _require_sender(self.client, self.examples)
+        if not 0 <= self.skipped < 1 << 32:
+            raise FedKSeedError(f"a number of skipped steps has 32 bits, got {self.skipped}")
         _require_numbers(self.values, "numbers")
         if self.counts.size and int(self.counts.sum(dtype=np.uint64)) != self.values.size:
             raise FedKSeedError(

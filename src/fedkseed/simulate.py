@@ -86,16 +86,21 @@ class Simulation:
         self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
     ) -> None:
         self.recipe, self.progress = recipe, progress or Silent()
-        self.progress.note(f"loading {recipe.model.name}")
-        self.tokenizer = load_tokenizer(recipe.model.name)
-        self.shares = shares or share_out(recipe, self.tokenizer)
-        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
         algorithm = ALGORITHMS[recipe.training.algorithm]
+        if recipe.model.storage != "dense" and not algorithm.pooled:
+            raise FedKSeedError(
+                f"{recipe.training.algorithm} can't tune a model whose weights are kept {recipe.model.storage}: "
+                "set [model] storage = 'dense'"
+            )
         if algorithm.replays and recipe.clients.at_once > 1:
             raise FedKSeedError(
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
             )
+        self.progress.note(f"loading {recipe.model.name}")
+        self.tokenizer = load_tokenizer(recipe.model.name)
+        self.shares = shares or share_out(recipe, self.tokenizer)
+        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
         patterns: Sequence[str] = recipe.model.tuned
         if algorithm.tuned != "all":
             patterns = PATTERNS[algorithm.tuned]

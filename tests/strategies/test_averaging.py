@@ -7,7 +7,7 @@ import torch
 from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.directions.operations import accumulate_
 from fedkseed.messages import Change
-from fedkseed.strategies.averaging import Averaging
+from fedkseed.strategies.averaging import Averaging, State
 from fedkseed.strategies.common import NONE, local_steps
 
 RUN = Run(Pool(1, 1 << 32, "gaussian"), bytes(32))
@@ -21,6 +21,19 @@ def strategy(**changes) -> Averaging:
 def change(client: int, values: list[float], examples: int = 1, **changes) -> Change:
     about = {"run": RUN, "round": 0, "client": client, "examples": examples, "loss": 1.0, "skipped": 0}
     return Change(**{**about, "values": np.array(values, np.float32), "counts": NONE, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"local": "sgdd"}, "no local is called 'sgdd'; choose one of sgd, adam, one point, two points"),
+        ({"uplink": "pair"}, "no uplink is called 'pair'; choose one of weights, pairs"),
+        ({"local": "sgd", "uplink": "pairs"}, "choose one of one point, two points"),
+    ],
+)
+def test_settings_that_do_not_exist_are_refused(changes, match):
+    with pytest.raises(FedKSeedError, match=match):
+        strategy(**changes)
 
 
 def test_the_mean_is_weighted_by_examples():
@@ -64,3 +77,15 @@ def test_one_epoch_is_all_examples_once():
     assert local_steps(200, 1, 7, 2) == 4
     assert local_steps(200, 3, 7, 2) == 12
     assert local_steps(200, 1, 3, 8) == 1
+
+
+def test_weights_that_would_overflow_are_refused():
+    pairs = strategy(uplink="pairs", local="two points", lr=1.0)
+    state = State(0, np.array([1.0, 3e38, 3.0], np.float32))
+    up = Upload(RUN, 0, 0, 1, 1.0, np.array([7], np.uint32), np.array([2e38], np.float32))
+    opposite = Upload(RUN, 0, 0, 1, 1.0, up.directions, -up.scalars)
+    z = torch.zeros(2)
+    accumulate_(z, RUN.pool, [7], [1.0], tensor=4)
+    away = opposite if z[0] > 0 else up  # −η ρ z has the sign of the weight
+    with pytest.raises(FedKSeedError, match="round 0 would overflow float32"):
+        pairs.aggregate(state, [away])

@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
-from fedkseed.messages import Change
+from fedkseed.free import hold_free
+from fedkseed.messages import Change, History
 from fedkseed.strategies.common import NONE
 from fedkseed.strategies.replay import Replay
+
+from ..conftest import tiny_llama
 
 RUN = Run(Pool(1, 1 << 32, "rademacher"), bytes(32))
 
@@ -21,6 +24,13 @@ def change(client: int, values: list[float], counts: list[int] | None = None, ex
     return Change(
         RUN, round_, client, examples, 1.0, 0, numbers, NONE if counts is None else np.array(counts, np.uint32)
     )
+
+
+def test_settings_that_do_not_exist_are_refused():
+    with pytest.raises(FedKSeedError, match="no kind is called 'draw'; choose one of drawn, shared, projected"):
+        strategy("draw")
+    with pytest.raises(FedKSeedError, match="no points is called 3; choose one of 1, 2"):
+        strategy("shared", points=3)
 
 
 def test_drawn_pairs_are_kept_with_their_directions_merged_and_ascending():
@@ -79,12 +89,43 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
     assert [sent[client].coefficients.size for client in (1, 2, 9)] == [3 * size, size, 3 * size]
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "match"),
+    [
+        ("projected", {"counts": np.array([[1, 1], [1, 1]], np.uint32)}, "has 1 counts a round.*got 2 counts"),
+        ("by tensor", {}, "has 2 counts a round.*got 1 counts"),
+        ("projected", {"directions": np.arange(4, dtype=np.uint32)}, "got 1 counts and 4 directions"),
+        ("drawn", {}, "0 directions and 2 coefficients"),
+        ("projected", {"counts": np.array([[1], [5]], np.uint32)}, "directions must lie in 0 to 3, got 0 to 4"),
+    ],
+)
+def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(kind, changes, match):
+    weights = hold_free(tiny_llama(), RUN.pool)
+    before = weights.digest()
+    history = {"counts": np.array([[2], [2]], np.uint32), "directions": NONE, **changes}
+    total = int(history["counts"].sum())
+    message = History(RUN, 2, 1.0, 0, coefficients=np.ones(total, np.float32), **history)
+    with pytest.raises(FedKSeedError, match=match):
+        strategy(kind).sync(message, weights)
+    assert weights.digest() == before
+    assert weights.version == 0
+
+
+def test_pairs_that_overflow_are_refused():
+    pairs = np.array([9, 9], np.uint32), np.array([3e38, 3e38], np.float32)
+    with pytest.raises(FedKSeedError, match="round 0 would overflow float32"):
+        strategy("drawn", lr=1.0).aggregate(strategy("drawn").init(), [Upload(RUN, 0, 5, 1, 1.0, *pairs)])
+
+
 def test_what_does_not_fit_is_refused():
     for replay, upload, message in [
         (strategy("shared"), change(5, [1]), "client 5 sent 1 numbers for 1 tensors, 2 numbers were asked for"),
         (strategy("projected"), change(5, [1]), "4 numbers were asked for"),
         (strategy("by tensor"), change(5, [1, 2]), "up to 4 numbers for each of 2 tensors"),
         (strategy("by tensor"), change(5, [1] * 6, [5, 1]), "up to 4 numbers for each of 2 tensors"),
+        (strategy("shared", clip=3.0), change(5, [1, -4]), "client 5 reports a scalar gradient of 4, at most 3"),
+        (strategy("projected", server_lr=1e3), change(5, [1, 2, 3, 3e38]), "round 0 would overflow float32"),
+        (strategy("shared", lr=1e3), change(5, [1, 3e38]), "round 0 would overflow float32"),
     ]:
         with pytest.raises(FedKSeedError, match=message):
             replay.aggregate(replay.init(), [upload])

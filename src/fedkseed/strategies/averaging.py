@@ -18,11 +18,24 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, Run, Upload, Values
 from ..randomness import draw_directions
 from ..strategy import Client
-from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import (
+    NONE,
+    in_order,
+    local_steps,
+    merged,
+    require_choice,
+    require_scalars,
+    require_sendable,
+    require_settings,
+    scheduled,
+)
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..free import Free
     from ..weights import Weights
+
+
+POINTS = {"one point": 1, "two points": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +81,8 @@ class Averaging:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("uplink", self.uplink, ("weights", "pairs"))
+        require_choice("local", self.local, (*(("sgd", "adam") if self.uplink == "weights" else ()), *POINTS))
 
     @property
     def reply(self) -> type[Upload] | type[Change]:
@@ -102,7 +117,7 @@ class Averaging:
             client.batches(message.round),
             draw_directions(pool.key, message.round, client.number, pairs, pool.size, None),
             probes=self.probes,
-            points=1 if self.local == "one point" else 2,
+            points=POINTS[self.local],
             lr=message.lr,
             eps=self.eps,
             clip=self.clip,
@@ -118,7 +133,7 @@ class Averaging:
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, of another size, or
-                came twice; the state is unchanged.
+                came twice, or a weight overflows; the state is unchanged.
         """
         if self.uplink == "pairs":
             return self._aggregate_pairs(state, cast("Sequence[Upload]", uploads))
@@ -131,6 +146,7 @@ class Averaging:
         total, mean = sum(upload.examples for upload in ordered), np.zeros_like(state.values)
         for upload in ordered:
             mean += np.float32(upload.examples / total) * upload.values
+        require_sendable(state.round, mean)
         return State(state.round + 1, mean)
 
     def _aggregate_pairs(self, state: State, uploads: Sequence[Upload]) -> State:
@@ -150,4 +166,5 @@ class Averaging:
             pieces.append(Piece(number, part, part))
             start += size
         combine(pieces, self.run.pool, *self.run.pool.select(directions, coefficients))
+        require_sendable(state.round, values.numpy())
         return State(state.round + 1, values.numpy())

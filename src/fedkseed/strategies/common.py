@@ -30,8 +30,13 @@ def require_settings(schedule: str, **counts: int) -> None:
     for name, value in counts.items():
         if value < 1:
             raise FedKSeedError(f"{name} must be at least 1, got {value}")
-    if schedule not in SCHEDULES:
-        raise FedKSeedError(f"no schedule is called {schedule!r}; choose one of {', '.join(SCHEDULES)}")
+    require_choice("schedule", schedule, SCHEDULES)
+
+
+def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a setting that does not exist: a misspelt one must not fall through to another."""
+    if value not in choices:
+        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")
 
 
 def in_order(uploads: Sequence[Reply], run: Run, round_: int) -> list[Reply]:
@@ -60,11 +65,20 @@ def require_scalars(upload: Upload, asked: int, clip: float) -> None:
         raise FedKSeedError(
             f"client {upload.client} reports {upload.scalars.size} scalars, at most {asked} were asked for"
         )
-    largest = float(abs(upload.scalars).max(initial=0))
+    require_clipped(upload.client, upload.scalars, clip)
+
+
+def require_clipped(client: int, scalars: NDArray[np.float32], clip: float) -> None:
+    """Refuse larger scalars than are allowed."""
+    largest = float(abs(scalars).max(initial=0))
     if largest > clip * (1 + 1e-7):  # a clip is rounded to float32 on its way
-        raise FedKSeedError(
-            f"client {upload.client} reports a scalar gradient of {largest:g}, at most {clip:g} is allowed"
-        )
+        raise FedKSeedError(f"client {client} reports a scalar gradient of {largest:g}, at most {clip:g} is allowed")
+
+
+def require_sendable(round_: int, numbers: NDArray) -> None:
+    """Refuse a state that the next broadcast could not carry."""
+    if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
+        raise FedKSeedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
 
 
 def local_steps(steps: int, epochs: int | None, examples: int, batch_size: int) -> int:
@@ -73,9 +87,15 @@ def local_steps(steps: int, epochs: int | None, examples: int, batch_size: int) 
 
 
 def merged(uploads: Sequence[Upload], lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """−η Σ_i (n_i / n) Σ ρ of every direction that was drawn, ascending."""
+    """−η Σ_i (n_i / n) Σ ρ of every direction that was drawn, ascending.
+
+    Raises:
+        FedKSeedError: a sum overflows.
+    """
     total = sum(upload.examples for upload in uploads)
     drawn = np.concatenate([upload.directions for upload in uploads])
     steps = np.concatenate([upload.scalars * np.float64(-lr * upload.examples / total) for upload in uploads])
     directions, places = np.unique(drawn, return_inverse=True)
-    return directions.astype(np.uint32), np.bincount(places, steps, directions.size).astype(np.float32)
+    sums = np.bincount(places, steps, directions.size)
+    require_sendable(uploads[0].round, sums)
+    return directions.astype(np.uint32), sums.astype(np.float32)

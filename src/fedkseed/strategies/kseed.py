@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import FedKSeedError
 from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Run, Upload
 from ..randomness import draw_directions
 from ..strategy import Client
-from .common import in_order, require_scalars, require_settings, scheduled
+from .common import in_order, require_scalars, require_sendable, require_settings, scheduled
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights import Pooled, Weights
@@ -136,8 +135,7 @@ class KSeed:
             np.subtract.at(coefficients, upload.directions, lr * (upload.examples / total) * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
-        if np.abs(coefficients).max() > np.finfo(np.float32).max:  # the next broadcast could not carry them
-            raise FedKSeedError(f"round {state.round} would make coefficients overflow float32; set a clip on scalars")
+        require_sendable(state.round, coefficients)
         return State(state.round + 1, coefficients, magnitudes, counts)
 
     def learning_rate(self, round_: int) -> float:

@@ -11,7 +11,7 @@ own cost does not.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -24,9 +24,21 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Change, History, Run, Upload
 from ..randomness import Purpose, draw_directions, generator
 from ..strategy import Client
-from .common import NONE, in_order, local_steps, merged, require_scalars, require_settings, scheduled
+from .common import (
+    NONE,
+    in_order,
+    local_steps,
+    merged,
+    require_choice,
+    require_clipped,
+    require_scalars,
+    require_sendable,
+    require_settings,
+    scheduled,
+)
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
+    from ..directions.operations import Sum
     from ..free import Free
     from ..weights import Weights
 
@@ -82,6 +94,8 @@ class Replay:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("kind", self.kind, ("drawn", "shared", "projected", "by tensor"))
+        require_choice("points", self.points, (1, 2))
 
     @property
     def reply(self) -> type[Upload] | type[Change]:
@@ -118,29 +132,42 @@ class Replay:
         """Go back to the model that was synced last and add, round by round, what it lacks.
 
         Raises:
-            FedKSeedError: the weights are of before or after the rounds that the message tells of.
+            FedKSeedError: the weights are of before or after the rounds that the message tells of, or it
+                tells of directions that the rounds do not have; the weights are unchanged.
         """
-        from ..directions.operations import Sum
-
         free = cast("Free", weights)
+        if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
+            raise FedKSeedError(
+                f"a history of this algorithm has {self.blocks} counts a round and names directions only where they "
+                f"are drawn; got {message.counts.shape[1]} counts and {message.directions.size} directions"
+            )
         if not message.since <= free.version <= message.round:
             raise FedKSeedError(
                 f"the client holds the model after {free.version} rounds, the message tells of rounds "
                 f"{message.since} to {message.round}; load the base model and ask for the whole history"
             )
+        for _ in self._missed(message, free.version):
+            pass  # all is checked before a weight changes
         free.back()
+        for total, tensor in self._missed(message, free.version):
+            free.add(total, tensor)
+        free.settle()
+        free.keep()
+        free.version = message.round
+
+    def _missed(self, message: History, version: int) -> "Iterator[tuple[Sum, int | None]]":
+        """What moved the model since it was that of `version` rounds: sums, each for all tensors or for one."""
+        from ..directions.operations import Sum
+
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
-        for round_ in range(free.version, message.round):
+        for round_ in range(version, message.round):
             pool = self.run.pool if self.kind in ("drawn", "shared") else self.round_pool(round_)
             for block in range(self.blocks):
                 place = (round_ - message.since) * self.blocks + block
                 part = slice(bounds[place], bounds[place + 1])
                 directions = message.directions[part] if self.kind == "drawn" else self.implied(round_, part)
                 total = Sum(pool, *pool.select(directions, message.coefficients[part]))
-                free.add(total, block if self.kind == "by tensor" else None)
-        free.settle()
-        free.keep()
-        free.version = message.round
+                yield total, block if self.kind == "by tensor" else None
 
     def train(self, message: History, client: Client) -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
@@ -174,7 +201,8 @@ class Replay:
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, has another number of
-                values than was asked for, or came twice; the state is unchanged.
+                values than was asked for or one above the clip, or came twice, or the mean overflows; the
+                state is unchanged.
         """
         directions = NONE
         if self.kind == "drawn":
@@ -246,6 +274,7 @@ class Replay:
             mean *= -scheduled(self.lr, self.schedule, round_, self.rounds) / self.probes
         else:
             mean *= self.server_lr
+        require_sendable(round_, mean)
         return counts, mean.astype(np.float32)
 
     def _require(self, upload: Change) -> None:
@@ -260,3 +289,5 @@ class Replay:
                 f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
                 f"{asked} were asked for"
             )
+        if self.kind == "shared":
+            require_clipped(upload.client, upload.values, self.clip)
