@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedkseed import FedKSeedError, resume, start
 from fedkseed.algorithms import ALGORITHMS
 from fedkseed.cli import app
-from fedkseed.compare import AWAY, measure
+from fedkseed.compare import AWAY, compare, measure
 from fedkseed.config import AlgorithmName, load_recipe
 from fedkseed.evaluate import paired_change, respond
 from fedkseed.models.load import load_tokenizer
@@ -30,7 +30,7 @@ LR = {
 every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
 
 
-def recipe_of(name: str, tmp_path, model_folder, data_file, **changes: str):
+def recipe_of(name: str, tmp_path, model_folder, data_file, /, **changes: str):
     path = tmp_path / f"{name}.toml"
     lines = {
         "algorithm": f'algorithm = "{name}"', "lr": f"lr = {LR[name]}", "steps": "steps = 10",
@@ -150,3 +150,20 @@ def test_costs_are_those_of_messages_of_the_recipes_size(tmp_path, model_folder,
     for costs in (seeds, average, unlimited):
         assert costs.step_seconds > 0
         assert costs.peak_memory > 0
+
+
+def test_a_client_that_diverges_is_told_of(tmp_path, model_folder, data_file):
+    recipe = recipe_of("fedavg", tmp_path, model_folder, data_file, lr="lr = 1e42")
+    with pytest.raises(
+        FedKSeedError, match=r"weights of client \d+ have diverged in round 1; use a smaller lr than 1e\+42"
+    ):
+        start(recipe, tmp_path / "run")
+
+
+def test_what_can_not_be_measured_is_told_and_the_rest_is_measured(tmp_path, model_folder, data_file):
+    recipe = recipe_of("fedkseed", tmp_path, model_folder, data_file, name=f'name = "{model_folder}"\nstorage = "Q8_0"')
+    told = []
+    found = compare(recipe, ["fedavg", "fedkseed"], lambda name, error: told.append((name, str(error))))
+    assert [costs.algorithm for costs in found] == ["fedkseed"]
+    assert "storage" in told[0][1]
+    assert told[1] == ("fedkseed", "None")

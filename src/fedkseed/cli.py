@@ -17,7 +17,6 @@ from transformers.utils.logging import disable_progress_bar
 from . import __version__
 from .adapter import Adapter
 from .algorithms import ALGORITHMS
-from .compare import Costs
 from .compare import compare as measure_all
 from .config import load_recipe
 from .data.instructions import Wording
@@ -253,10 +252,11 @@ def compare(
     parsed = load_recipe(recipe)
     with console.status("sharing out the data") as status:
 
-        def done(costs: Costs) -> None:
-            console.print(f"{costs.algorithm}: {costs.step_seconds:.2f} s a step", style="dim")
-            left = names[names.index(costs.algorithm) + 1 :]
-            status.update(f"measuring {left[0]}" if left else "")
+        def done(algorithm: str, error: FedKSeedError | None) -> None:
+            if error is not None:
+                console.print(f"{algorithm} can't run this recipe: {error}")
+            left = names[names.index(algorithm) + 1 :]
+            status.update(f"measured {algorithm}" + (f", now {left[0]}" if left else ""))
 
         found = measure_all(parsed, names, done)
     print_costs(found, parsed.training.steps)

@@ -11,12 +11,13 @@ from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
 from .config import Recipe
 from .data.shares import Shares, share_out
+from .errors import FedKSeedError
 from .messages import Broadcast, Change, Upload, Values
 from .models.load import load_tokenizer
 from .randomness import Purpose, draw_directions, generator
@@ -29,6 +30,7 @@ from .wire import decode, encode
 
 AWAY = 10  # rounds that a returning client has missed
 STEPS = 5  # local steps that are taken to time them
+OnDone: TypeAlias = Callable[[str, FedKSeedError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +48,19 @@ class Costs:
     step_seconds: float  # median
 
 
-def compare(recipe: Recipe, names: Sequence[str], on_done: Callable[[Costs], None] = lambda costs: None) -> list[Costs]:
-    """Costs of several algorithms on a recipe's model, data and settings, one after the other."""
-    shares = share_out(recipe, load_tokenizer(recipe.model.name))
-    found = []
+def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name, error: None) -> list[Costs]:
+    """Costs of several algorithms on a recipe's model, data and settings, one after the other.
+
+    Args:
+        on_done: is told each result, and why an algorithm can't run the recipe.
+    """
+    shares, found = share_out(recipe, load_tokenizer(recipe.model.name)), []
     for name in names:
-        found.append(measure(recipe, name, shares))
-        on_done(found[-1])
+        try:
+            found.append(measure(recipe, name, shares))
+            on_done(name, None)
+        except FedKSeedError as error:
+            on_done(name, error)
     return found
 
 

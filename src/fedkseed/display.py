@@ -93,7 +93,8 @@ def print_result(result: Result) -> None:
     costs.add_row("peak memory", f"{result.peak_memory / 1e9:.2f} GB")
     if result.step_seconds is not None:
         costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
-    costs.add_row("sync to the latest model", f"{result.sync_seconds:.2g} s")
+    if result.sync_seconds is not None:
+        costs.add_row("sync to the latest model", f"{result.sync_seconds:.2g} s")
     costs.add_row("digest of the tuned model", result.digest)
     console.print(costs)
     if result.output is not None:

@@ -51,6 +51,10 @@ class Free(Weights):
     def _truth(self) -> list[Tensor]:
         return self._model if self._exact is None else self._exact
 
+    @property
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._truth)
+
     def values(self) -> NDArray[np.float32]:
         """w, shape (d,): tensor after tensor in layout order."""
         return np.concatenate([t.detach().to("cpu", torch.float32).numpy().reshape(-1) for t in self._truth])
@@ -105,7 +109,7 @@ class Free(Weights):
         self.settle()
 
     def change(self, pool: Pool) -> NDArray[np.float64]:
-        """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ is what the optimiser did since `keep`."""
+        """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ = w − w_kept."""
         parts = zip(self.layout.tuned, self._moved(), strict=True)
         return np.stack([project_pieces([(entry.number, 0, moved)], pool) for entry, moved in parts])
 
@@ -114,30 +118,31 @@ class Free(Weights):
         return np.array([float(moved.norm()) for moved in self._moved()])
 
     def _moved(self) -> Iterator[Tensor]:
-        """An optimiser begins with w rounded to the model's type: that rounding is no part of what it did."""
         if self._kept is None:
             raise FedKSeedError("nothing was kept to compare with; call keep() before the steps")
-        for entry, w, kept in zip(self.layout.tuned, self._truth, self._kept, strict=True):
-            yield (w - kept.to(entry.tensor.dtype)).contiguous()
+        for w, kept in zip(self._truth, self._kept, strict=True):
+            yield (w - kept).contiguous()
 
     @contextmanager
-    def trainable(self) -> Iterator[list[nn.Parameter]]:
-        """The tuned parameters, for an optimiser to change in place; w is what it leaves."""
+    def trainable(self) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
+        """The tuned parameters, each with the float32 numbers for an optimiser to change: itself, or its exact copy.
+
+        A 16-bit parameter can't hold the steps of an optimiser: they are taken on the copy and rounded into it.
+        """
         self.settle()
-        self._exact = None
+        if all(tensor.dtype == torch.float32 for tensor in self._model):
+            self._exact = None
         places = [entry.places[0] for entry in self.layout.tuned]
-        parameters = [module._parameters[name] for module, name in places]
-        found = [parameter for parameter in parameters if parameter is not None]
+        parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+        exact = parameters if self._exact is None else self._exact
         try:
-            for parameter in found:
+            for parameter in parameters:
                 parameter.requires_grad_(True)
-            yield found
+            yield list(zip(parameters, exact, strict=True))
         finally:
-            for parameter in found:
+            for parameter, copy in zip(parameters, exact, strict=True):
                 parameter.requires_grad_(False)
-                parameter.grad = None
-            if any(tensor.dtype != torch.float32 for tensor in self._model):
-                self._make_exact()
+                parameter.grad = copy.grad = None
 
     def _make_exact(self) -> None:
         if self._exact is None:

@@ -290,7 +290,7 @@ class Result:
     reports: list[dict[str, Any]]
     peak_memory: int  # bytes, of this process
     step_seconds: float | None  # median; None if a resumed run had nothing left to do
-    sync_seconds: float  # streamed weights are made while the model runs: nearly nothing
+    sync_seconds: float | None  # nearly nothing, if streamed; None where a client replays what it has missed
     weights: int  # d, those that are tuned
     digest: str  # of the tuned model, hexadecimal
     output: Path | None  # the tuned model: coefficients, adapters or all weights
@@ -329,7 +329,7 @@ def work(store: Store, simulation: Simulation) -> Result:
     store.remember("clients", simulation.holdings())
     store.copy_metrics()
     rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
-    before = _evaluated(store, simulation, simulation.strategy.init()) if not state.round else None
+    before = _evaluated(store, simulation, simulation.strategy.init())
     while state.round < rounds:
         if every and state.round % every == 0:
             _evaluated(store, simulation, state)
@@ -339,12 +339,12 @@ def work(store: Store, simulation: Simulation) -> Result:
     after = _evaluated(store, simulation, state)
     output = simulation.save(state, store)
     return Result(
-        before=before or Evaluation(**store.evaluations()[0]),
+        before=before,
         after=after,
         reports=store.reports(),
         peak_memory=peak_memory(),
         step_seconds=median(simulation.stopwatch.steps) if simulation.stopwatch.steps else None,
-        sync_seconds=simulation.load(state),
+        sync_seconds=None if ALGORITHMS[simulation.recipe.training.algorithm].replays else simulation.load(state),
         weights=simulation.weights.layout.size,
         digest=simulation.weights.digest().hex(),
         output=output,

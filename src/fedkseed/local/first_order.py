@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TypeVar, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import FedKSeedError
 from ..free import Free
@@ -22,7 +22,7 @@ class Trained:
     """What the local steps of one client found; the weights are in the model."""
 
     loss: float  # mean over the steps; NaN if none was finite
-    skipped: int  # steps whose loss was not finite: they moved nothing
+    skipped: int  # steps whose loss or gradient was not finite: they moved nothing
 
 
 def first_order_steps(
@@ -40,31 +40,50 @@ def first_order_steps(
     The optimiser is made afresh: a client keeps nothing from round to round.
     """
     losses: list[float] = []
-    with weights.trainable() as parameters, torch.enable_grad():
-        stepper = OPTIMIZERS[optimizer](parameters, lr=lr)
+    with weights.trainable() as pairs, torch.enable_grad():
+        stepper = OPTIMIZERS[optimizer]([exact for _, exact in pairs], lr=lr)
         for batch in islice(batches, steps):
-            stepper.zero_grad()
             value = loss(batch)
             found = float(value.detach())
             if math.isfinite(found):
                 value.backward()
-                stepper.step()
-                losses.append(found)
+                if _hand_over(pairs):
+                    stepper.step()
+                    losses.append(found)
+                for parameter, exact in pairs:
+                    if exact is not parameter:
+                        parameter.data.copy_(exact)
+                    parameter.grad = exact.grad = None
             on_step(found)
     return Trained(sum(losses) / len(losses) if losses else math.nan, steps - len(losses))
+
+
+def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
+    """Give each exact copy its parameter's gradient; are all of them finite?"""
+    finite = True
+    for parameter, exact in pairs:
+        if parameter.grad is not None:
+            exact.grad = parameter.grad.to(exact.dtype)
+            finite = finite and bool(torch.isfinite(exact.grad).all())
+    return finite
 
 
 def train(client: Client, round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
     """A client's first-order steps of one round.
 
     Raises:
-        FedKSeedError: the client can't backpropagate.
+        FedKSeedError: the client can't backpropagate, or its weights diverge.
     """
     if client.graph is None:
         raise FedKSeedError(
             f"client {client.number} brings no loss to backpropagate through; give it Client(graph=...)"
         )
     weights, batches = cast("Free", client.weights), client.batches(round_)
-    return first_order_steps(
+    found = first_order_steps(
         weights, client.graph, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step
     )  # fmt: skip
+    if not weights.finite:
+        raise FedKSeedError(
+            f"the weights of client {client.number} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}"
+        )
+    return found
