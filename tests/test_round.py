@@ -307,3 +307,14 @@ def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
     assert up.scalars[3] == np.float32((losses[0] - losses[1]) / (2 * strategy.eps))
     after = strategy.aggregate(strategy.init(), [up])
     np.testing.assert_allclose(after.coefficients, client.weights.c, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "evofed"])
+def test_a_client_whose_weights_diverge_is_told_of(name):
+    federation = Federation(name)
+    client = federation.clients[2]
+    weight = client.weights.layout.tuned[0].places[0]
+    steep = replace(client, graph=lambda batch: getattr(*weight).sum() * 1e38)
+    strategy = replace(federation.strategy, lr=1e3)
+    with pytest.raises(FedKSeedError, match="weights of client 2 have diverged in round 1; use a smaller lr than 1000"):
+        answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), steep)
