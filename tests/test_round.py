@@ -315,6 +315,6 @@ def test_a_client_whose_weights_diverge_is_told_of(name):
     client = federation.clients[2]
     weight = client.weights.layout.tuned[0].places[0]
     steep = replace(client, graph=lambda batch: getattr(*weight).sum() * 1e38)
-    strategy = replace(federation.strategy, lr=1e3)
+    strategy = replace(federation.strategy, local=replace(federation.strategy.local, lr=1e3))
     with pytest.raises(FedKSeedError, match="weights of client 2 have diverged in round 1; use a smaller lr than 1000"):
         answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), steep)

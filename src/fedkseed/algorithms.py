@@ -1,7 +1,7 @@
 """The algorithms by name: README, command line, comparisons and contract tests read this table."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .config import Recipe
 from .directions import Pool
 from .directions.pool import TRANSFORMED
+from .local.work import LocalWork
 from .messages import Run
 from .randomness import pool_key
 from .strategies.averaging import Averaging
@@ -18,6 +19,7 @@ from .strategies.replay import Replay
 from .strategy import Strategy
 
 UNLIMITED = 1 << 32  # seeds
+SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +28,20 @@ class Algorithm:
 
     Args:
         strategy: its class.
-        options: the fields that make the strategy this algorithm.
-        tuned: `all` weights, or adapters: `lora`, `p-tuning` or `prompt`.
-        lr: η where a recipe names none: the paper's (Qin et al., 2024, Appendix C).
+        local: the kind of local steps, see `LocalWork`.
         down, up: what travels.
         source: who it is by.
+        options: further fields of the strategy.
+        tuned: `all` weights, or adapters: `lora`, `p-tuning` or `prompt`.
     """
 
     strategy: type[Any]
-    options: dict[str, Any]
+    local: str
     down: str
     up: str
     source: str
+    options: dict[str, Any] = field(default_factory=dict)
     tuned: str = "all"
-    lr: float = 3e-7
 
     @property
     def pooled(self) -> bool:
@@ -53,7 +55,12 @@ class Algorithm:
 
     @property
     def backpropagates(self) -> bool:
-        return self.options.get("local") in ("sgd", "adam") or self.options.get("kind") in ("projected", "by tensor")
+        return self.local in (SGD, ADAM)
+
+    @property
+    def lr(self) -> float:
+        """η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
+        return 3e-4 if self.backpropagates else 3e-7
 
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool; without limit where seeds are not reused.
@@ -76,8 +83,7 @@ class Algorithm:
             tensors: number and size of each tuned tensor.
         """
         training = recipe.training
-        common = {
-            "run": run,
+        settings = {
             "rounds": training.rounds,
             "steps": training.steps,
             "lr": training.lr or self.lr,
@@ -86,46 +92,39 @@ class Algorithm:
             "probes": training.probes,
             "clip": math.inf if training.clip is None else training.clip,
         }
-        if self.strategy is KSeed:
-            return KSeed(**common, **self.options)
-        common |= {"epochs": training.epochs if self.backpropagates else None, "batch_size": training.batch_size}
-        if self.strategy is Averaging:
-            return Averaging(**common, start=start, tensors=tensors, **self.options)
-        return Replay(
-            **common, pool=recipe.pool, tensors=len(tensors), server_lr=training.server_lr, **self.options
-        )  # fmt: skip
+        if self.pooled:
+            return KSeed(run, **settings, **self.options)
+        epochs = training.epochs if self.backpropagates else None
+        local = LocalWork(steps_of=self.local, epochs=epochs, batch_size=training.batch_size, **settings)
+        if self.replays:
+            return Replay(run, recipe.pool, len(tensors), local, **self.options, server_lr=training.server_lr)
+        return Averaging(run, start, tensors, local, **self.options)
 
 
 ALGORITHMS = {
-    "fedkseed": Algorithm(KSeed, {"importance": False}, "K coefficients", "pairs", "Qin et al., 2024"),
+    "fedkseed": Algorithm(KSeed, TWO, "K coefficients", "pairs", "Qin et al., 2024"),
     "fedkseed-pro": Algorithm(
-        KSeed, {"importance": True}, "K coefficients and probabilities", "pairs", "Qin et al., 2024"
+        KSeed, TWO, "K coefficients and probabilities", "pairs", "Qin et al., 2024", {"importance": True}
     ),
-    "fedavg": Algorithm(Averaging, {"local": "sgd"}, "weights", "weights", "McMahan et al., 2017", lr=3e-4),
-    "fedzo": Algorithm(Averaging, {"local": "one point"}, "weights", "weights", "Fang et al., 2022"),
-    "fedmezo": Algorithm(Averaging, {"local": "two points"}, "weights", "weights", "Qin et al., 2024"),
-    "fedit": Algorithm(Averaging, {"local": "adam"}, "LoRA", "LoRA", "Zhang et al., 2023", "lora", 3e-4),
-    "fedit-sgd": Algorithm(Averaging, {"local": "sgd"}, "LoRA", "LoRA", "Qin et al., 2024", "lora", 3e-4),
-    "fedptuning": Algorithm(
-        Averaging, {"local": "sgd"}, "prompt encoder", "prompt encoder", "Kuang et al., 2023", "p-tuning", 3e-4
-    ),
-    "fedprompt": Algorithm(Averaging, {"local": "sgd"}, "prompt", "prompt", "Kuang et al., 2023", "prompt", 3e-4),
-    "unlimited-seeds": Algorithm(Replay, {"kind": "drawn"}, "all pairs missed", "pairs", "Zelikman et al., 2023"),
-    "uplink-seeds": Algorithm(
-        Averaging, {"local": "two points", "uplink": "pairs"}, "weights", "pairs", "Feng et al., 2023"
-    ),
+    "fedavg": Algorithm(Averaging, SGD, "weights", "weights", "McMahan et al., 2017"),
+    "fedzo": Algorithm(Averaging, ONE, "weights", "weights", "Fang et al., 2022"),
+    "fedmezo": Algorithm(Averaging, TWO, "weights", "weights", "Qin et al., 2024"),
+    "fedit": Algorithm(Averaging, ADAM, "LoRA", "LoRA", "Zhang et al., 2023", tuned="lora"),
+    "fedit-sgd": Algorithm(Averaging, SGD, "LoRA", "LoRA", "Qin et al., 2024", tuned="lora"),
+    "fedptuning": Algorithm(Averaging, SGD, "prompt encoder", "prompt encoder", "Kuang et al., 2023", tuned="p-tuning"),
+    "fedprompt": Algorithm(Averaging, SGD, "prompt", "prompt", "Kuang et al., 2023", tuned="prompt"),
+    "unlimited-seeds": Algorithm(Replay, TWO, "all pairs missed", "pairs", "Zelikman et al., 2023", {"kind": "drawn"}),
+    "uplink-seeds": Algorithm(Averaging, TWO, "weights", "pairs", "Feng et al., 2023", {"uplink": "pairs"}),
     "evofed": Algorithm(
-        Replay, {"kind": "projected"}, "K coefficients a round missed", "K coefficients", "Rahimi et al., 2023", lr=3e-4
+        Replay, SGD, "K coefficients a round missed", "K coefficients", "Rahimi et al., 2023", {"kind": "projected"}
     ),
-    "decomfl": Algorithm(
-        Replay, {"kind": "shared", "points": 1}, "scalars of the rounds missed", "scalars", "Li et al., 2025"
-    ),
+    "decomfl": Algorithm(Replay, ONE, "scalars of the rounds missed", "scalars", "Li et al., 2025", {"kind": "shared"}),
     "ferret": Algorithm(
         Replay,
-        {"kind": "by tensor"},
+        SGD,
         "coefficients of the rounds missed",
         "up to K coefficients a tensor",
         "Shu et al., 2025",
-        lr=3e-4,
+        {"kind": "by tensor"},
     ),
 }

@@ -30,7 +30,7 @@ from .models.tuned import PATTERNS, Adapters, attach
 from .randomness import Purpose, cohort, generator
 from .round import Report, answer, run_round
 from .store import Store
-from .strategies.common import local_steps
+from .strategies.kseed import KSeed
 from .strategy import Client
 from .weights import Layout, Pooled, Weights, hold
 from .workers import Answer, Workers, computing_with
@@ -156,9 +156,9 @@ class Simulation:
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""
-        training = self.recipe.training
-        epochs = training.epochs if ALGORITHMS[training.algorithm].backpropagates else None
-        return local_steps(training.steps, epochs, len(self.shares.clients[number]), training.batch_size)
+        strategy: Any = self.strategy
+        examples = len(self.shares.clients[number])
+        return strategy.steps if isinstance(strategy, KSeed) else strategy.local.count(examples)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""

@@ -6,16 +6,18 @@ import torch
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.directions.operations import accumulate_
+from fedkseed.local.work import LocalWork
 from fedkseed.messages import Change
-from fedkseed.strategies.averaging import Averaging, State
-from fedkseed.strategies.common import NONE, local_steps
+from fedkseed.strategies.averaging import Averaging
+from fedkseed.strategies.common import NONE
 
 RUN = Run(Pool(1, 1 << 32, "gaussian"), bytes(32))
 START = np.array([1.0, 2.0, 3.0], np.float32)
 
 
 def strategy(**changes) -> Averaging:
-    return Averaging(**{"run": RUN, "start": START, "tensors": ((0, 1), (4, 2)), "rounds": 10, "steps": 3, **changes})
+    uplink = changes.pop("uplink", "weights")
+    return Averaging(RUN, START, ((0, 1), (4, 2)), LocalWork(**{"rounds": 10, "steps": 3, **changes}), uplink)
 
 
 def change(client: int, values: list[float], examples: int = 1, **changes) -> Change:
@@ -26,9 +28,12 @@ def change(client: int, values: list[float], examples: int = 1, **changes) -> Ch
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"local": "sgdd"}, "no local is called 'sgdd'; choose one of sgd, adam, one point, two points"),
+        (
+            {"steps_of": "sgdd"},
+            "no kind of local steps is called 'sgdd'; choose one of sgd, adam, one point",
+        ),
         ({"uplink": "pair"}, "no uplink is called 'pair'; choose one of weights, pairs"),
-        ({"local": "sgd", "uplink": "pairs"}, "choose one of one point, two points"),
+        ({"steps_of": "sgd", "uplink": "pairs"}, "no uplink is called 'pairs'; choose one of weights"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(changes, match):
@@ -57,7 +62,7 @@ def test_what_does_not_fit_is_refused():
 
 
 def test_pairs_move_the_servers_weights_along_their_directions():
-    pairs = strategy(uplink="pairs", local="two points", lr=0.5, probes=2)
+    pairs = strategy(uplink="pairs", lr=0.5, probes=2)
     directions, scalars = np.array([7, 5, 7], np.uint32), np.array([1.0, 2.0, 3.0], np.float32)
     one = Upload(RUN, 0, 0, 3, 1.0, directions, scalars)
     two = Upload(RUN, 0, 1, 1, 1.0, directions[1:2], scalars[1:2])
@@ -73,19 +78,7 @@ def test_pairs_move_the_servers_weights_along_their_directions():
 
 
 def test_one_epoch_is_all_examples_once():
-    assert local_steps(200, None, 7, 2) == 200
-    assert local_steps(200, 1, 7, 2) == 4
-    assert local_steps(200, 3, 7, 2) == 12
-    assert local_steps(200, 1, 3, 8) == 1
-
-
-def test_weights_that_would_overflow_are_refused():
-    pairs = strategy(uplink="pairs", local="two points", lr=1.0)
-    state = State(0, np.array([1.0, 3e38, 3.0], np.float32))
-    up = Upload(RUN, 0, 0, 1, 1.0, np.array([7], np.uint32), np.array([2e38], np.float32))
-    opposite = Upload(RUN, 0, 0, 1, 1.0, up.directions, -up.scalars)
-    z = torch.zeros(2)
-    accumulate_(z, RUN.pool, [7], [1.0], tensor=4)
-    away = opposite if z[0] > 0 else up  # −η ρ z has the sign of the weight
-    with pytest.raises(FedKSeedError, match="round 0 would overflow float32"):
-        pairs.aggregate(state, [away])
+    assert LocalWork(1, steps=200, batch_size=2).count(7) == 200
+    assert LocalWork(1, epochs=1, batch_size=2).count(7) == 4
+    assert LocalWork(1, epochs=3, batch_size=2).count(7) == 12
+    assert LocalWork(1, epochs=1, batch_size=8).count(3) == 1

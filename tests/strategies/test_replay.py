@@ -5,6 +5,7 @@ import pytest
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.free import hold_free
+from fedkseed.local.work import LocalWork
 from fedkseed.messages import Change, History
 from fedkseed.strategies.common import NONE
 from fedkseed.strategies.replay import Replay
@@ -15,8 +16,10 @@ RUN = Run(Pool(1, 1 << 32, "rademacher"), bytes(32))
 
 
 def strategy(kind: str, **changes) -> Replay:
-    options = {"run": RUN, "pool": Pool(1, 4, "hadamard"), "tensors": 2, "rounds": 10, "steps": 2, "lr": 0.5}
-    return Replay(**{**options, "kind": kind, **changes})
+    steps_of = "sgd" if kind in ("projected", "by tensor") else "two points"
+    server_lr = changes.pop("server_lr", 1.0)
+    local = LocalWork(**{"rounds": 10, "steps_of": steps_of, "steps": 2, "lr": 0.5, **changes})
+    return Replay(RUN, Pool(1, 4, "hadamard"), 2, local, kind, server_lr)
 
 
 def change(client: int, values: list[float], counts: list[int] | None = None, examples: int = 1, round_: int = 0):
@@ -27,10 +30,10 @@ def change(client: int, values: list[float], counts: list[int] | None = None, ex
 
 
 def test_settings_that_do_not_exist_are_refused():
-    with pytest.raises(FedKSeedError, match="no kind is called 'draw'; choose one of drawn, shared, projected"):
+    with pytest.raises(FedKSeedError, match="no kind is called 'draw'; choose one of drawn, shared"):
         strategy("draw")
-    with pytest.raises(FedKSeedError, match="no points is called 3; choose one of 1, 2"):
-        strategy("shared", points=3)
+    with pytest.raises(FedKSeedError, match="no kind is called 'shared'; choose one of projected, by tensor"):
+        strategy("shared", steps_of="sgd")
 
 
 def test_drawn_pairs_are_kept_with_their_directions_merged_and_ascending():

@@ -1,6 +1,5 @@
 """What every algorithm's server does alike."""
 
-import math
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -10,33 +9,8 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..messages import Change, Run, Upload
 
-SCHEDULES = ("constant", "linear", "cosine")
 NONE = np.empty(0, np.uint32)
 Reply = TypeVar("Reply", Upload, Change)
-
-
-def scheduled(lr: float, schedule: str, round_: int, rounds: int) -> float:
-    """η of a round, from 0. Never 0: the state after the last round can still be broadcast, to load it."""
-    done = min(round_ / rounds, 1.0)
-    if schedule == "linear":
-        return lr * max(1 - done, 1e-6)
-    if schedule == "cosine":
-        return lr * max((1 + math.cos(math.pi * done)) / 2, 1e-6)
-    return lr
-
-
-def require_settings(schedule: str, **counts: int) -> None:
-    """Refuse a schedule that does not exist and counts below 1."""
-    for name, value in counts.items():
-        if value < 1:
-            raise FedKSeedError(f"{name} must be at least 1, got {value}")
-    require_choice("schedule", schedule, SCHEDULES)
-
-
-def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a setting that does not exist: a misspelt one must not fall through to another."""
-    if value not in choices:
-        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")
 
 
 def in_order(uploads: Sequence[Reply], run: Run, round_: int) -> list[Reply]:
@@ -79,11 +53,6 @@ def require_sendable(round_: int, numbers: NDArray) -> None:
     """Refuse a state that the next broadcast could not carry."""
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise FedKSeedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
-
-
-def local_steps(steps: int, epochs: int | None, examples: int, batch_size: int) -> int:
-    """Local steps of a client: so many, or as many as it takes to go through its data."""
-    return steps if epochs is None else epochs * math.ceil(examples / min(batch_size, examples))
 
 
 def merged(uploads: Sequence[Upload], lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Run, Upload
 from ..randomness import draw_directions
+from ..settings import require_settings, scheduled
 from ..strategy import Client
-from .common import in_order, require_scalars, require_sendable, require_settings, scheduled
+from .common import in_order, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights import Pooled, Weights

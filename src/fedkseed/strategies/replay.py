@@ -10,7 +10,6 @@ own cost does not.
     by tensor  the same for each tensor by itself, more directions where more has moved: Ferret, Shu et al., 2025
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
@@ -20,21 +19,18 @@ from numpy.typing import NDArray
 
 from ..directions import Pool
 from ..errors import FedKSeedError
-from ..local.zeroth_order import zeroth_order_steps
+from ..local.work import LocalWork
 from ..messages import Change, History, Run, Upload
 from ..randomness import Purpose, draw_directions, generator
+from ..settings import require_choice
 from ..strategy import Client
 from .common import (
     NONE,
     in_order,
-    local_steps,
     merged,
-    require_choice,
     require_clipped,
     require_scalars,
     require_sendable,
-    require_settings,
-    scheduled,
 )
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
@@ -66,11 +62,8 @@ class Replay:
         pool: of a round: its size K and family; the key follows from the round.
         tensors: how many are tuned.
         kind: `drawn`, `shared`, `projected` or `by tensor`, see above.
-        rounds: T, the length of the learning-rate schedule.
-        steps: τ, local steps of a client, unless `epochs` says how often it goes through its data.
-        points: 2 or 1, of zeroth-order steps.
+        local: what a client does.
         server_lr: by what the mean of projected updates is multiplied.
-        batch_size, lr, eps, schedule, probes, clip: as in `KSeed`.
     """
 
     message: ClassVar[type[History]] = History
@@ -79,23 +72,13 @@ class Replay:
     run: Run
     pool: Pool
     tensors: int
-    rounds: int
+    local: LocalWork
     kind: str = "drawn"
-    steps: int = 200
-    epochs: int | None = None
-    batch_size: int = 1
-    lr: float = 3e-7
-    eps: float = 5e-4
-    schedule: str = "constant"
-    probes: int = 1
-    points: int = 2
-    clip: float = math.inf
     server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
-        require_choice("kind", self.kind, ("drawn", "shared", "projected", "by tensor"))
-        require_choice("points", self.points, (1, 2))
+        projects = ("projected", "by tensor")
+        require_choice("kind", self.kind, projects if self.local.backpropagates else ("drawn", "shared"))
 
     @property
     def reply(self) -> type[Upload] | type[Change]:
@@ -103,7 +86,7 @@ class Replay:
 
     @property
     def asked(self) -> int:
-        return self.steps * self.probes if self.kind == "drawn" else 0
+        return self.local.scalars if self.kind == "drawn" else 0
 
     @property
     def blocks(self) -> int:
@@ -116,7 +99,7 @@ class Replay:
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, History]:
         """To each client the rounds since it last took part; a newcomer holds the base model."""
-        lr = scheduled(self.lr, self.schedule, state.round, self.rounds)
+        lr = self.local.learning_rate(state.round)
         known = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
         bounds = np.concatenate([[0], np.cumsum(state.counts.sum(1, dtype=np.int64))])
         messages = {}
@@ -171,30 +154,19 @@ class Replay:
 
     def train(self, message: History, client: Client) -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
-        if self.kind in ("projected", "by tensor"):
+        if self.local.backpropagates:
             return self._project(message, client)
-        pool, pairs = self.run.pool, self.steps * self.probes
+        pool, asked = self.run.pool, self.local.scalars
         if self.kind == "drawn":
-            directions = draw_directions(pool.key, message.round, client.number, pairs, pool.size, None)
+            directions = draw_directions(pool.key, message.round, client.number, asked, pool.size, None)
         else:
-            directions = self.implied(message.round, slice(0, pairs))
-        found = zeroth_order_steps(
-            client.weights,
-            client.loss,
-            client.batches(message.round),
-            directions,
-            probes=self.probes,
-            points=self.points,
-            lr=message.lr,
-            eps=self.eps,
-            clip=self.clip,
-            on_step=client.on_step,
-        )
+            directions = self.implied(message.round, slice(0, asked))
+        found = self.local.zeroth_order(client, message.round, message.lr, directions)
         if self.kind == "drawn":
             return Upload(*about, found.loss, found.directions, found.scalars)
-        scalars = np.zeros(pairs, np.float32)  # a probe that failed moves nothing
+        scalars = np.zeros(asked, np.float32)  # a probe that failed moves nothing
         scalars[found.directions - directions[0]] = found.scalars
-        return Change(*about, found.loss, pairs - found.scalars.size, scalars, NONE)
+        return Change(*about, found.loss, asked - found.scalars.size, scalars, NONE)
 
     def aggregate(self, state: State, uploads: Sequence[Upload] | Sequence[Change]) -> State:
         """Append the round's coefficients: Σ_i (n_i / n) of what clients found, n_i the examples of client i.
@@ -208,10 +180,10 @@ class Replay:
         if self.kind == "drawn":
             pairs = in_order(cast("Sequence[Upload]", uploads), self.run, state.round)
             for upload in pairs:
-                require_scalars(upload, self.asked, self.clip)
+                require_scalars(upload, self.asked, self.local.clip)
             ordered: Sequence[Upload] | Sequence[Change] = pairs
-            lr = scheduled(self.lr, self.schedule, state.round, self.rounds)
-            directions, coefficients = merged(pairs, lr / self.probes)
+            lr = self.local.learning_rate(state.round) / self.local.probes
+            directions, coefficients = merged(pairs, lr)
             counts = np.array([coefficients.size], np.uint32)
         else:
             ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
@@ -238,16 +210,13 @@ class Replay:
     def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
         """Directions that need no naming: a round's own, in order."""
         size = part.stop - part.start
-        first = round_ * self.steps * self.probes if self.kind == "shared" else 0
+        first = round_ * self.local.scalars if self.kind == "shared" else 0
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
     def _project(self, message: History, client: Client) -> Change:
         """Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ: what is sent is ⟨z_j, Δ⟩ / K, Δ the update of the local steps."""
-        from ..local.first_order import train
-
         free, pool = cast("Free", client.weights), self.round_pool(message.round)
-        steps = local_steps(self.steps, self.epochs, client.examples, self.batch_size)
-        found = train(client, message.round, optimizer="sgd", lr=message.lr, steps=steps)
+        found = self.local.first_order(client, message.round, message.lr)
         about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
         products = free.change(pool)
         if self.kind == "projected":
@@ -271,7 +240,7 @@ class Replay:
             begins = np.repeat(first - np.concatenate([[0], np.cumsum(own, dtype=np.int64)[:-1]]), own)
             mean[np.arange(upload.values.size) + begins] += upload.examples / total * upload.values.astype(np.float64)
         if self.kind == "shared":
-            mean *= -scheduled(self.lr, self.schedule, round_, self.rounds) / self.probes
+            mean *= -self.local.learning_rate(round_) / self.local.probes
         else:
             mean *= self.server_lr
         require_sendable(round_, mean)
@@ -282,7 +251,7 @@ class Replay:
             wrong = upload.counts.size != self.tensors or (upload.counts > self.pool.size).any()
             asked = f"up to {self.pool.size} numbers for each of {self.tensors} tensors"
         else:
-            size = self.steps * self.probes if self.kind == "shared" else self.pool.size
+            size = self.local.scalars if self.kind == "shared" else self.pool.size
             wrong, asked = upload.values.size != size, f"{size} numbers"
         if wrong:
             raise FedKSeedError(
@@ -290,4 +259,4 @@ class Replay:
                 f"{asked} were asked for"
             )
         if self.kind == "shared":
-            require_clipped(upload.client, upload.values, self.clip)
+            require_clipped(upload.client, upload.values, self.local.clip)

@@ -1,0 +1,82 @@
+"""How a client trains between two syncs: settings of its local steps, and the steps themselves."""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..settings import require_choice, require_settings, scheduled
+from ..strategy import Client
+from .zeroth_order import Steps, zeroth_order_steps
+
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from .first_order import Trained
+
+POINTS = {"one point": 1, "two points": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalWork:
+    """Local steps of one kind.
+
+    Args:
+        rounds: T, the length of the learning-rate schedule.
+        steps_of: `sgd`, `adam`, or zeroth-order ones with `one point` or `two points`.
+        steps: τ, unless `epochs` says how often a client goes through its data.
+        lr, eps, schedule, probes, clip: as in `KSeed`.
+    """
+
+    rounds: int
+    steps_of: str = "two points"
+    steps: int = 200
+    epochs: int | None = None
+    batch_size: int = 1
+    lr: float = 3e-7
+    eps: float = 5e-4
+    schedule: str = "constant"
+    probes: int = 1
+    clip: float = math.inf
+
+    def __post_init__(self) -> None:
+        require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("kind of local steps", self.steps_of, ("sgd", "adam", *POINTS))
+
+    @property
+    def backpropagates(self) -> bool:
+        return self.steps_of not in POINTS
+
+    @property
+    def scalars(self) -> int:
+        """τ P, how many zeroth-order steps find in a round."""
+        return self.steps * self.probes
+
+    def learning_rate(self, round_: int) -> float:
+        """η of a round, from 0."""
+        return scheduled(self.lr, self.schedule, round_, self.rounds)
+
+    def count(self, examples: int) -> int:
+        """First-order steps of a client: so many, or as many as it takes to go through its data."""
+        return self.steps if self.epochs is None else self.epochs * math.ceil(examples / min(self.batch_size, examples))
+
+    def zeroth_order(self, client: Client, round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
+        """Steps along directions, shape (τ P,)."""
+        return zeroth_order_steps(
+            client.weights,
+            client.loss,
+            client.batches(round_),
+            directions,
+            probes=self.probes,
+            points=POINTS[self.steps_of],
+            lr=lr,
+            eps=self.eps,
+            clip=self.clip,
+            on_step=client.on_step,
+        )
+
+    def first_order(self, client: Client, round_: int, lr: float) -> "Trained":
+        """Steps along gradients."""
+        from .first_order import train
+
+        return train(client, round_, optimizer=self.steps_of, lr=lr, steps=self.count(client.examples))
