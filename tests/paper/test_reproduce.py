@@ -193,3 +193,15 @@ def test_tables_hold_numbers_for_programs_and_text_for_people():
 def test_a_part_that_is_none_is_refused(text):
     with pytest.raises(FedKSeedError, match="a part is written"):
         parts(text)
+
+
+def test_a_run_is_shared_by_experiments_that_call_it_differently(tmp_path):
+    one, other = load("figure-4", "tiny"), load("figure-6", "tiny")
+    given = {"model": "owner/model"}
+    (job,) = [job for job in reproducing._jobs(one, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    named_otherwise = job.directory.with_name(
+        f"something-else{job.directory.name[job.directory.name.index('-seed-') :]}"
+    )
+    named_otherwise.mkdir(parents=True)
+    (again,) = [job for job in reproducing._jobs(other, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    assert again.directory == named_otherwise

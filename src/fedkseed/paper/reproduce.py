@@ -11,6 +11,7 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from glob import escape as glob_escape
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -165,8 +166,9 @@ def _jobs(
             continue
         recipe = planned.recipe(given)
         name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
-        directory = output / "runs" / experiment.scale / f"{name}-seed-{planned.seed}-{fingerprint(recipe)}"
-        jobs.append(Job(planned, recipe, directory, label))
+        folder, end = output / "runs" / experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
+        known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may call it something else
+        jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label))
     if not jobs:
         raise FedKSeedError(f"{experiment.name} has no run whose label holds {only!r}")
     return jobs
