@@ -82,7 +82,8 @@ def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
                 widths = [s.std if error == "std" else s.error for s in found]
                 line(axes, x, [s.mean for s in found], widths, experiment.title_of(along, value), number)
             axes.set(xlabel=experiment.options.get("xlabel", "rounds"), ylabel=MEASURES[measure][0])
-            axes.legend()
+            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
+            axes.legend(**(beside if len(experiment.axes[along]) > 5 else {}))
 
     return summary(experiment, outcomes), draw
 
