@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedkseed.paper.experiments import load
-from fedkseed.paper.measured import MEASURED, gather_syncs, gather_toy, unrestricted
+from fedkseed.paper.measured import MEASURED, gather_costs, gather_syncs, gather_toy, unrestricted
+from fedkseed.paper.tiny import make
 
 
 def silent(text: str) -> None: ...
@@ -35,3 +36,17 @@ def test_syncs_are_measured_and_shown(name):
     table, draw = MEASURED[experiment.output].show(experiment, rows)
     assert len(table.rows) == len(rows)
     assert draw is not None
+
+
+def test_costs_are_measured_and_shown_in_every_table(tmp_path):
+    two = {"model": ["tiny"], "dataset": ["dolly-uneven"], "method": ["fedkseed", "unlimited-seeds"]}
+    places = {"model": str(make(tmp_path / "model"))}
+    rows = gather_costs(replace(load("table-1", "tiny"), axes=two), places, silent)
+    for name in ("table-1", "table-3", "figure-14"):
+        experiment = replace(load(name, "tiny"), axes=two)
+        table, _ = MEASURED[experiment.output].show(experiment, rows)
+        assert [row["approach"] for row in table.rows] == ["FedKSeed", "unlimited seeds, both links"]
+        seeds, unlimited = table.rows
+        assert seeds["trainable"] == unlimited["trainable"] == 139_584
+        assert seeds["bytes down"] == seeds["bytes down, back"]
+        assert unlimited["bytes down, back"] > 5 * unlimited["bytes down"]

@@ -241,8 +241,9 @@ def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
     for row in rows:
         told = experiment.options["complexity"].get(row["method"])
         if told is not None:
-            names = ("approach", "communication", "memory", "computation")
-            table.append({**dict(zip(names, told, strict=True)), **_costs(experiment, row)})
+            orders = dict(zip(("communication", "memory", "computation"), told, strict=True))
+            approach = experiment.title_of("method", row["method"])
+            table.append({"approach": approach, **orders, **_costs(experiment, row)})
     return Table(table, _notes(experiment)), None
 
 
@@ -287,12 +288,15 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
+    """Back: of a client that has missed the rounds of `compare.AWAY`."""
     return {
         "trainable": row["trainable"],
         "bytes down": row["bytes_down"],
         "bytes up": row["bytes_up"],
+        "bytes down, back": row["bytes_back"],
         "peak memory (MB)": row["peak_memory"] / 1e6,
         "sync (s)": row["sync_seconds"],
+        "sync, back (s)": row["back_seconds"],
         "a step (s)": row["step_seconds"],
     }
 
