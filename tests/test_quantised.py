@@ -244,8 +244,8 @@ def test_a_quantised_model_is_not_written_to():
 def test_a_whole_run_on_a_quantised_base_and_its_adapter(tmp_path, model_folder, data_file):
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(recipe_text(model_folder, data_file, name=f'name = "{model_folder}"\nstorage = "Q8_0"'))
-    result = start(load_recipe(recipe), tmp_path / "run")
-    adapter = Adapter.load(result.directory / "adapter.safetensors")
+    start(load_recipe(recipe), tmp_path / "run")
+    adapter = Adapter.load(tmp_path / "run/adapter.safetensors")
     assert adapter.storage == "Q8_0"
     model = load_model(str(model_folder), "float32", "Q8_0")
     base = loss_of(model)()
