@@ -253,8 +253,7 @@ def compare(
     with console.status("sharing out the data") as status:
 
         def done(algorithm: str, error: FedKSeedError | None) -> None:
-            if error is not None:
-                console.print(f"{algorithm} can't run this recipe: {error}")
+            console.print(f"{algorithm}: measured" if error is None else f"{algorithm} can't run this recipe: {error}")
             left = names[names.index(algorithm) + 1 :]
             status.update(f"measured {algorithm}" + (f", now {left[0]}" if left else ""))
 
