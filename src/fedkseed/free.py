@@ -1,6 +1,6 @@
 """Weights that may go anywhere: for algorithms whose model is not a function of K numbers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -166,8 +166,3 @@ def _tiles(exact: Tensor, tensor: Tensor) -> Iterable[tuple[int, Tensor, Tensor]
     wide, narrow = exact.view(-1), tensor.view(-1)
     for start in range(0, wide.numel(), TILE):
         yield start, wide[start : start + TILE], narrow[start : start + TILE]
-
-
-def hold_free(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",)) -> Free:
-    """Take over a model's weights."""
-    return Free(Layout(model, tuned), pool)
