@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
-from fedkseed.free import hold_free
+from fedkseed.free import Free
 from fedkseed.local.work import LocalWork
 from fedkseed.messages import Change, History
 from fedkseed.strategies.common import NONE
 from fedkseed.strategies.replay import Replay
+from fedkseed.weights import Layout
 
 from ..conftest import tiny_llama
 
@@ -103,7 +104,7 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
     ],
 )
 def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(kind, changes, match):
-    weights = hold_free(tiny_llama(), RUN.pool)
+    weights = Free(Layout(tiny_llama()), RUN.pool)
     before = weights.digest()
     history = {"counts": np.array([[2], [2]], np.uint32), "directions": NONE, **changes}
     total = int(history["counts"].sum())
