@@ -38,10 +38,12 @@ class Workspace:
 
     Attributes:
         turn: called before an operation begins to make its tensors.
+        leaf: makes a tensor that has a gradient, for operations that are recorded; None: nobody wants one.
     """
 
     def __init__(self) -> None:
         self.turn: Callable[[], None] = lambda: None
+        self.leaf: Callable[[Lazy], Tensor] | None = None
         self._threads = threading.local()  # threads that only read a model do not share its memory
 
     def lend(self, shape: Sequence[int], like: "Lazy") -> Tensor:
@@ -86,6 +88,16 @@ class Lazy(Tensor):
         out = _empty(self.shape, self)
         self.source.read([(0, out)])
         return out
+
+    @property
+    def recorded(self) -> bool:
+        """Is its gradient wanted?"""
+        return self.workspace.leaf is not None and torch.is_grad_enabled()
+
+    def used(self) -> Tensor:
+        """All values, for an operation that may keep them."""
+        leaf = self.workspace.leaf
+        return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
 
     def lent(self, first: int, last: int) -> Tensor:
         """Rows first … last in the workspace, until the next operation."""
@@ -172,8 +184,8 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
     kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if kept or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
-        return functional.linear(x, weight.whole(), bias)  # may live on, for the way back or in autocast's cache
+    if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight.used(), bias)  # may live on, for the way back or in autocast's cache
     rows, columns = weight.shape
     step = max(1, TILE // columns)
     if rows <= step:
@@ -207,7 +219,7 @@ def _plain_look_up(
     *_: Any,
     **__: Any,
 ) -> bool:
-    return isinstance(weight, Lazy) and max_norm is None
+    return isinstance(weight, Lazy) and max_norm is None and not weight.recorded
 
 
 def _lazies(values: Any) -> Any:
@@ -221,7 +233,7 @@ def _lazies(values: Any) -> Any:
 def _made(value: Any) -> Any:
     """The same arguments with real tensors."""
     if isinstance(value, Lazy):
-        return value.whole()
+        return value.used()
     if isinstance(value, list | tuple):
         return type(value)(_made(item) for item in value)
     if isinstance(value, dict):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from .compact import compact
 from .directions import Pool
 from .errors import FedKSeedError
 
@@ -53,6 +54,7 @@ class Broadcast:
     coefficients: NDArray[np.float32]  # (K,), c
     probes: int = 1  # P, directions a step
     probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
+    bits: int = 32  # that a coefficient and a probability travel with; 8: they are `compact`
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
@@ -80,6 +82,7 @@ class Broadcast:
         p = self.probabilities
         if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or p.sum() <= 0):
             raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
+        _require_bits(self.bits, self.coefficients, *([] if p is None else [p]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +178,7 @@ class Change:
     skipped: int  # steps left out because their loss was not finite
     values: NDArray[np.float32]  # (n,)
     counts: NDArray[np.uint32]  # how many belong to each tensor; empty: they are one run
+    bits: int = 32  # that a number travels with; 8: they are `compact`
 
     def __post_init__(self) -> None:
         _require_round(self.round)
@@ -186,6 +190,7 @@ class Change:
             raise FedKSeedError(
                 f"an upload's counts add up to {self.counts.sum(dtype=np.uint64)}, it has {self.values.size} numbers"
             )
+        _require_bits(self.bits, self.values)
 
 
 def _require_sender(client: int, examples: int) -> None:
@@ -203,6 +208,13 @@ def _require_lr(lr: float) -> None:
 def _require_numbers(values: NDArray, what: str) -> None:
     if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
         raise FedKSeedError(f"a message's {what} must be finite float32 numbers, got {_describe(values)}")
+
+
+def _require_bits(bits: int, *numbers: NDArray[np.float32]) -> None:
+    if bits not in (8, 32):
+        raise FedKSeedError(f"numbers travel with 8 or 32 bits, got {bits}")
+    if bits == 8 and not all(np.array_equal(compact(values), values) for values in numbers):
+        raise FedKSeedError("numbers that travel with 8 bits must be rounded by compact() first: both sides use the same")
 
 
 def _require_round(number: int) -> None:

@@ -65,7 +65,7 @@ def run_round(
         if client in replies:
             raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
         replies[client] = reply
-    uploads: list[Any] = [decode(replies[client], strategy.reply) for client in sorted(replies)]
+    uploads: list[Any] = [decode(replies[client], *strategy.replies) for client in sorted(replies)]
     for client, upload in zip(sorted(replies), uploads, strict=True):
         if upload.client != client or client not in cohort:
             raise FedKSeedError(

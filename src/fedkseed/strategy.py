@@ -20,7 +20,7 @@ class Client:
     batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
     loss: Callable[[Any], float]  # of one batch, in nats a token
     on_step: Callable[[float], None] = lambda loss: None
-    graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, for algorithms that backpropagate
+    graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
 
 
 State = TypeVar("State")
@@ -37,8 +37,8 @@ class Strategy(Protocol[State]):
     state: ClassVar[type[Any]]  # the class of its states
 
     @property
-    def reply(self) -> type[Any]:
-        """The kind of record that comes up."""
+    def replies(self) -> tuple[type[Any], ...]:
+        """The kinds of record that may come up."""
         ...
 
     @property

@@ -8,8 +8,10 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -19,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from .directions import Pool
-from .directions.operations import Piece, Sum, combine
+from .directions.operations import Piece, Sum, combine, project_pieces
 from .directions.pool import TRANSFORMED
 from .errors import FedKSeedError
 from .lazy import TILE, Lazy, Workspace
@@ -197,6 +199,28 @@ class Pooled(Weights):
     def restore(self) -> None:
         """The model becomes w_0, bit for bit, and c zero."""
 
+    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
+        """L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one pass backward.
+
+        The gradient of each tensor is projected on the directions as soon as it is whole, and let go of.
+        """
+        slope = np.zeros(self.pool.size)
+
+        def take(number: int, tensor: Tensor) -> None:
+            if tensor.grad is not None:
+                slope[:] += project_pieces([(number, 0, tensor.grad.float().contiguous())], self.pool)
+                tensor.grad = None
+
+        with self._leaves(take), torch.enable_grad():
+            value = loss()
+            if value.requires_grad and bool(torch.isfinite(value.detach())):
+                value.backward()
+        return float(value.detach()), slope
+
+    @abstractmethod
+    def _leaves(self, take: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
+        """While it lasts, tuned tensors have gradients: `take` is called with a tensor's number and the tensor."""
+
     def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
         """A checked copy of a whole coefficient vector: nothing changes if it is refused."""
         self.pool.dense(c)
@@ -282,6 +306,29 @@ class Streamed(Pooled):
                         point.throw()  # ends it, with its `finally` blocks
         return values[0], values[1]
 
+    @contextmanager
+    def _leaves(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
+        self._install()
+        made: dict[int, Tensor] = {}  # tied tensors: one gradient for all their uses
+
+        def leaf(lazy: Lazy) -> Tensor:
+            number = numbers[id(lazy)]
+            if number not in made:
+                tensor = lazy.whole().requires_grad_(True)
+                tensor.register_post_accumulate_grad_hook(partial(take, number))
+                if number not in tied:
+                    return tensor  # as long as the graph: under checkpointing, one layer's at a time
+                made[number] = tensor
+            return made[number]
+
+        numbers = {id(lazy): entry.number for lazy, entry in zip(self._lazy, self.layout.tuned, strict=True)}
+        tied = {entry.number for entry in self.layout.tuned if len(entry.places) > 1}
+        self._workspace.leaf = leaf
+        try:
+            yield
+        finally:
+            self._workspace.leaf = None
+
     def keep(self) -> None:
         """Write w(c) over w_0 where the model's memory can hold it, and let go of the model.
 
@@ -349,6 +396,23 @@ class Written(Pooled):
         self.c[:] = 0
         for entry, base in zip(self.layout.tuned, self.base, strict=True):
             entry.tensor.copy_(base)
+
+    @contextmanager
+    def _leaves(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
+        own = {
+            id(parameter): (parameter, entry.number)
+            for entry in self.layout.tuned
+            for module, name in entry.places
+            if (parameter := module._parameters[name]) is not None
+        }
+        hooks = [p.requires_grad_(True).register_post_accumulate_grad_hook(partial(take, n)) for p, n in own.values()]
+        try:
+            yield
+        finally:
+            for hook, (parameter, _) in zip(hooks, own.values(), strict=True):
+                hook.remove()
+                parameter.requires_grad_(False)
+                parameter.grad = None
 
     def _write(self, total: Sum, addends: list[Tensor] | None = None) -> None:
         pieces = [

@@ -15,6 +15,7 @@ from typing import TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from .compact import pack, packed_size, unpack
 from .directions import FAMILIES, Pool
 from .errors import FedKSeedError
 from .messages import Broadcast, Change, History, Run, Upload, Values
@@ -32,6 +33,7 @@ Message = TypeVar("Message", Broadcast, Upload, Values, History, Change)
 KINDS = {1: Broadcast, 2: Upload, 3: Values, 4: History, 5: Change}
 WITH_PROBABILITIES = 1  # flag of a broadcast
 WITH_DIRECTIONS = 1  # flag of a history
+COMPACT = 2  # flag of a broadcast and of numbers that come up: 8 bits each
 
 
 def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
@@ -40,10 +42,12 @@ def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
     match message:
         case Broadcast():
             fixed = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps, message.probes)
-            parts = [_bytes(message.coefficients, "<f4")]
+            vectors = [message.coefficients]
             if message.probabilities is not None:
                 flags = WITH_PROBABILITIES
-                parts.append(_bytes(message.probabilities, "<f4"))
+                vectors.append(message.probabilities)
+            flags |= COMPACT * (message.bits == 8)
+            parts = [_floats(values, message.bits) for values in vectors]
         case Upload():
             loss = float(np.float32(message.loss))
             fixed = UPLOAD.pack(message.client, message.examples, loss, message.scalars.size)
@@ -62,7 +66,8 @@ def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
             fixed = CHANGE.pack(
                 message.client, message.examples, loss, message.skipped, counts, message.values.size
             )  # fmt: skip
-            parts = [_bytes(message.counts, "<u4"), _bytes(message.values, "<f4")]
+            flags = COMPACT * (message.bits == 8)
+            parts = [_bytes(message.counts, "<u4"), _floats(message.values, message.bits)]
     kind = next(number for number, of in KINDS.items() if isinstance(message, of))
     family = FAMILIES.index(pool.family)
     header = HEADER.pack(
@@ -74,8 +79,8 @@ def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
     return b"".join((header, fixed, *parts, TRAILER.pack(check)))
 
 
-def decode(data: bytes, kind: type[Message]) -> Message:
-    """The record in `data`, which must be of one kind.
+def decode(data: bytes, *kinds: type[Message]) -> Message:
+    """The record in `data`, which must be of one of the kinds.
 
     Raises:
         FedKSeedError: the bytes are cut short, too long, damaged, of another version or kind, or
@@ -96,9 +101,10 @@ def decode(data: bytes, kind: type[Message]) -> Message:
         raise FedKSeedError(
             "the message's checksum does not fit: it was damaged or cut short on the way; send it again"
         )
-    if KINDS.get(number) is not kind:
-        got = KINDS[number].__name__ if number in KINDS else f"kind {number}"
-        raise FedKSeedError(f"expected a message of kind {kind.__name__}, got {got}")
+    kind = KINDS.get(number)
+    if kind is None or kind not in kinds:
+        got = f"kind {number}" if kind is None else kind.__name__
+        raise FedKSeedError(f"expected a message of kind {' or '.join(k.__name__ for k in kinds)}, got {got}")
     if family >= len(FAMILIES):
         raise FedKSeedError(f"the message names direction family number {family}; known are 0 to {len(FAMILIES) - 1}")
     run = Run(Pool(key, last + 1, FAMILIES[family]), base)
@@ -107,13 +113,12 @@ def decode(data: bytes, kind: type[Message]) -> Message:
 
 
 def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast:
-    if flags not in (0, WITH_PROBABILITIES):
-        raise FedKSeedError(f"a broadcast has flags 0 or {WITH_PROBABILITIES}, got {flags}")
-    vectors = 1 + flags
-    _require(body, BROADCAST.size + 4 * run.pool.size * vectors, "broadcast")
-    lr, eps, clip, steps, probes = BROADCAST.unpack_from(body)
-    values = np.frombuffer(body, "<f4", offset=BROADCAST.size).astype(np.float32).reshape(vectors, run.pool.size)
-    return Broadcast(run, round_, lr, eps, steps, clip, values[0], probes, values[1] if flags else None)
+    lr, eps, clip, steps, probes = _fixed(BROADCAST, flags, body, "broadcast", WITH_PROBABILITIES | COMPACT)
+    size, bits = run.pool.size, 8 if flags & COMPACT else 32
+    each, vectors = _width(size, bits), 1 + (flags & WITH_PROBABILITIES)
+    _require(body, BROADCAST.size + each * vectors, "broadcast")
+    coefficients, *rest = [_read(body, BROADCAST.size + k * each, size, bits) for k in range(vectors)]
+    return Broadcast(run, round_, lr, eps, steps, clip, coefficients, probes, rest[0] if rest else None, bits)
 
 
 def _upload(run: Run, round_: int, flags: int, body: memoryview) -> Upload:
@@ -142,12 +147,12 @@ def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
 
 
 def _change(run: Run, round_: int, flags: int, body: memoryview) -> Change:
-    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "upload")
-    _require(body, CHANGE.size + 4 * (tensors + size), "upload")
+    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "upload", COMPACT)
+    bits = 8 if flags & COMPACT else 32
+    at = CHANGE.size + 4 * tensors
+    _require(body, at + _width(size, bits), "upload")
     counts = np.frombuffer(body, "<u4", tensors, CHANGE.size).astype(np.uint32)
-    return Change(
-        run, round_, client, examples, loss, skipped, _numbers(body, size, CHANGE.size + 4 * tensors), counts
-    )  # fmt: skip
+    return Change(run, round_, client, examples, loss, skipped, _read(body, at, size, bits), counts, bits)
 
 
 READERS = {Broadcast: _broadcast, Upload: _upload, Values: _values, History: _history, Change: _change}
@@ -155,7 +160,7 @@ READERS = {Broadcast: _broadcast, Upload: _upload, Values: _values, History: _hi
 
 def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: int = 0) -> tuple:
     if flags & ~allowed:
-        raise FedKSeedError(f"a {name} has flags {' or '.join(map(str, range(allowed + 1)))}, got {flags}")
+        raise FedKSeedError(f"a {name} has flags within {allowed:#b}, got {flags:#b}")
     if len(body) < layout.size:
         raise FedKSeedError(f"the body of a {name} has at least {layout.size} bytes, got {len(body)}")
     return layout.unpack_from(body)
@@ -164,6 +169,21 @@ def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allow
 def _numbers(body: memoryview, size: int, at: int) -> NDArray[np.float32]:
     """A view of the message where the machine is little-endian: these can be all weights of a model."""
     return np.frombuffer(body, "<f4", size, at).astype(np.float32, copy=False)
+
+
+def _width(size: int, bits: int) -> int:
+    """Bytes of so many numbers."""
+    return packed_size(size) if bits == 8 else 4 * size
+
+
+def _read(body: memoryview, at: int, size: int, bits: int) -> NDArray[np.float32]:
+    if bits == 8:
+        return unpack(body[at : at + packed_size(size)], size)
+    return _numbers(body, size, at)
+
+
+def _floats(values: NDArray[np.float32], bits: int) -> memoryview | bytes:
+    return pack(values) if bits == 8 else _bytes(values, "<f4")
 
 
 def _require(body: memoryview, expected: int, name: str) -> None:

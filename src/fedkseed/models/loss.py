@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from ..errors import FedKSeedError
+
 IGNORED = -100  # label of a token that is not part of the response
 SLICE = 1 << 20  # logits whose losses are computed together
 
@@ -50,6 +52,26 @@ def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
     """L of the paper: mean over the response tokens of a batch; with its graph, where gradients are on."""
     losses, counted = token_losses(model, batch)
     return losses.sum() / counted.sum().to(losses.device)
+
+
+def output_loss(model: Any, batch: Batch) -> Tensor:
+    """`graph_loss` with the graph of the output layer alone: the model up to there runs as in inference.
+
+    The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
+    states h and the logits, both of which a forward pass has: nothing goes back through the network.
+
+    Raises:
+        FedKSeedError: the model does not say which layer makes its logits.
+    """
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise FedKSeedError("the model has no output layer of its own; use derivatives of all layers")
+    with torch.no_grad():
+        hook = layer.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
+        try:
+            return graph_loss(model, batch)
+        finally:
+            hook.remove()
 
 
 @torch.inference_mode()

@@ -1,0 +1,64 @@
+"""First-order steps in R^K: one pass backward gives the derivatives along all K directions at once."""
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..optimizers import Optimizer
+
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from torch import Tensor
+
+    from ..weights import Pooled
+
+Batch = TypeVar("Batch")
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What the local steps of one client found."""
+
+    change: NDArray[np.float32]  # (K,), c after the steps less c before
+    loss: float  # mean over the steps; NaN if none was finite
+    skipped: int  # steps whose loss or derivatives were not finite: they moved nothing
+
+
+def derivative_steps(
+    weights: "Pooled",
+    loss: "Callable[[Batch], Tensor]",
+    batches: Iterable[Batch],
+    *,
+    steps: int,
+    lr: float,
+    optimizer: Optimizer,
+    on_step: Callable[[float], None] = lambda loss: None,
+) -> Moved:
+    """c ← c − η Zᵀ∇L on one batch after another, or an optimiser's step; the weights end at the new c.
+
+    Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction is one of its K numbers.
+    The optimiser is made afresh: a client keeps nothing from round to round.
+
+    Raises:
+        FedKSeedError: the coefficients diverge.
+    """
+    losses: list[float] = []
+    before = weights.c.copy()
+    c, moments = before.astype(np.float64), optimizer.init(before.size)
+    for batch in islice(batches, steps):
+        found, slope = weights.gradient(partial(loss, batch))
+        if math.isfinite(found) and np.isfinite(slope).all():
+            losses.append(found)
+            step, moments = optimizer.step(moments, slope, len(losses))
+            c = c - lr * step
+            if not (np.abs(c) <= np.finfo(np.float32).max).all():
+                raise FedKSeedError(f"the coefficients have diverged; use a smaller lr than {lr:g}")
+            weights.load(c)
+        on_step(found)
+    return Moved(weights.c - before, sum(losses) / len(losses) if losses else math.nan, steps - len(losses))

@@ -1,0 +1,74 @@
+"""Optimisers on K coefficients, for local steps and for the server: their whole state is a few kilobytes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import FedKSeedError
+from .settings import require_choice
+
+KINDS = ("sgd", "momentum", "adam", "yogi")
+NOTHING = np.zeros(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What an optimiser remembers; an array that its kind does not use is empty."""
+
+    first: NDArray[np.float64]  # (K,) or (0,), m
+    second: NDArray[np.float64]  # (K,) or (0,), v
+
+
+@dataclass(frozen=True, slots=True)
+class Optimizer:
+    """The step that follows from a gradient g; it is to be multiplied by η.
+
+        sgd        g
+        momentum   m ← β1 m + g;                             m
+        adam       m ← β1 m + (1 − β1) g, v ← β2 v + (1 − β2) g²;   m̂ / (√v̂ + ε)
+        yogi       as adam, but v ← v − (1 − β2) sign(v − g²) g²
+
+    with m̂ = m / (1 − β1^t) and v̂ = v / (1 − β2^t) in step t. ε is 1e-8 times the largest √v̂: coefficients have
+    no scale of their own.
+
+    Source: Kingma and Ba, 2015; Zaheer et al., 2018; on a server: Reddi et al., 2021, https://arxiv.org/abs/2003.00295
+    """
+
+    kind: str = "sgd"
+    beta1: float = 0.9
+    beta2: float = 0.999
+
+    def __post_init__(self) -> None:
+        require_choice("optimiser", self.kind, KINDS)
+        for name in ("beta1", "beta2"):
+            if not 0 <= (value := getattr(self, name)) < 1:
+                raise FedKSeedError(f"an optimiser's {name} must be at least 0 and less than 1, got {value}")
+
+    def init(self, size: int) -> Moments:
+        """Before the first step."""
+        zeros = np.zeros(size)
+        match self.kind:
+            case "sgd":
+                return Moments(NOTHING, NOTHING)
+            case "momentum":
+                return Moments(zeros, NOTHING)
+            case _:
+                return Moments(zeros, zeros)
+
+    def step(self, moments: Moments, gradient: NDArray[np.float64], t: int) -> tuple[NDArray[np.float64], Moments]:
+        """The step, shape (K,), and the moments after it; t counts from 1."""
+        if self.kind == "sgd":
+            return gradient, moments
+        if self.kind == "momentum":
+            first = self.beta1 * moments.first + gradient
+            return first, Moments(first, NOTHING)
+        first = self.beta1 * moments.first + (1 - self.beta1) * gradient
+        square = gradient * gradient
+        if self.kind == "adam":
+            second = self.beta2 * moments.second + (1 - self.beta2) * square
+        else:
+            second = moments.second - (1 - self.beta2) * np.sign(moments.second - square) * square
+        root = np.sqrt(second / (1 - self.beta2**t))
+        step = first / (1 - self.beta1**t) / np.maximum(root + 1e-8 * root.max(), np.finfo(np.float64).tiny)
+        return step, Moments(first, second)
