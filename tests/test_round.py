@@ -128,7 +128,7 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
             federation.strategy.sync(federation.strategy.broadcast(after_one, [NEWCOMER])[NEWCOMER], rebuilt)
         else:
             federation.strategy.sync(decode(messages[number], federation.strategy.message), rebuilt)
-        up = decode(reply, federation.strategy.reply)
+        up = decode(reply, *federation.strategy.replies)
         if isinstance(up, Change):
             pairs = zip(federation.strategy.implied(1, slice(0, 6)).tolist(), up.values.tolist(), strict=True)
         else:

@@ -12,6 +12,7 @@ from .directions import Pool
 from .directions.pool import TRANSFORMED
 from .local.work import LocalWork
 from .messages import Run
+from .optimizers import Optimizer
 from .randomness import pool_key
 from .strategies.averaging import Averaging
 from .strategies.kseed import KSeed
@@ -20,6 +21,8 @@ from .strategy import Strategy
 
 UNLIMITED = 1 << 32  # seeds
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
+EIGHT = "K coefficients, 8 bits each"
+OUTPUT, ALL = "derivatives of the output layer", "derivatives of all layers"  # in R^K
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +31,12 @@ class Algorithm:
 
     Args:
         strategy: its class.
-        local: the kind of local steps, see `LocalWork`.
+        local: the kind of local steps, see `LocalWork`; or which derivatives clients of `KSeed` take in R^K.
         down, up: what travels.
         source: who it is by.
         options: further fields of the strategy.
-        tuned: `all` weights, or adapters: `lora`, `p-tuning` or `prompt`.
+        tuned: `all` weights, those of the `output` layer, or adapters: `lora`, `p-tuning` or `prompt`; a recipe may
+            name other weights.
     """
 
     strategy: type[Any]
@@ -55,12 +59,17 @@ class Algorithm:
 
     @property
     def backpropagates(self) -> bool:
-        return self.local in (SGD, ADAM)
+        return self.local in (SGD, ADAM, ALL)
+
+    @property
+    def adapts(self) -> bool:
+        """Does it tune adapters, which are put into the model?"""
+        return self.tuned not in ("all", "output")
 
     @property
     def lr(self) -> float:
         """η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
-        return 3e-4 if self.backpropagates else 3e-7
+        return 3e-4 if self.local in (SGD, ADAM) else 3e-7
 
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool; without limit where seeds are not reused.
@@ -83,7 +92,7 @@ class Algorithm:
             tensors: number and size of each tuned tensor.
         """
         training = recipe.training
-        settings = {
+        settings: dict[str, Any] = {
             "rounds": training.rounds,
             "steps": training.steps,
             "lr": training.lr or self.lr,
@@ -93,7 +102,16 @@ class Algorithm:
             "clip": math.inf if training.clip is None else training.clip,
         }
         if self.pooled:
-            return KSeed(run, **settings, **self.options)
+            with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
+            options = self.options | ({"bits": training.bits} if training.bits else {})
+            return KSeed(
+                run,
+                **settings,
+                derivatives=_derivatives(recipe) if with_derivatives else None,
+                server=Optimizer(training.server),
+                server_lr=training.server_lr,
+                **options,
+            )
         epochs = training.epochs if self.backpropagates else None
         local = LocalWork(steps_of=self.local, epochs=epochs, batch_size=training.batch_size, **settings)
         if self.replays:
@@ -101,11 +119,26 @@ class Algorithm:
         return Averaging(run, start, tensors, local, **self.options)
 
 
+def _derivatives(recipe: Recipe) -> LocalWork:
+    own, training = recipe.derivatives, recipe.training
+    return LocalWork(
+        rounds=training.rounds,
+        steps_of=own.optimizer,
+        steps=own.steps or training.steps,
+        epochs=training.epochs,
+        batch_size=training.batch_size,
+        lr=own.lr,
+        schedule=own.schedule or training.schedule,
+    )
+
+
 ALGORITHMS = {
     "fedkseed": Algorithm(KSeed, TWO, "K coefficients", "pairs", "Qin et al., 2024"),
     "fedkseed-pro": Algorithm(
         KSeed, TWO, "K coefficients and probabilities", "pairs", "Qin et al., 2024", {"importance": True}
     ),
+    "fedkseed-plus": Algorithm(KSeed, OUTPUT, EIGHT, EIGHT, "this project", {"bits": 8}, tuned="output"),
+    "fedkseed-backprop": Algorithm(KSeed, ALL, EIGHT, EIGHT, "this project", {"bits": 8}),
     "fedavg": Algorithm(Averaging, SGD, "weights", "weights", "McMahan et al., 2017"),
     "fedzo": Algorithm(Averaging, ONE, "weights", "weights", "Fang et al., 2022"),
     "fedmezo": Algorithm(Averaging, TWO, "weights", "weights", "Qin et al., 2024"),

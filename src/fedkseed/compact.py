@@ -11,12 +11,14 @@ from .errors import FedKSeedError
 
 BLOCK = 128  # numbers that share a scale: 1 byte and 1/32 a number
 LARGEST = 127
-CAP = np.float32(np.finfo(np.float32).max / LARGEST).view(np.uint32) & np.uint32(0xFFFFFF00)  # bits of the largest scale
+CAP = np.float32(np.finfo(np.float32).max / LARGEST).view(np.uint32) & np.uint32(
+    0xFFFFFF00
+)  # bits of the largest scale
 SMALLEST = np.float32(1e-30)  # a block whose largest is below becomes 0: its scale would be subnormal
 
 
 def compact(values: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The nearest numbers that `pack` can carry, shape (n,). They are carried exactly: compacting again changes nothing."""
+    """The nearest numbers that `pack` can carry, shape (n,); compacting them again changes nothing."""
     scales, codes = _codes(np.asarray(values, np.float32).reshape(-1))
     return _numbers(scales, codes)[: np.size(values)]
 
@@ -47,7 +49,9 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
         values = _numbers(scales, codes)[:count]
         right = bool(np.isfinite(values).all()) and pack(values) == bytes(data)
     if not right:
-        raise FedKSeedError("a message's compact numbers are none that this protocol makes: a scale or code is not allowed")
+        raise FedKSeedError(
+            "a message's compact numbers are none that this protocol makes: a scale or code is not allowed"
+        )
     return values
 
 

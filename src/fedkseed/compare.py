@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
+from .compact import compact
 from .config import Recipe
 from .data.shares import Shares, share_out
 from .errors import FedKSeedError
@@ -24,6 +25,7 @@ from .randomness import Purpose, draw_directions, generator
 from .simulate import NEWCOMER, Simulation, Stopwatch, peak_memory
 from .strategies.averaging import Averaging
 from .strategies.common import NONE
+from .strategies.kseed import KSeed
 from .strategies.replay import Replay
 from .strategy import Client, Strategy
 from .wire import decode, encode
@@ -109,7 +111,9 @@ def _random_upload(simulation: Simulation, strategy: Strategy, round_: int, clie
     run, rng = simulation.run, generator(simulation.recipe.seed, Purpose.BATCHES, round_, client)
     about = (run, round_, client, len(simulation.shares.clients[client]))
     pool, pairs = run.pool, simulation.recipe.training.steps * simulation.recipe.training.probes
-    if strategy.reply is Upload:
+    if Change in strategy.replies and isinstance(strategy, KSeed):
+        return Change(*about, 1.0, 0, compact(rng.normal(size=pool.size) * 1e-9), NONE, strategy.bits)
+    if Upload in strategy.replies:
         directions = draw_directions(pool.key, round_, client, pairs, pool.size, None)
         return Upload(*about, 1.0, directions, rng.normal(size=pairs).astype(np.float32))
     if isinstance(strategy, Averaging):

@@ -32,7 +32,7 @@ class Model(Part):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
-    tuned: list[str] = ["*"]
+    tuned: list[str] | None = None  # patterns of parameter names; None: what the algorithm tunes
     mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
 
     @model_validator(mode="after")
@@ -88,6 +88,7 @@ class Clients(Part):
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: the share of all clients
     alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10  # default with tasks 20
+    backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that can, in fedkseed and its kin
     at_once: Count = 1  # how many train side by side, each in a process of its own
     threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
 
@@ -136,8 +137,8 @@ class Directions(Part):
 
 
 AlgorithmName = Literal[
-    "fedkseed", "fedkseed-pro", "fedavg", "fedzo", "fedmezo", "fedit", "fedit-sgd", "fedptuning", "fedprompt",
-    "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
+    "fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "fedavg", "fedzo", "fedmezo", "fedit",
+    "fedit-sgd", "fedptuning", "fedprompt", "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
 ]  # fmt: skip
 
 
@@ -154,7 +155,18 @@ class Training(Part):
     eps: Positive = 5e-4  # ε
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip: Positive | None = None  # largest |ρ|; none in the paper
-    server_lr: Positive = 1.0  # of evofed and ferret: factor of the mean update
+    server_lr: Positive = 1.0  # factor of the mean update: fedkseed and its kin, evofed, ferret
+    server: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"  # what fedkseed's server makes of the mean update
+    bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
+
+
+class Derivatives(Part):
+    """Local steps of clients that take derivatives along all K directions at once."""
+
+    optimizer: Literal["sgd", "adam"] = "adam"
+    lr: Positive = 1e-5
+    steps: Count | None = None  # default: [training] steps
+    schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
 
 
 class Peft(Part):
@@ -188,6 +200,7 @@ class Recipe(Part):
     clients: Clients = Clients()
     directions: Directions = Directions()
     training: Training = Training()
+    derivatives: Derivatives = Derivatives()
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
 

@@ -214,7 +214,9 @@ def _require_bits(bits: int, *numbers: NDArray[np.float32]) -> None:
     if bits not in (8, 32):
         raise FedKSeedError(f"numbers travel with 8 or 32 bits, got {bits}")
     if bits == 8 and not all(np.array_equal(compact(values), values) for values in numbers):
-        raise FedKSeedError("numbers that travel with 8 bits must be rounded by compact() first: both sides use the same")
+        raise FedKSeedError(
+            "numbers that travel with 8 bits must be rounded by compact() first: both sides use the same"
+        )
 
 
 def _require_round(number: int) -> None:

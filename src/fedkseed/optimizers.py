@@ -72,3 +72,6 @@ class Optimizer:
         root = np.sqrt(second / (1 - self.beta2**t))
         step = first / (1 - self.beta1**t) / np.maximum(root + 1e-8 * root.max(), np.finfo(np.float64).tiny)
         return step, Moments(first, second)
+
+
+SGD = Optimizer()

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     EVALUATION = 7
     SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
+    BACKPROPAGATING = 11
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
@@ -43,6 +44,11 @@ def draw_directions(
         return np.minimum(u * size, size - 1).astype(np.uint32)
     cumulative = np.cumsum(probabilities, dtype=np.float64)
     return np.minimum(np.searchsorted(cumulative, u * cumulative[-1], side="right"), size - 1).astype(np.uint32)
+
+
+def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
+    """The clients that can backpropagate: so large a share of them, to the nearest number."""
+    return frozenset(generator(seed, Purpose.BACKPROPAGATING).permutation(clients)[: round(share * clients)].tolist())
 
 
 def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:

@@ -4,7 +4,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from .adapter import Adapter
-from .algorithms import ALGORITHMS
+from .algorithms import ALGORITHMS, OUTPUT
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
 from .data.shares import Shares, share_out
@@ -25,9 +26,9 @@ from .files import folder
 from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import batch_loss, graph_loss
+from .models.loss import batch_loss, graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
-from .randomness import Purpose, cohort, generator
+from .randomness import Purpose, cohort, generator, share_of
 from .round import Report, answer, run_round
 from .store import Store
 from .strategies.kseed import KSeed
@@ -97,12 +98,17 @@ class Simulation:
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
             )
+        if recipe.clients.backpropagating and not algorithm.pooled:
+            raise FedKSeedError(
+                f"all clients of {recipe.training.algorithm} take the same kind of step; [clients] backpropagating is "
+                "for fedkseed and its kin"
+            )
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = shares or share_out(recipe, self.tokenizer)
         self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
-        patterns: Sequence[str] = recipe.model.tuned
-        if algorithm.tuned != "all":
+        patterns = recipe.model.tuned or (["*"] if algorithm.tuned == "all" else output_weights(self.model))
+        if algorithm.adapts:
             patterns = PATTERNS[algorithm.tuned]
             self.model = attach(self.model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
         pool = algorithm.pool(recipe)
@@ -114,6 +120,8 @@ class Simulation:
         start = self.weights.values() if serves and isinstance(self.weights, Free) else np.empty(0, np.float32)
         tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
         self.strategy = algorithm.make(recipe, self.run, start, tensors)
+        self.patterns = tuple(patterns)
+        self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self.stopwatch = Stopwatch()
         self._workers: Workers | None = None  # started by the first round that wants them
 
@@ -151,14 +159,27 @@ class Simulation:
             batches,
             loss=lambda batch: batch_loss(self.model, batch),
             on_step=on_step,
-            graph=lambda batch: graph_loss(self.model, batch),
+            graph=self._graph(number),
         )
+
+    def _graph(self, number: int) -> Callable[[Any], Tensor] | None:
+        """What a client differentiates, if it does."""
+        algorithm = ALGORITHMS[self.recipe.training.algorithm]
+        if algorithm.backpropagates or number in self.backpropagating:
+            return lambda batch: graph_loss(self.model, batch)
+        if algorithm.local == OUTPUT:
+            return lambda batch: output_loss(self.model, batch)
+        return None
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""
         strategy: Any = self.strategy
         examples = len(self.shares.clients[number])
-        return strategy.steps if isinstance(strategy, KSeed) else strategy.local.count(examples)
+        if not isinstance(strategy, KSeed):
+            return strategy.local.count(examples)
+        if strategy.derivatives is not None and self._graph(number) is not None:
+            return strategy.derivatives.count(examples)
+        return strategy.steps
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
@@ -271,7 +292,7 @@ class Simulation:
             coefficients=weights.c.copy(),
             base=weights.base_digest.hex(),
             tuned=weights.digest().hex(),
-            patterns=tuple(recipe.model.tuned),
+            patterns=self.patterns,
             provenance=provenance,
         )
 

@@ -63,15 +63,30 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
     Raises:
         FedKSeedError: the model does not say which layer makes its logits.
     """
-    layer = model.get_output_embeddings()
-    if layer is None:
-        raise FedKSeedError("the model has no output layer of its own; use derivatives of all layers")
+    layer = _output_layer(model)
     with torch.no_grad():
         hook = layer.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
         try:
             return graph_loss(model, batch)
         finally:
             hook.remove()
+
+
+def output_weights(model: Any) -> list[str]:
+    """The names of the output layer's weights; of the input embedding's, too, where they are tied.
+
+    Raises:
+        FedKSeedError: the model does not say which layer makes its logits.
+    """
+    own = {id(parameter) for parameter in _output_layer(model).parameters()}
+    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own]
+
+
+def _output_layer(model: Any) -> nn.Module:
+    layer = model.get_output_embeddings()
+    if layer is None:
+        raise FedKSeedError("the model does not say which layer makes its logits; use derivatives of all layers")
+    return layer
 
 
 @torch.inference_mode()

@@ -64,8 +64,8 @@ class Averaging:
         require_choice("uplink", self.uplink, ("weights",) if self.local.backpropagates else ("weights", "pairs"))
 
     @property
-    def reply(self) -> type[Upload] | type[Change]:
-        return Upload if self.uplink == "pairs" else Change
+    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
+        return (Upload if self.uplink == "pairs" else Change,)
 
     @property
     def asked(self) -> int:

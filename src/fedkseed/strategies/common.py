@@ -10,7 +10,7 @@ from ..errors import FedKSeedError
 from ..messages import Change, Run, Upload
 
 NONE = np.empty(0, np.uint32)
-Reply = TypeVar("Reply", Upload, Change)
+Reply = TypeVar("Reply", bound=Upload | Change)
 
 
 def in_order(uploads: Sequence[Reply], run: Run, round_: int) -> list[Reply]:
@@ -47,6 +47,12 @@ def require_clipped(client: int, scalars: NDArray[np.float32], clip: float) -> N
     largest = float(abs(scalars).max(initial=0))
     if largest > clip * (1 + 1e-7):  # a clip is rounded to float32 on its way
         raise FedKSeedError(f"client {client} reports a scalar gradient of {largest:g}, at most {clip:g} is allowed")
+
+
+def require_size(upload: Change, size: int) -> None:
+    """Refuse numbers that are not one a coefficient, or one a weight."""
+    if upload.values.size != size or upload.counts.size:
+        raise FedKSeedError(f"client {upload.client} sent {upload.values.size} numbers, the model has {size}")
 
 
 def require_sendable(round_: int, numbers: NDArray) -> None:

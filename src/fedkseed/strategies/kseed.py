@@ -1,22 +1,30 @@
-"""FedKSeed and FedKSeed-Pro: the model is K numbers.
+"""FedKSeed, FedKSeed-Pro and what follows from them: the model is K numbers.
 
 Qin et al., 2024, Algorithm 1, https://arxiv.org/abs/2312.06353
+
+Clients that run the model forward send a scalar a step; clients that take derivatives of the loss send how far they
+moved each coefficient. Both are changes of c, so that one round can have both kinds.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ..compact import compact
+from ..errors import FedKSeedError
+from ..local.derivatives import derivative_steps
+from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
-from ..messages import Broadcast, Run, Upload
+from ..messages import Broadcast, Change, Run, Upload
+from ..optimizers import NOTHING, SGD, Moments, Optimizer
 from ..randomness import draw_directions
 from ..settings import require_settings, scheduled
 from ..strategy import Client
-from .common import in_order, require_scalars, require_sendable
+from .common import NONE, in_order, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights import Pooled, Weights
@@ -30,6 +38,8 @@ class State:
     coefficients: NDArray[np.float64]  # (K,), c = −η A of the paper
     magnitudes: NDArray[np.float64]  # (K,), Σ |ρ| of a direction
     counts: NDArray[np.int64]  # (K,), how often a direction was drawn
+    first: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (K,) or (0,), moments of the server's optimiser
+    second: NDArray[np.float64] = field(default_factory=NOTHING.copy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,12 @@ class KSeed:
         probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
+        derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
+            run the model forward only.
+        server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
+            step with −Δ in place of a gradient (Reddi et al., 2021).
+        bits: 32, or 8: how coefficients travel, down and up. The server keeps c in full, so that what 8 bits
+            leave out is not lost but sent as soon as it has grown (error feedback).
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -61,13 +77,17 @@ class KSeed:
     probes: int = 1
     importance: bool = False
     clip: float = math.inf
+    derivatives: LocalWork | None = None
+    server: Optimizer = SGD
+    server_lr: float = 1.0
+    bits: int = 32
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
 
     @property
-    def reply(self) -> type[Upload]:
-        return Upload
+    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
+        return (Upload,) if self.derivatives is None else (Upload, Change)
 
     @property
     def asked(self) -> int:
@@ -75,7 +95,8 @@ class KSeed:
 
     def init(self) -> State:
         size = self.run.pool.size
-        return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
+        moments = self.server.init(size)
+        return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64), moments.first, moments.second)
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
         message = Broadcast(
@@ -86,15 +107,18 @@ class KSeed:
             steps=self.steps,
             probes=self.probes,
             clip=float(np.float32(self.clip)),
-            coefficients=state.coefficients.astype(np.float32),
-            probabilities=importance(state).astype(np.float32) if self.importance else None,
+            coefficients=self._rounded(state.coefficients),
+            probabilities=self._rounded(importance(state)) if self.importance else None,
+            bits=self.bits,
         )
         return dict.fromkeys(cohort, message)
 
     def sync(self, message: Broadcast, weights: "Weights") -> None:
         cast("Pooled", weights).load(message.coefficients)
 
-    def train(self, message: Broadcast, client: Client) -> Upload:
+    def train(self, message: Broadcast, client: Client) -> Upload | Change:
+        if self.derivatives is not None and client.graph is not None:
+            return self._train_with_derivatives(message, client, self.derivatives)
         pool, pairs = self.run.pool, message.steps * message.probes
         found = zeroth_order_steps(
             client.weights,
@@ -117,31 +141,66 @@ class KSeed:
             scalars=found.scalars,
         )
 
-    def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
-        """c_j ← c_j − η Σ_i (n_i / n) Σ ρ / P, n_i the examples of client i, n those of all this round's clients.
+    def _train_with_derivatives(self, message: Broadcast, client: Client, work: LocalWork) -> Change:
+        if client.graph is None:
+            raise FedKSeedError(f"client {client.number} brings no loss to differentiate; give it Client(graph=...)")
+        moved = derivative_steps(
+            cast("Pooled", client.weights),
+            client.graph,
+            client.batches(message.round),
+            steps=work.count(client.examples),
+            lr=work.learning_rate(message.round),
+            optimizer=Optimizer(work.steps_of),
+            on_step=client.on_step,
+        )
+        return Change(
+            run=self.run,
+            round=message.round,
+            client=client.number,
+            examples=client.examples,
+            loss=moved.loss,
+            skipped=moved.skipped,
+            values=self._rounded(moved.change),
+            counts=NONE,
+            bits=self.bits,
+        )
 
+    def aggregate(self, state: State, uploads: Sequence[Upload | Change]) -> State:
+        """c ← c + Δ, Δ = Σ_i (n_i / n) Δ_i, n_i the examples of client i, n those of all this round's clients.
+
+        Δ_i is what client i moved: the change that it sent, or −η Σ ρ / P along each direction of its pairs. So,
+        with the server's optimiser left out, c is the weighted mean of the c that the clients ended with.
         Clients are added in the order of their numbers, so that float sums have one value.
 
         Raises:
-            FedKSeedError: there is no upload, or one is of another round or run, came twice, or
-                reports a scalar above the clip, or the sum overflows; the state is unchanged.
+            FedKSeedError: there is no upload, or one is of another round or run, came twice, has another size than
+                c, reports a scalar above the clip, or the sum overflows; the state is unchanged.
         """
         ordered = in_order(uploads, self.run, state.round)
-        for upload in ordered:
-            require_scalars(upload, self.asked, self.clip)
         lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
-        coefficients, magnitudes, counts = state.coefficients.copy(), state.magnitudes.copy(), state.counts.copy()
+        change, magnitudes, counts = np.zeros(state.counts.size), state.magnitudes.copy(), state.counts.copy()
         for upload in ordered:
+            if isinstance(upload, Change):
+                require_size(upload, change.size)
+                change += upload.examples / total * upload.values.astype(np.float64)
+                continue
+            require_scalars(upload, self.asked, self.clip)
             scalars = upload.scalars.astype(np.float64)
-            np.subtract.at(coefficients, upload.directions, lr * (upload.examples / total) * scalars)
+            np.subtract.at(change, upload.directions, lr * (upload.examples / total) * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
+        step, moments = self.server.step(Moments(state.first, state.second), -change, state.round + 1)
+        coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
-        return State(state.round + 1, coefficients, magnitudes, counts)
+        return State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
 
     def learning_rate(self, round_: int) -> float:
         """η of a round, from 0."""
         return scheduled(self.lr, self.schedule, round_, self.rounds)
+
+    def _rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Numbers as they travel."""
+        return compact(numbers) if self.bits == 8 else numbers.astype(np.float32)
 
 
 def importance(state: State) -> NDArray[np.float64]:

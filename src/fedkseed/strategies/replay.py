@@ -81,8 +81,8 @@ class Replay:
         require_choice("kind", self.kind, projects if self.local.backpropagates else ("drawn", "shared"))
 
     @property
-    def reply(self) -> type[Upload] | type[Change]:
-        return Upload if self.kind == "drawn" else Change
+    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
+        return (Upload if self.kind == "drawn" else Change,)
 
     @property
     def asked(self) -> int:
