@@ -103,13 +103,18 @@ class Algorithm:
         }
         if self.pooled:
             with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
-            options = self.options | ({"bits": training.bits} if training.bits else {})
+            options: dict[str, Any] = self.options | ({"bits": training.bits} if training.bits else {})
             return KSeed(
                 run,
                 **settings,
                 derivatives=_derivatives(recipe) if with_derivatives else None,
                 server=Optimizer(training.server),
                 server_lr=training.server_lr,
+                points=training.points,
+                normalise=training.normalise,
+                curvature=training.curvature,
+                replacement=training.replacement,
+                control=training.control,
                 **options,
             )
         epochs = training.epochs if self.backpropagates else None

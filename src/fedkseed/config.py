@@ -155,6 +155,12 @@ class Training(Part):
     eps: Positive = 5e-4  # ε
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip: Positive | None = None  # largest |ρ|; none in the paper
+    points: Literal[1, 2] = 2
+    normalise: bool = False
+    curvature: bool = False
+    replacement: bool = True
+    control: bool = False
+    renew: Count | None = None  # rounds between new pools
     server_lr: Positive = 1.0  # factor of the mean update: fedkseed and its kin, evofed, ferret
     server: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"  # what fedkseed's server makes of the mean update
     bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends

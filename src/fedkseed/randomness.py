@@ -36,10 +36,22 @@ def pool_key(seed: int) -> int:
 
 
 def draw_directions(
-    key: int, round_: int, client: int, steps: int, size: int, probabilities: NDArray[np.float32] | None
+    key: int,
+    round_: int,
+    client: int,
+    steps: int,
+    size: int,
+    probabilities: NDArray[np.float32] | None,
+    replacement: bool = True,
 ) -> NDArray[np.uint32]:
-    """The τ directions of one client in one round, drawn with replacement, shape (τ,)."""
-    u = generator(key, Purpose.DIRECTIONS, round_, client).random(steps)
+    """The τ directions of one client in one round, shape (τ,).
+
+    Without replacement all directions are drawn once before one is drawn again; probabilities are left alone.
+    """
+    rng = generator(key, Purpose.DIRECTIONS, round_, client)
+    if not replacement:
+        return np.concatenate([rng.permutation(size) for _ in range(-(-steps // size))])[:steps].astype(np.uint32)
+    u = rng.random(steps)
     if probabilities is None:
         return np.minimum(u * size, size - 1).astype(np.uint32)
     cumulative = np.cumsum(probabilities, dtype=np.float64)

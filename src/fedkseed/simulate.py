@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from .algorithms import ALGORITHMS, OUTPUT
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
 from .data.shares import Shares, share_out
+from .directions import Pool
 from .errors import FedKSeedError
 from .evaluate import Evaluation, evaluate
 from .files import folder
@@ -28,7 +29,7 @@ from .messages import Run
 from .models.load import load_model, load_tokenizer
 from .models.loss import batch_loss, graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
-from .randomness import Purpose, cohort, generator, share_of
+from .randomness import Purpose, cohort, generator, pool_key, share_of
 from .round import Report, answer, run_round
 from .store import Store
 from .strategies.kseed import KSeed
@@ -215,6 +216,16 @@ class Simulation:
 
     def round(self, state: Any) -> tuple[Any, Report]:
         """The next round."""
+        renew = self.recipe.training.renew
+        if renew and state.round and state.round % renew == 0:
+            self.load(state)
+            kept = self.weights.c.copy()  # pyright: ignore
+            self.weights.keep()  # pyright: ignore
+            pool = Pool(pool_key(self.recipe.seed) ^ (state.round + 1), self.recipe.directions.size, "hadamard")
+            self.weights = hold(self.model, pool, self.patterns, self.recipe.model.mode)
+            self.run = Run(pool, self.weights.base_digest)
+            self.strategy = replace(self.strategy, run=self.run)  # pyright: ignore
+            state = replace(state, coefficients=np.zeros_like(kept, np.float64))
         if isinstance(self.weights, Free) and ALGORITHMS[self.recipe.training.algorithm].replays:
             self.load(state)  # one model stands in for clients that have seen more or less of it
         return run_round(self.strategy, state, self.cohort(state.round), self.transport)
@@ -359,6 +370,7 @@ def work(store: Store, simulation: Simulation) -> Result:
         simulation.progress.round_done(report)
     after = _evaluated(store, simulation, state)
     output = simulation.save(state, store)
+    store.remember("peak_memory", peak_memory())
     return Result(
         before=before,
         after=after,

@@ -46,7 +46,9 @@ class Outcome:
     rouge: dict[int, float]  # Rouge-L F1 in percent; only where answers were generated
     bytes_down: int  # to a client in a round, the most
     bytes_up: int
-    seconds: float  # of all rounds
+    clock: dict[int, float]  # rounds done -> seconds of those rounds, evaluations left out
+    clients: int  # that took part in a round, the mean
+    memory: int | None  # bytes, the most that the process held
     directory: Path
 
     @classmethod
@@ -60,13 +62,39 @@ class Outcome:
             rouge={done: 100 * fmean(e["rouge"]) for done, e in evaluations.items() if e["rouge"]},
             bytes_down=max(report["bytes_down"] for report in reports),
             bytes_up=max(report["bytes_up"] for report in reports),
-            seconds=sum(report["seconds"] for report in reports),
+            clock={done: sum(report["seconds"] for report in reports[:done]) for done in range(len(reports) + 1)},
+            clients=round(fmean(len(report["clients"]) for report in reports)),
+            memory=store.recall("peak_memory"),
             directory=directory,
         )
 
     @property
     def rounds(self) -> int:
         return max(self.loss)
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return self.clock[self.rounds]
+
+    def change(self, done: int) -> float:
+        """Of the held-out loss, at the last evaluation in so many rounds."""
+        return self.loss[max(d for d in self.loss if d <= done)] - self.loss[0]
+
+    def within(self, seconds: float) -> int:
+        """The last evaluation after so many seconds; 0 is the base model."""
+        return max(done for done in self.loss if self.clock[done] <= seconds)
+
+    def reached(self, change: float) -> float | None:
+        """Seconds until the held-out loss had first changed so far, between two evaluations on a straight line."""
+        before = 0
+        for done in sorted(self.loss):
+            if (now := self.change(done)) <= change:
+                then = self.change(before)
+                part = 1.0 if then <= now else (then - change) / (then - now)
+                return self.clock[before] + part * (self.clock[done] - self.clock[before])
+            before = done
+        return None
 
 
 # What can be shown of a run: name -> (its title, the run's value after some rounds, or None if that was not measured).

@@ -88,6 +88,58 @@ def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
     return summary(experiment, outcomes), draw
 
 
+def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """How fast each method learns, beside a reference: by the clock, by local steps, by bytes and in memory.
+
+    The reference's whole time and the change of loss that it ends with are those of the same seed.
+    """
+    reference, per_round = experiment.options["reference"]["method"], experiment.options["steps a round"]
+    theirs = {run.seed: run for run in outcomes if run.axes["method"] == reference}
+    rows: list[dict[str, Cell]] = []
+    for (method,), runs in group(outcomes, ["method"]).items():
+        row: dict[str, Cell] = {"method": experiment.title_of("method", method), "seeds": len(runs)}
+        pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
+        for part in (100, 5, 1):
+            name = f"in 1/{part} of the time" if part > 1 else "in the same time"
+            row[name] = _error([run.change(run.within(other.seconds / part)) for run, other in pairs])
+        rounds = experiment.options["steps"] // per_round.get(method, per_round["default"])
+        row[f"after {experiment.options['steps']:,} steps"] = _error([run.change(rounds) for run in runs])
+        row["at its end"] = _error([run.change(run.rounds) for run in runs])
+        row["minus the reference"] = _error([r.change(r.rounds) - o.change(o.rounds) for r, o in pairs if r is not o])
+        needed = [run.reached(other.change(other.rounds)) for run, other in pairs]
+        times = [other.seconds / t for t, (_, other) in zip(needed, pairs, strict=True) if t]
+        row["times as fast"] = None if len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
+        row["seconds"] = float(np.mean([run.seconds for run in runs]))
+        row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
+        row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
+        rows.append(row)
+    notes = (
+        "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
+        "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
+    )
+
+    def draw(figure: "Figure") -> None:
+        for axes, runs in _panels(figure, experiment, outcomes, ("method",)):
+            for number, ((method,), same) in enumerate(group(runs, ["method"]).items()):
+                done = sorted(same[0].loss)
+                found = [s for d in done if (s := spread(same, "change", d)) is not None]
+                x = [float(np.mean([run.clock[d] for run in same])) for d in done]
+                name = experiment.title_of("method", method)
+                line(axes, x, [s.mean for s in found], [s.error for s in found], name, number)
+            axes.set(xlabel="seconds of rounds", ylabel=MEASURES["change"][0], xscale="symlog")
+            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+    return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
+
+
+def _error(values: Sequence[float]) -> str | None:
+    """Mean and standard error in words."""
+    if not values:
+        return None
+    found = Spread.of(values)
+    return f"{found.mean:+.3f}" + ("" if found.error is None else f" ± {found.error:.3f}")
+
+
 def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
     """Measures after the last round against the values of an axis, a line a method, mean ± standard deviation."""
     x, along = experiment.options["x"], experiment.options.get("line", "method")
@@ -221,7 +273,7 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
 
 RUNS: dict[str, Build] = {
     "curves": curves, "against": against, "grid": grid, "scores": scores,
-    "marginal": marginal, "probabilities": probabilities,
+    "marginal": marginal, "probabilities": probabilities, "speed": speed,
 }  # fmt: skip
 
 

@@ -57,6 +57,11 @@ class KSeed:
         probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
+        points: 2, or 1 with one loss a direction and one a step.
+        normalise, curvature: see `zeroth_order_steps`.
+        replacement: may a client draw a direction twice in a round?
+        control: keep each direction's last scalar m_j and move by Σ (ρ − m_j) z_j + (τ P / K) Σ_j m_j z_j, which has
+            the same mean: control variates, as SAGA (Defazio et al., 2014).
         derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
@@ -77,6 +82,11 @@ class KSeed:
     probes: int = 1
     importance: bool = False
     clip: float = math.inf
+    points: int = 2
+    normalise: bool = False
+    curvature: bool = False
+    replacement: bool = True
+    control: bool = False
     derivatives: LocalWork | None = None
     server: Optimizer = SGD
     server_lr: float = 1.0
@@ -95,7 +105,7 @@ class KSeed:
 
     def init(self) -> State:
         size = self.run.pool.size
-        moments = self.server.init(size)
+        moments = Moments(np.zeros(size), NOTHING) if self.control else self.server.init(size)
         return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64), moments.first, moments.second)
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
@@ -124,8 +134,13 @@ class KSeed:
             client.weights,
             client.loss,
             client.batches(message.round),
-            draw_directions(pool.key, message.round, client.number, pairs, pool.size, message.probabilities),
+            draw_directions(
+                pool.key, message.round, client.number, pairs, pool.size, message.probabilities, self.replacement
+            ),
             probes=message.probes,
+            points=self.points,
+            normalise=self.normalise,
+            curvature=self.curvature,
             lr=message.lr,
             eps=message.eps,
             clip=message.clip,
@@ -179,6 +194,7 @@ class KSeed:
         ordered = in_order(uploads, self.run, state.round)
         lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
         change, magnitudes, counts = np.zeros(state.counts.size), state.magnitudes.copy(), state.counts.copy()
+        memory, last = state.first, state.first.copy()
         for upload in ordered:
             if isinstance(upload, Change):
                 require_size(upload, change.size)
@@ -186,9 +202,19 @@ class KSeed:
                 continue
             require_scalars(upload, self.asked, self.clip)
             scalars = upload.scalars.astype(np.float64)
-            np.subtract.at(change, upload.directions, lr * (upload.examples / total) * scalars)
+            share = lr * (upload.examples / total)
+            if self.control:
+                change -= share * scalars.size / memory.size * memory
+                np.subtract.at(change, upload.directions, share * (scalars - memory[upload.directions]))
+                last[upload.directions] = scalars
+            else:
+                np.subtract.at(change, upload.directions, share * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
+        if self.control:
+            coefficients = state.coefficients + change
+            require_sendable(state.round, coefficients)
+            return State(state.round + 1, coefficients, magnitudes, counts, last)
         step, moments = self.server.step(Moments(state.first, state.second), -change, state.round + 1)
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
