@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FedKSeedError
 from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Run, Upload
 from ..randomness import draw_directions
@@ -47,6 +48,8 @@ class KSeed:
         probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
+        max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
+        staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -61,9 +64,14 @@ class KSeed:
     probes: int = 1
     importance: bool = False
     clip: float = math.inf
+    max_staleness: int = 0
+    staleness_power: float = 0.5
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        for name in ("max_staleness", "staleness_power"):
+            if not (value := getattr(self, name)) >= 0:
+                raise FedKSeedError(f"{name} must be at least 0, got {value}")
 
     @property
     def reply(self) -> type[Upload]:
@@ -118,26 +126,37 @@ class KSeed:
         )
 
     def aggregate(self, state: State, uploads: Sequence[Upload]) -> State:
-        """c_j ← c_j − η Σ_i (n_i / n) Σ ρ / P, n_i the examples of client i, n those of all this round's clients.
+        """c_j ← c_j − Σ_i η_i (n_i / n) (1 + s_i)^−power Σ ρ / P.
+
+        n_i are the examples of client i, n those of all uploads, s_i the rounds since the one that it began with
+        and η_i the learning rate of that one. Where rounds are synchronous, s_i = 0 and η_i = η. Shares of stale
+        uploads are not made up for: they add up to less than 1, as in FedBuff.
 
         Clients are added in the order of their numbers, so that float sums have one value.
 
+        Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
+
         Raises:
-            FedKSeedError: there is no upload, or one is of another round or run, came twice, or
+            FedKSeedError: there is no upload, or one is too old, of another run, came twice, or
                 reports a scalar above the clip, or the sum overflows; the state is unchanged.
         """
-        ordered = in_order(uploads, self.run, state.round)
+        ordered = in_order(uploads, self.run, state.round, self.max_staleness)
         for upload in ordered:
             require_scalars(upload, self.asked, self.clip)
-        lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
+        total = sum(upload.examples for upload in ordered)
         coefficients, magnitudes, counts = state.coefficients.copy(), state.magnitudes.copy(), state.counts.copy()
         for upload in ordered:
             scalars = upload.scalars.astype(np.float64)
-            np.subtract.at(coefficients, upload.directions, lr * (upload.examples / total) * scalars)
+            lr = self.learning_rate(upload.round) / self.probes
+            np.subtract.at(coefficients, upload.directions, lr * self._share(state, upload, total) * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
         require_sendable(state.round, coefficients)
         return State(state.round + 1, coefficients, magnitudes, counts)
+
+    def _share(self, state: State, upload: Upload, total: int) -> float:
+        """What an upload counts: its share of all examples, less if it is old; a fresh one's factor is exactly 1."""
+        return (upload.examples / total) * (1 + state.round - upload.round) ** -self.staleness_power
 
     def learning_rate(self, round_: int) -> float:
         """η of a round, from 0."""
