@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     EVALUATION = 7
     SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
+    SPEED = 12
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
@@ -47,4 +48,9 @@ def draw_directions(
 
 def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
     """The clients of one round, without replacement, ascending."""
-    return sorted(int(i) for i in generator(seed, Purpose.COHORT, round_).permutation(clients)[:count])
+    return sorted(turns(seed, round_, clients)[:count])
+
+
+def turns(seed: int, round_: int, clients: int) -> list[int]:
+    """All clients in the order in which a round draws them."""
+    return generator(seed, Purpose.COHORT, round_).permutation(clients).tolist()
