@@ -93,6 +93,10 @@ class Algorithm:
             "clip": math.inf if training.clip is None else training.clip,
         }
         if self.pooled:
+            late = recipe.asynchronous
+            if late is not None:
+                limit = training.rounds if late.max_staleness is None else late.max_staleness
+                settings |= {"max_staleness": limit, "staleness_power": late.staleness_power}
             return KSeed(run, **settings, **self.options)
         epochs = training.epochs if self.backpropagates else None
         local = LocalWork(steps_of=self.local, epochs=epochs, batch_size=training.batch_size, **settings)
