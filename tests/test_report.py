@@ -51,6 +51,14 @@ def pro(tmp_path_factory, model_folder, data_file) -> Path:
 
 
 @pytest.fixture(scope="module")
+def late(tmp_path_factory, model_folder, data_file) -> Path:
+    """A run with asynchronous rounds."""
+    changes = {"cohort": "cohort = 2\nslow_share = 0.5\nslow_factor = 2.0", "examples": "every = 1\nexamples = 8"}
+    text = recipe_text(model_folder, data_file, **changes) + "[asynchronous]\nbuffer = 1\nconcurrency = 3\n"
+    return make(tmp_path_factory.mktemp("report"), text, "late")
+
+
+@pytest.fixture(scope="module")
 def hostile(tmp_path_factory, model_folder) -> Path:
     """A run whose categories and name look like HTML."""
     folder = tmp_path_factory.mktemp("report")
@@ -148,6 +156,7 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
     assert run["evaluations"][3]["answers"] == 2
     assert {e["examples"] for e in run["evaluations"]} == {8}
     assert run["evaluations"][3]["bytes"] == run["rounds"][-1]["bytes"]
+    assert [e["clock"] for e in run["evaluations"]] == [0, 3, 6, 9]  # three local steps a round
 
 
 def test_directions_are_those_of_the_latest_state(plain):
@@ -299,6 +308,15 @@ def test_curves_turn_to_bytes_and_seconds(show, plain):
         page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
         assert page.run("document.querySelector('#learning .label').textContent") == label
         assert min(marks(page).values()) >= 1
+
+
+def test_curves_turn_to_virtual_time_where_rounds_are_asynchronous(show, plain, late):
+    page = show(plain, late)
+    page.run("document.querySelector('input[value=clock]').click()")
+    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+    assert page.run("document.querySelector('#learning .label').textContent") == "virtual time, in local steps"
+    assert min(marks(page).values()) >= 1
+    assert show(plain).run("document.querySelector('input[value=clock]')") is None
 
 
 def test_a_pointer_and_the_arrow_keys_show_values(show, plain):

@@ -59,6 +59,7 @@ def test_every_number_is_that_of_the_store(finished):
         "loss/local": [(r["round"] + 1, r["loss"]) for r in reports],
         "size of a scalar gradient": [(r["round"] + 1, r["scalar"]) for r in reports],
         "seconds of a round": [(r["round"] + 1, r["seconds"]) for r in reports],
+        "virtual time": [(done, 3.0 * done) for done in (1, 2, 3)],
         "bytes/down": list(enumerate(np.cumsum(sent), 1)),
         "bytes/up": list(enumerate(np.cumsum([r["bytes_total"] for r in reports]) - np.cumsum(sent), 1)),
         "loss/held-out": [(done, np.mean(s["losses"])) for done, s in scores.items()],

@@ -102,6 +102,10 @@ class Algorithm:
             "clip": math.inf if training.clip is None else training.clip,
         }
         if self.pooled:
+            late = recipe.asynchronous
+            if late is not None:
+                limit = training.rounds if late.max_staleness is None else late.max_staleness
+                settings |= {"max_staleness": limit, "staleness_power": late.staleness_power}
             with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
             options: dict[str, Any] = self.options | ({"bits": training.bits} if training.bits else {})
             return KSeed(
@@ -110,11 +114,6 @@ class Algorithm:
                 derivatives=_derivatives(recipe) if with_derivatives else None,
                 server=Optimizer(training.server),
                 server_lr=training.server_lr,
-                points=training.points,
-                normalise=training.normalise,
-                curvature=training.curvature,
-                replacement=training.replacement,
-                control=training.control,
                 **options,
             )
         epochs = training.epochs if self.backpropagates else None

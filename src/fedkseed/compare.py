@@ -73,7 +73,7 @@ def measure(recipe: Recipe, algorithm: str, shares: Shares | None = None) -> Cos
         FedKSeedError: the recipe can't be run with it.
     """
     training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": AWAY + 2})
-    recipe = recipe.model_copy(update={"training": training, "save": False})
+    recipe = recipe.model_copy(update={"training": training, "save": False, "asynchronous": None})
     shares = shares or share_out(recipe, load_tokenizer(recipe.model.name))
     with TemporaryDirectory() as folder:
         bytes_up = _in_a_process(_serve, recipe, shares, Path(folder))

@@ -3,7 +3,7 @@
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -89,6 +89,8 @@ class Clients(Part):
     alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10  # default with tasks 20
     backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that can, in fedkseed and its kin
+    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the clients, in virtual time: docs/asynchronous.md
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0  # how many times as long a slow client takes
     at_once: Count = 1  # how many train side by side, each in a process of its own
     threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
 
@@ -155,12 +157,6 @@ class Training(Part):
     eps: Positive = 5e-4  # ε
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip: Positive | None = None  # largest |ρ|; none in the paper
-    points: Literal[1, 2] = 2
-    normalise: bool = False
-    curvature: bool = False
-    replacement: bool = True
-    control: bool = False
-    renew: Count | None = None  # rounds between new pools
     server_lr: Positive = 1.0  # factor of the mean update: fedkseed and its kin, evofed, ferret
     server: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"  # what fedkseed's server makes of the mean update
     bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
@@ -182,6 +178,25 @@ class Peft(Part):
     alpha: Positive = 16.0  # of LoRA
     targets: list[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
     virtual_tokens: Count = 20  # of P-tuning and prompt tuning
+
+
+class Asynchronous(Part):
+    """Rounds that wait for nobody: the server steps when `buffer` contributions have come (docs/asynchronous.md)."""
+
+    buffer: Count = 10  # B
+    concurrency: Count | None = None  # how many clients train at any time; None: a cohort
+    staleness_power: Annotated[float, Field(ge=0)] = 0.5  # what is s rounds old counts (1 + s)^−power
+    max_staleness: Annotated[int, Field(ge=0)] | None = None  # rounds; clients that would be later are given up
+
+    def require(self, clients: int) -> None:
+        """Refuse more than there are clients.
+
+        Raises:
+            FedKSeedError: the buffer can't be filled, or so many can't train.
+        """
+        for name, value in (("buffer", self.buffer), ("concurrency", self.concurrency)):
+            if value is not None and value > clients:
+                raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
 
 
 class Evaluation(Part):
@@ -207,6 +222,7 @@ class Recipe(Part):
     directions: Directions = Directions()
     training: Training = Training()
     derivatives: Derivatives = Derivatives()
+    asynchronous: Asynchronous | None = None  # None: rounds are synchronous
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
 
@@ -217,6 +233,8 @@ class Recipe(Part):
                 f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "
                 "format 'natural-instructions' and split 'tasks' need each other"
             )
+        if self.asynchronous is not None and self.clients.count is not None:
+            self.asynchronous.require(self.clients.count)
         return self
 
     @property
@@ -286,5 +304,7 @@ def _explain(detail: Any) -> str:
 def _fields(place: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = dict(Recipe.model_fields)
     for name in place:
-        fields = fields[name].annotation.model_fields
+        annotation = fields[name].annotation
+        (part,) = (kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
+        fields = part.model_fields
     return fields

@@ -60,6 +60,7 @@ class Bars:
             f"local loss {report.loss:.4f}   "
             + (f"mean |rho| {report.scalar:.2f}   " if report.scalar is not None else "")
             + (f"replayed {report.replayed:,} coefficients   " if report.replayed else "")
+            + (f"staleness up to {max(report.staleness)}   " if any(report.staleness) else "")
             + f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
             + (f"   SKIPPED {report.skipped} steps, loss not finite" if report.skipped else ""),
             highlight=False,

@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
     BACKPROPAGATING = 11
+    SPEED = 12
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
@@ -36,22 +37,10 @@ def pool_key(seed: int) -> int:
 
 
 def draw_directions(
-    key: int,
-    round_: int,
-    client: int,
-    steps: int,
-    size: int,
-    probabilities: NDArray[np.float32] | None,
-    replacement: bool = True,
+    key: int, round_: int, client: int, steps: int, size: int, probabilities: NDArray[np.float32] | None
 ) -> NDArray[np.uint32]:
-    """The τ directions of one client in one round, shape (τ,).
-
-    Without replacement all directions are drawn once before one is drawn again; probabilities are left alone.
-    """
-    rng = generator(key, Purpose.DIRECTIONS, round_, client)
-    if not replacement:
-        return np.concatenate([rng.permutation(size) for _ in range(-(-steps // size))])[:steps].astype(np.uint32)
-    u = rng.random(steps)
+    """The τ directions of one client in one round, drawn with replacement, shape (τ,)."""
+    u = generator(key, Purpose.DIRECTIONS, round_, client).random(steps)
     if probabilities is None:
         return np.minimum(u * size, size - 1).astype(np.uint32)
     cumulative = np.cumsum(probabilities, dtype=np.float64)
@@ -65,4 +54,9 @@ def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
 
 def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
     """The clients of one round, without replacement, ascending."""
-    return sorted(int(i) for i in generator(seed, Purpose.COHORT, round_).permutation(clients)[:count])
+    return sorted(turns(seed, round_, clients)[:count])
+
+
+def turns(seed: int, round_: int, clients: int) -> list[int]:
+    """All clients in the order in which a round draws them."""
+    return generator(seed, Purpose.COHORT, round_).permutation(clients).tolist()

@@ -39,6 +39,7 @@ class Scores:
     done: int
     bytes: int  # sent by then: down and up, all clients
     seconds: float  # of the rounds by then
+    clock: float | None  # virtual time; runs of earlier versions have none
     examples: int  # whose loss was measured
     loss: Estimate
     loss_change: Estimate | None  # from the base model, on the same examples
@@ -148,12 +149,13 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
     """Every evaluation with its changes from the base model's."""
     known = store.evaluations()
     base = known.get(0, {"losses": [], "rouge": []})
-    totals = {0: (0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"]) for r in done}
+    totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
     return [
         Scores(
             done=after,
             bytes=totals[after][0],
             seconds=totals[after][1],
+            clock=totals[after][2],
             examples=len(scores["losses"]),
             loss=estimate(scores["losses"]),
             loss_change=_change(base["losses"], scores["losses"]) if after else None,

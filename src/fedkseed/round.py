@@ -17,14 +17,22 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
 from .messages import History, Run, Upload
 from .strategy import Client, Strategy
 from .wire import decode, encode
 
-State = TypeVar("State")
+
+class Rounds(Protocol):
+    """What a round needs of every state."""
+
+    @property
+    def round(self) -> int: ...  # done
+
+
+State = TypeVar("State", bound=Rounds)
 
 # Sends each client its message and yields (client, its answer) as answers arrive.
 Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]
@@ -45,18 +53,31 @@ class Report:
     seconds: float = 0.0  # from the broadcast to the next state
     total_down: int = 0  # bytes, to all clients
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
+    staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
+    given_up: int = 0  # clients whose work would have come too late
+    clock: float | None = None  # virtual time of the next state, see asynchronous.py
 
 
 def run_round(
-    strategy: Strategy[State], state: State, cohort: Sequence[int], transport: Transport
+    strategy: Strategy[State],
+    state: State,
+    cohort: Sequence[int],
+    transport: Transport,
+    earlier: Mapping[int, State] | None = None,
 ) -> tuple[State, Report]:
     """Do one round with the clients of `cohort` and return the state after it.
+
+    Args:
+        earlier: for those of the cohort that did not begin now, where rounds are asynchronous: the state of then.
 
     Raises:
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
     begin = time.perf_counter()
-    messages = strategy.broadcast(state, cohort)
+    earlier = earlier or {}
+    messages = dict(strategy.broadcast(state, [client for client in cohort if client not in earlier]))
+    for client, began in earlier.items():
+        messages |= strategy.broadcast(began, [client])
     distinct = {id(message): message for message in messages.values()}  # one object is encoded once
     encoded = {key: encode(message) for key, message in distinct.items()}
     sent = {client: encoded[id(message)] for client, message in messages.items()}
@@ -76,7 +97,7 @@ def run_round(
     examples = sum(upload.examples for upload in finite)
     scalars = [abs(upload.scalars).mean() for upload in uploads if isinstance(upload, Upload) and upload.scalars.size]
     report = Report(
-        round=uploads[0].round,
+        round=state.round,
         clients=tuple(sorted(replies)),
         bytes_down=max(map(len, sent.values())),
         bytes_up=max(map(len, replies.values())),
@@ -88,6 +109,7 @@ def run_round(
         scalar=float(sum(scalars) / len(scalars)) if scalars else None,
         seconds=time.perf_counter() - begin,
         total_down=sum(len(sent[client]) for client in replies),
+        staleness=tuple(state.round - upload.round for upload in uploads),
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
     )
     return after, report

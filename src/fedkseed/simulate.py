@@ -1,5 +1,6 @@
 """Many clients on one machine: they share the base model and take turns, or train side by side."""
 
+import math
 import resource
 import sys
 import time
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from .adapter import Adapter
 from .algorithms import ALGORITHMS, OUTPUT
+from .asynchronous import Step, asynchronous, durations, synchronous
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
 from .data.shares import Shares, share_out
-from .directions import Pool
 from .errors import FedKSeedError
 from .evaluate import Evaluation, evaluate
 from .files import folder
@@ -29,7 +30,7 @@ from .messages import Run
 from .models.load import load_model, load_tokenizer
 from .models.loss import batch_loss, graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
-from .randomness import Purpose, cohort, generator, pool_key, share_of
+from .randomness import Purpose, generator, share_of
 from .round import Report, answer, run_round
 from .store import Store
 from .strategies.kseed import KSeed
@@ -72,6 +73,12 @@ class Stopwatch:
         self.last = now
 
 
+def _not_kept(done: int) -> Any:
+    raise FedKSeedError(
+        f"a client of this round began with the state after {done} rounds; give round() a function that finds it"
+    )
+
+
 class Simulation:
     """A federation in one process, made from a recipe.
 
@@ -104,9 +111,16 @@ class Simulation:
                 f"all clients of {recipe.training.algorithm} take the same kind of step; [clients] backpropagating is "
                 "for fedkseed and its kin"
             )
+        if recipe.asynchronous is not None and not algorithm.pooled:
+            raise FedKSeedError(
+                f"{recipe.training.algorithm} can't take contributions that began with different models; leave out "
+                "[asynchronous], or use an algorithm whose model is K coefficients: fedkseed or fedkseed-pro"
+            )
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = shares or share_out(recipe, self.tokenizer)
+        if recipe.asynchronous is not None:
+            recipe.asynchronous.require(len(self.shares.clients))
         self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
         patterns = recipe.model.tuned or (["*"] if algorithm.tuned == "all" else output_weights(self.model))
         if algorithm.adapts:
@@ -124,6 +138,7 @@ class Simulation:
         self.patterns = tuple(patterns)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self.stopwatch = Stopwatch()
+        self._plan, self._planned = self._make_plan(), list[Step]()
         self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
@@ -137,8 +152,22 @@ class Simulation:
 
     def cohort(self, round_: int) -> list[int]:
         """Who takes part in a round."""
-        count = len(self.shares.clients)
-        return cohort(self.recipe.seed, round_, count, self.recipe.clients.cohort_of(count))
+        return list(self.planned(round_).begun)
+
+    def planned(self, round_: int) -> Step:
+        """Who takes part in a round, what they began with, and when it ends in virtual time."""
+        while len(self._planned) <= round_:
+            self._planned.append(next(self._plan))
+        return self._planned[round_]
+
+    def _make_plan(self) -> Iterator[Step]:
+        clients, late, count = self.recipe.clients, self.recipe.asynchronous, len(self.shares.clients)
+        steps = [self.steps(number) for number in range(count)]
+        times = durations(self.recipe.seed, steps, clients.slow_share, clients.slow_factor)
+        if late is None:
+            return synchronous(self.recipe.seed, times, clients.cohort_of(count))
+        concurrency, limit = late.concurrency or clients.cohort_of(count), late.max_staleness
+        return asynchronous(self.recipe.seed, times, late.buffer, concurrency, math.inf if limit is None else limit)
 
     def client(self, number: int, stopwatch: Stopwatch | None = None) -> Client:
         """One party with its own examples."""
@@ -214,21 +243,18 @@ class Simulation:
         if self._workers is not None:
             self._workers.close()
 
-    def round(self, state: Any) -> tuple[Any, Report]:
-        """The next round."""
-        renew = self.recipe.training.renew
-        if renew and state.round and state.round % renew == 0:
-            self.load(state)
-            kept = self.weights.c.copy()  # pyright: ignore
-            self.weights.keep()  # pyright: ignore
-            pool = Pool(pool_key(self.recipe.seed) ^ (state.round + 1), self.recipe.directions.size, "hadamard")
-            self.weights = hold(self.model, pool, self.patterns, self.recipe.model.mode)
-            self.run = Run(pool, self.weights.base_digest)
-            self.strategy = replace(self.strategy, run=self.run)  # pyright: ignore
-            state = replace(state, coefficients=np.zeros_like(kept, np.float64))
+    def round(self, state: Any, earlier: Callable[[int], Any] = _not_kept) -> tuple[Any, Report]:
+        """The next round.
+
+        Args:
+            earlier: finds the state after so many rounds, with which a client of an asynchronous round began.
+        """
         if isinstance(self.weights, Free) and ALGORITHMS[self.recipe.training.algorithm].replays:
             self.load(state)  # one model stands in for clients that have seen more or less of it
-        return run_round(self.strategy, state, self.cohort(state.round), self.transport)
+        step = self.planned(state.round)
+        states = {client: earlier(begun) for client, begun in step.begun.items() if begun < state.round}
+        after, report = run_round(self.strategy, state, list(step.begun), self.transport, states)
+        return after, replace(report, given_up=step.given_up, clock=step.clock)
 
     def holdings(self) -> dict[str, Any]:
         """Who holds what: the examples of each client, and how many of each category."""
@@ -361,12 +387,13 @@ def work(store: Store, simulation: Simulation) -> Result:
     store.remember("clients", simulation.holdings())
     store.copy_metrics()
     rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
+    back = max(done - min(simulation.planned(done).begun.values()) for done in range(rounds))  # 0: synchronous
     before = _evaluated(store, simulation, simulation.strategy.init())
     while state.round < rounds:
         if every and state.round % every == 0:
             _evaluated(store, simulation, state)
-        state, report = simulation.round(state)
-        store.commit(state, report)
+        state, report = simulation.round(state, lambda done: store.state(simulation.strategy.state, done))
+        store.commit(state, report, keep=2 + back)
         simulation.progress.round_done(report)
     after = _evaluated(store, simulation, state)
     output = simulation.save(state, store)

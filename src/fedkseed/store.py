@@ -103,8 +103,11 @@ class Store:
                     "bring back what has changed, or start a new run"
                 )
 
-    def commit(self, state: Any, report: Report | None) -> None:
+    def commit(self, state: Any, report: Report | None, keep: int = 2) -> None:
         """Make a round durable, then copy its report to metrics.jsonl.
+
+        Args:
+            keep: of how many rounds to keep the state where it is large.
 
         Raises:
             FedKSeedError: it can't be written; all earlier rounds are still there.
@@ -118,7 +121,7 @@ class Store:
             database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (state.round, packed, text))
         if not packed:
             for old in self.directory.glob(self._large("*").name):
-                if old not in (self._large(state.round), self._large(state.round - 1)):
+                if old not in {self._large(state.round - back) for back in range(keep)}:
                     old.unlink(missing_ok=True)
         if text is not None:
             with border(f"can't write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:

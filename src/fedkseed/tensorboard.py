@@ -98,6 +98,7 @@ def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
             "bytes/down": down,
             "bytes/up": up,
             "seconds of a round": report.get("seconds"),
+            "virtual time": report.get("clock"),
         }
         for name, value in values.items():
             if value is not None:  # no loss of the round was finite

@@ -25,6 +25,7 @@ const AXES = {
   rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
   bytes: { of: (e) => e.bytes, label: "sent by all clients together", show: bytes, units: BYTES },
   seconds: { of: (e) => e.seconds_total ?? e.seconds, label: "of training", show: duration, units: SECONDS },
+  clock: { of: (e) => e.clock, label: "virtual time, in local steps", show: (v) => `at ${whole(v)}`, integers: true },
 };
 
 /** An axis for the values it has to hold: its label names the unit. */
@@ -186,7 +187,9 @@ function learning() {
   const charts = html("div", { class: "charts" });
   const draw = (kind) => charts.replaceChildren(...curves(kind).filter(Boolean));
   const timed = runs.some((run) => run.time > 0);
-  const kinds = Object.keys(AXES).filter((kind) => kind !== "seconds" || timed);
+  const every = runs.flatMap((run) => run.rounds);
+  const late = every.every((r) => r.clock != null) && every.some((r) => r.staleness.some(Boolean));
+  const kinds = Object.keys(AXES).filter((kind) => ({ seconds: timed, clock: late })[kind] ?? true);
   const choice = html(
     "fieldset",
     { class: "choice" },

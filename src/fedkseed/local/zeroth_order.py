@@ -38,8 +38,6 @@ def zeroth_order_steps(
     eps: float,
     probes: int = 1,
     points: int = 2,
-    normalise: bool = False,
-    curvature: bool = False,
     clip: float = math.inf,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Steps:
@@ -52,20 +50,14 @@ def zeroth_order_steps(
 
     Args:
         directions: j of every probe, shape (τ P,), step after step.
-        normalise: divide the scalars of a step by the standard deviation of its losses over ε; takes P of at least 2
-            (FZOO, Dang et al., 2026).
-        curvature: divide each scalar by the curvature along its direction, (L₊ + L₋ − 2 L₀) / ε², over the mean of
-            those seen so far, between a third and 3 (HiSo, Li et al., 2026); L₀ is computed once a step.
         points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
     """
     taken: list[int] = []
     scalars: list[float] = []
     losses: list[float] = []
-    bends: list[float] = []
     for step, batch in zip(directions.reshape(-1, probes).tolist(), batches, strict=False):
         first, here = len(taken), math.nan
-        spread: list[float] = []
-        if points == 1 or curvature:
+        if points == 1:
             weights.settle()
             here = loss(batch)
         for j in step:
@@ -74,19 +66,11 @@ def zeroth_order_steps(
                 above, below = loss(batch), here
             else:
                 above, below = weights.both(j, eps, partial(loss, batch))
-            spread += [above] if points == 1 else [above, below]
-            found = (above - below) / (points * eps)
-            if curvature:
-                bends.append(max((above + below - 2 * here) / eps**2, 0.0))
-                mean = sum(bends) / len(bends)
-                found /= min(max(bends[-1] / mean, 1 / 3), 3.0) if mean > 0 else 1.0
-            scalar = float(np.float32(min(max(found, -clip), clip)))
+            scalar = float(np.float32(min(max((above - below) / (points * eps), -clip), clip)))
             if math.isfinite(above) and math.isfinite(below) and math.isfinite(scalar):
                 taken.append(j)
                 scalars.append(scalar)
                 losses.append((above + below) / 2)
-        if normalise and len(spread) > 1 and (deviation := float(np.std(spread, ddof=1)) / eps) > 0:
-            scalars[first:] = [float(np.float32(scalar / deviation)) for scalar in scalars[first:]]
         for j, scalar in zip(taken[first:], scalars[first:], strict=True):
             weights.move(j, -lr / probes * scalar)
         on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)

@@ -13,23 +13,27 @@ NONE = np.empty(0, np.uint32)
 Reply = TypeVar("Reply", bound=Upload | Change)
 
 
-def in_order(uploads: Sequence[Reply], run: Run, round_: int) -> list[Reply]:
-    """Uploads in the order of their clients' numbers, so that float sums have one value.
+def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int = 0) -> list[Reply]:
+    """Uploads in the order of their clients' numbers and rounds, so that float sums have one value.
+
+    Args:
+        max_staleness: how many rounds ago a client may have begun; 0 where rounds are synchronous.
 
     Raises:
         FedKSeedError: there is none, or one is of another round or run, or came twice.
     """
     if not uploads:
         raise FedKSeedError(f"round {round_} got no upload; it can't be aggregated")
-    ordered = sorted(uploads, key=lambda upload: upload.client)
+    ordered = sorted(uploads, key=lambda upload: (upload.client, upload.round))
     for number, upload in enumerate(ordered):
         run.require(upload.run)
-        if upload.round != round_:
+        if not 0 <= round_ - upload.round <= max_staleness:
             raise FedKSeedError(
                 f"client {upload.client} answered round {upload.round}, the server is in round {round_}"
+                + (f" and takes answers that are at most {max_staleness} rounds old" if max_staleness else "")
             )
-        if number and ordered[number - 1].client == upload.client:
-            raise FedKSeedError(f"client {upload.client} answered round {round_} twice; keep one of its uploads")
+        if number and (ordered[number - 1].client, ordered[number - 1].round) == (upload.client, upload.round):
+            raise FedKSeedError(f"client {upload.client} answered round {upload.round} twice; keep one of its uploads")
     return ordered
 
 

@@ -57,17 +57,14 @@ class KSeed:
         probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
-        points: 2, or 1 with one loss a direction and one a step.
-        normalise, curvature: see `zeroth_order_steps`.
-        replacement: may a client draw a direction twice in a round?
-        control: keep each direction's last scalar m_j and move by Σ (ρ − m_j) z_j + (τ P / K) Σ_j m_j z_j, which has
-            the same mean: control variates, as SAGA (Defazio et al., 2014).
         derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
             step with −Δ in place of a gradient (Reddi et al., 2021).
         bits: 32, or 8: how coefficients travel, down and up. The server keeps c in full, so that what 8 bits
             leave out is not lost but sent as soon as it has grown (error feedback).
+        max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
+        staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -82,18 +79,18 @@ class KSeed:
     probes: int = 1
     importance: bool = False
     clip: float = math.inf
-    points: int = 2
-    normalise: bool = False
-    curvature: bool = False
-    replacement: bool = True
-    control: bool = False
     derivatives: LocalWork | None = None
     server: Optimizer = SGD
     server_lr: float = 1.0
     bits: int = 32
+    max_staleness: int = 0
+    staleness_power: float = 0.5
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        for name in ("max_staleness", "staleness_power"):
+            if not (value := getattr(self, name)) >= 0:
+                raise FedKSeedError(f"{name} must be at least 0, got {value}")
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
@@ -105,7 +102,7 @@ class KSeed:
 
     def init(self) -> State:
         size = self.run.pool.size
-        moments = Moments(np.zeros(size), NOTHING) if self.control else self.server.init(size)
+        moments = self.server.init(size)
         return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64), moments.first, moments.second)
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
@@ -134,13 +131,8 @@ class KSeed:
             client.weights,
             client.loss,
             client.batches(message.round),
-            draw_directions(
-                pool.key, message.round, client.number, pairs, pool.size, message.probabilities, self.replacement
-            ),
+            draw_directions(pool.key, message.round, client.number, pairs, pool.size, message.probabilities),
             probes=message.probes,
-            points=self.points,
-            normalise=self.normalise,
-            curvature=self.curvature,
             lr=message.lr,
             eps=message.eps,
             clip=message.clip,
@@ -181,44 +173,43 @@ class KSeed:
         )
 
     def aggregate(self, state: State, uploads: Sequence[Upload | Change]) -> State:
-        """c ← c + Δ, Δ = Σ_i (n_i / n) Δ_i, n_i the examples of client i, n those of all this round's clients.
+        """c ← c + Δ, Δ = Σ_i (n_i / n) (1 + s_i)^−power Δ_i, n_i the examples of client i, n those of all uploads.
 
-        Δ_i is what client i moved: the change that it sent, or −η Σ ρ / P along each direction of its pairs. So,
-        with the server's optimiser left out, c is the weighted mean of the c that the clients ended with.
-        Clients are added in the order of their numbers, so that float sums have one value.
+        Δ_i is what client i moved: the change that it sent, or −η_i Σ ρ / P along each direction of its pairs. s_i are
+        the rounds since the one that it began with, η_i is the learning rate of that one. Where rounds are synchronous,
+        s_i = 0, and, with the server's optimiser left out, c is the weighted mean of the c that the clients ended with.
+        Shares of stale uploads are not made up for: they add up to less than 1, as in FedBuff. Clients are added in
+        the order of their numbers, so that float sums have one value.
+
+        Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 
         Raises:
-            FedKSeedError: there is no upload, or one is of another round or run, came twice, has another size than
+            FedKSeedError: there is no upload, or one is too old, of another run, came twice, has another size than
                 c, reports a scalar above the clip, or the sum overflows; the state is unchanged.
         """
-        ordered = in_order(uploads, self.run, state.round)
-        lr, total = self.learning_rate(state.round) / self.probes, sum(upload.examples for upload in ordered)
+        ordered = in_order(uploads, self.run, state.round, self.max_staleness)
+        total = sum(upload.examples for upload in ordered)
         change, magnitudes, counts = np.zeros(state.counts.size), state.magnitudes.copy(), state.counts.copy()
-        memory, last = state.first, state.first.copy()
         for upload in ordered:
+            share = self._share(state, upload, total)
             if isinstance(upload, Change):
                 require_size(upload, change.size)
-                change += upload.examples / total * upload.values.astype(np.float64)
+                change += share * upload.values.astype(np.float64)
                 continue
             require_scalars(upload, self.asked, self.clip)
             scalars = upload.scalars.astype(np.float64)
-            share = lr * (upload.examples / total)
-            if self.control:
-                change -= share * scalars.size / memory.size * memory
-                np.subtract.at(change, upload.directions, share * (scalars - memory[upload.directions]))
-                last[upload.directions] = scalars
-            else:
-                np.subtract.at(change, upload.directions, share * scalars)
+            lr = self.learning_rate(upload.round) / self.probes
+            np.subtract.at(change, upload.directions, lr * share * scalars)
             np.add.at(magnitudes, upload.directions, np.abs(scalars))
             np.add.at(counts, upload.directions, 1)
-        if self.control:
-            coefficients = state.coefficients + change
-            require_sendable(state.round, coefficients)
-            return State(state.round + 1, coefficients, magnitudes, counts, last)
         step, moments = self.server.step(Moments(state.first, state.second), -change, state.round + 1)
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
         return State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
+
+    def _share(self, state: State, upload: Upload | Change, total: int) -> float:
+        """What an upload counts: its share of all examples, less if it is old; a fresh one's factor is exactly 1."""
+        return (upload.examples / total) * (1 + state.round - upload.round) ** -self.staleness_power
 
     def learning_rate(self, round_: int) -> float:
         """η of a round, from 0."""
