@@ -43,6 +43,7 @@ class Report:
     skipped: int  # probes left out because their loss was not finite
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
+    cpu_seconds: float = 0.0  # of this process and in that time: what clients that take turns have computed
     total_down: int = 0  # bytes, to all clients
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
 
@@ -55,7 +56,7 @@ def run_round(
     Raises:
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
-    begin = time.perf_counter()
+    begin, computed = time.perf_counter(), time.process_time()
     messages = strategy.broadcast(state, cohort)
     distinct = {id(message): message for message in messages.values()}  # one object is encoded once
     encoded = {key: encode(message) for key, message in distinct.items()}
@@ -87,6 +88,7 @@ def run_round(
         ),
         scalar=float(sum(scalars) / len(scalars)) if scalars else None,
         seconds=time.perf_counter() - begin,
+        cpu_seconds=time.process_time() - computed,
         total_down=sum(len(sent[client]) for client in replies),
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
     )
