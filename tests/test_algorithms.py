@@ -23,7 +23,8 @@ from .conftest import CONFIGS, recipe_text, tiny_llama
 
 # Learning rates that suit a random model of 60,000 weights: hundreds of times those of a real one.
 LR = {
-    "fedkseed": 3e-3, "fedkseed-pro": 3e-3, "fedavg": 0.3, "fedzo": 3e-3, "fedmezo": 3e-3, "fedit": 1e-2,
+    "fedkseed": 3e-3, "fedkseed-pro": 3e-3, "fedkseed-plus": 3e-3, "fedkseed-backprop": 3e-3,
+    "fedavg": 0.3, "fedzo": 3e-3, "fedmezo": 3e-3, "fedit": 1e-2,
     "fedit-sgd": 3.0, "fedptuning": 3.0, "fedprompt": 30.0, "unlimited-seeds": 3e-3, "uplink-seeds": 3e-3,
     "evofed": 0.01, "decomfl": 1.5e-3, "ferret": 0.05,
 }  # fmt: skip

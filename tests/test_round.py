@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round
-from fedkseed.algorithms import ALGORITHMS
-from fedkseed.config import Directions, Model, Recipe, Training
+from fedkseed.algorithms import ALGORITHMS, OUTPUT
+from fedkseed.config import Clients, Derivatives, Directions, Model, Recipe, Training
 from fedkseed.directions import FAMILIES
 from fedkseed.free import Free
 from fedkseed.messages import Change, History
-from fedkseed.models.loss import Batch, batch_loss, graph_loss
+from fedkseed.models.loss import Batch, batch_loss, graph_loss, output_loss
 from fedkseed.models.tuned import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, generator
 from fedkseed.simulate import NEWCOMER
@@ -22,22 +22,26 @@ from fedkseed.weights import Layout
 
 from .conftest import tiny_llama
 
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+MIXED = "mixed"  # fedkseed, where clients 5 and 7 backpropagate and the others run the model forward
+every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, MIXED])
 POOLED = [name for name, algorithm in ALGORITHMS.items() if algorithm.pooled]
 REPLAYED = [name for name, algorithm in ALGORITHMS.items() if algorithm.strategy is Replay]
 TRAINING = Training(rounds=5, steps=6, lr=1e-3, eps=1e-3)
-BYTES_OF_PAIRS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds"}
+BYTES_OF_PAIRS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds", MIXED}
 
 
 class Federation:
     """Four clients with data of their own, each with its own copy of the model."""
 
     def __init__(self, name: str, family: str = "hadamard", dtype: torch.dtype = torch.float32) -> None:
-        self.algorithm, self.dtype = ALGORITHMS[name], dtype
+        self.algorithm, self.dtype = ALGORITHMS["fedkseed" if name == MIXED else name], dtype
+        self.backpropagating = {5, 7} if name == MIXED else set()
         self.recipe = Recipe(
             model=Model(name="tiny"),
+            clients=Clients(backpropagating=0.5 if name == MIXED else 0.0),
             directions=Directions(family=family, size=64),
-            training=TRAINING.model_copy(update={"algorithm": name}),
+            training=TRAINING.model_copy(update={"algorithm": "fedkseed" if name == MIXED else name}),
+            derivatives=Derivatives(lr=1e-3),
         )
         self.pool = self.algorithm.pool(self.recipe)
         self.clients = {number: self.client(number) for number in (2, 3, 5, 7)}
@@ -49,7 +53,7 @@ class Federation:
 
     def client(self, number: int) -> Client:
         model = tiny_llama().to(self.dtype)
-        if self.algorithm.tuned != "all":
+        if self.algorithm.adapts:
             model = attach(model, self.algorithm.tuned, Adapters(virtual_tokens=3), 1)
 
         def batches(round_: int):
@@ -64,12 +68,19 @@ class Federation:
             10 + number,
             batches,
             lambda batch: batch_loss(model, batch),
-            graph=lambda batch: graph_loss(model, batch),
+            graph=self.graph(number, model),
         )
+
+    def graph(self, number: int, model):
+        if self.algorithm.local == OUTPUT:
+            return lambda batch: output_loss(model, batch)
+        if self.algorithm.backpropagates or number in self.backpropagating:
+            return lambda batch: graph_loss(model, batch)
+        return None
 
     def hold(self, model):
         if self.algorithm.pooled:
-            return hold(model, self.pool)
+            return hold(model, self.pool, ["lm_head*"] if self.algorithm.tuned == "output" else ["*"])
         return Free(Layout(model, PATTERNS.get(self.algorithm.tuned, ("*",))), self.pool)
 
     def transport(self, messages):
@@ -96,7 +107,7 @@ def names(state) -> list[str]:
     return list(type(state).__slots__)
 
 
-@pytest.mark.parametrize("name", POOLED)
+@pytest.mark.parametrize("name", [*POOLED, MIXED])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name, family, dtype):
@@ -105,11 +116,16 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
     messages, replies = federation.messages[-1]
     for number, reply in replies.items():
         trained = federation.clients[number].weights
-        rebuilt = hold(tiny_llama().to(dtype), federation.pool, mode="materialized")
-        down, up = decode(messages[number], Broadcast), decode(reply, Upload)
+        tuned = ["lm_head*"] if federation.algorithm.tuned == "output" else ["*"]
+        rebuilt = hold(tiny_llama().to(dtype), federation.pool, tuned, "materialized")
+        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.replies)
         c = down.coefficients.copy()
-        for j, scalar in zip(up.directions, up.scalars, strict=True):
-            c[j] += np.float32(-down.lr * float(scalar))
+        if isinstance(up, Change):
+            c += up.values
+        else:
+            for j, scalar in zip(up.directions, up.scalars, strict=True):
+                c[j] += np.float32(-down.lr * float(scalar))
+        assert c.any()
         rebuilt.load(c)
         assert trained.digest() == rebuilt.digest()
 
@@ -137,6 +153,28 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
             rebuilt.move(j, -TRAINING.lr * scalar)
         rebuilt.settle()
         assert rebuilt.digest() == federation.clients[number].weights.digest()
+
+
+@pytest.mark.parametrize("name", [*POOLED, MIXED])
+def test_the_next_model_is_the_weighted_mean_of_those_that_the_clients_ended_with(name):
+    federation = Federation(name)
+    before, _ = federation.run(1)
+    after, _ = federation.run(1, state=before)
+    ended = {client.examples: client.weights.c.astype(float) for client in federation.clients.values()}
+    mean = sum(examples * c for examples, c in ended.items()) / sum(ended)
+    sent = decode(federation.messages[-1][0][2], Broadcast).coefficients
+    kept_back = before.coefficients - sent  # what 8 bits could not say: the server keeps it
+    assert (np.abs(kept_back).max() > 1e-6) == (federation.strategy.bits == 8)
+    np.testing.assert_allclose(after.coefficients, mean + kept_back, atol=2e-7)
+
+
+def test_one_round_has_clients_that_backpropagate_and_clients_that_can_not():
+    federation = Federation(MIXED)
+    state, report = federation.run(1)
+    kinds = {n: type(decode(reply, Upload, Change)) for n, reply in federation.messages[-1][1].items()}
+    assert kinds == {2: Upload, 3: Upload, 5: Change, 7: Change}
+    assert state.counts.sum() == 2 * TRAINING.steps
+    assert report.skipped == 0
 
 
 @pytest.mark.parametrize("name", [n for n in ALGORITHMS if n not in {*POOLED, *REPLAYED, "uplink-seeds"}])

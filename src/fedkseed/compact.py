@@ -49,9 +49,7 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
         values = _numbers(scales, codes)[:count]
         right = bool(np.isfinite(values).all()) and pack(values) == bytes(data)
     if not right:
-        raise FedKSeedError(
-            "a message's compact numbers are none that this protocol makes: a scale or code is not allowed"
-        )
+        raise FedKSeedError("a message's compact numbers have a scale or a code that is not allowed")
     return values
 
 

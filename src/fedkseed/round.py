@@ -51,6 +51,7 @@ class Report:
     skipped: int  # probes left out because their loss was not finite
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
+    cpu_seconds: float = 0.0  # of this process and in that time: what clients that take turns have computed
     total_down: int = 0  # bytes, to all clients
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
@@ -73,7 +74,7 @@ def run_round(
     Raises:
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
-    begin = time.perf_counter()
+    begin, computed = time.perf_counter(), time.process_time()
     earlier = earlier or {}
     messages = dict(strategy.broadcast(state, [client for client in cohort if client not in earlier]))
     for client, began in earlier.items():
@@ -108,6 +109,7 @@ def run_round(
         ),
         scalar=float(sum(scalars) / len(scalars)) if scalars else None,
         seconds=time.perf_counter() - begin,
+        cpu_seconds=time.process_time() - computed,
         total_down=sum(len(sent[client]) for client in replies),
         staleness=tuple(state.round - upload.round for upload in uploads),
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),

@@ -40,7 +40,7 @@ def derivative_steps(
     optimizer: Optimizer,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Moved:
-    """c ← c − η Zᵀ∇L on one batch after another, or an optimiser's step; the weights end at the new c.
+    """c ← c − η Zᵀ∇L on one batch after another, or an optimiser's step.
 
     Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction is one of its K numbers.
     The optimiser is made afresh: a client keeps nothing from round to round.

@@ -46,7 +46,7 @@ class Outcome:
     rouge: dict[int, float]  # Rouge-L F1 in percent; only where answers were generated
     bytes_down: int  # to a client in a round, the most
     bytes_up: int
-    clock: dict[int, float]  # rounds done -> seconds of those rounds, evaluations left out
+    clock: dict[int, float]  # rounds done -> seconds that they computed, evaluations left out
     clients: int  # that took part in a round, the mean
     memory: int | None  # bytes, the most that the process held
     directory: Path
@@ -62,7 +62,7 @@ class Outcome:
             rouge={done: 100 * fmean(e["rouge"]) for done, e in evaluations.items() if e["rouge"]},
             bytes_down=max(report["bytes_down"] for report in reports),
             bytes_up=max(report["bytes_up"] for report in reports),
-            clock={done: sum(report["seconds"] for report in reports[:done]) for done in range(len(reports) + 1)},
+            clock={done: sum(map(_seconds, reports[:done])) for done in range(len(reports) + 1)},
             clients=round(fmean(len(report["clients"]) for report in reports)),
             memory=store.recall("peak_memory"),
             directory=directory,
@@ -95,6 +95,11 @@ class Outcome:
                 return self.clock[before] + part * (self.clock[done] - self.clock[before])
             before = done
         return None
+
+
+def _seconds(report: Mapping[str, Any]) -> float:
+    """Of a processor: other programs on the machine make a round longer, and no slower to compute."""
+    return report.get("cpu_seconds") or report["seconds"]
 
 
 # What can be shown of a run: name -> (its title, the run's value after some rounds, or None if that was not measured).

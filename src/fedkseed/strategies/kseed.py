@@ -160,6 +160,8 @@ class KSeed:
             optimizer=Optimizer(work.steps_of),
             on_step=client.on_step,
         )
+        values = self._rounded(moved.change)
+        cast("Pooled", client.weights).load(message.coefficients + values)  # what it says, to the bit
         return Change(
             run=self.run,
             round=message.round,
@@ -167,7 +169,7 @@ class KSeed:
             examples=client.examples,
             loss=moved.loss,
             skipped=moved.skipped,
-            values=self._rounded(moved.change),
+            values=values,
             counts=NONE,
             bits=self.bits,
         )
