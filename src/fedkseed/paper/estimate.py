@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..algorithms import ALGORITHMS
 from ..directions import Pool
-from ..messages import Broadcast, Run, Upload
+from ..messages import Broadcast, Change, Run, Upload
+from ..strategies.common import NONE
 from ..wire import encode
 from .arithmetic import Architecture, architecture, trainable
 from .experiments import Experiment, Planned, Tree
 from .outcomes import Cell, Table
 
-BACKPROPAGATING = {"fedavg", "fedptuning", "fedprompt", "fedit", "fedit-sgd", "evofed", "ferret"}
+BACKPROPAGATING = {name for name, algorithm in ALGORITHMS.items() if algorithm.backpropagates}
 PAIR = 8  # bytes: an index or seed and a scalar
 
 
@@ -60,7 +62,8 @@ def _row(
         examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
         steps = max(1, examples // training.get("batch_size", 1)) * training["epochs"]
     down, up = bytes_of(method, of, table, cohort)
-    forward = rounds * cohort * steps * (1 if method in BACKPROPAGATING else 2 * training.get("probes", 1))
+    once = method in BACKPROPAGATING or method == "fedkseed-plus"  # a pass a step, and not two a direction
+    forward = rounds * cohort * steps * (1 if once else 2 * training.get("probes", 1))
     backward = rounds * cohort * steps if method in BACKPROPAGATING else 0
     if seconds is not None:
         took = (forward + 2 * backward) * seconds / 2
@@ -99,6 +102,14 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
         case "fedkseed" | "fedkseed-pro":
             family = table.get("directions", {}).get("family", "hadamard")
             return encoded(size, pairs, family, importance=method == "fedkseed-pro")
+        case "fedkseed-plus" | "fedkseed-backprop":
+            bits = training.get("bits", 8)
+            run, zeros = Run(Pool(0, size), bytes(32)), np.zeros(size, np.float32)
+            down, up = (
+                Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, bits=bits),
+                Change(run, 0, 0, 1, 0, 0, zeros, NONE, bits),
+            )
+            return len(encode(down)), len(encode(up))
         case "unlimited-seeds":
             return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * PAIR
         case "uplink-seeds":
