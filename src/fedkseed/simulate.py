@@ -25,8 +25,9 @@ from .files import folder
 from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import batch_loss, graph_loss
+from .models.loss import graph_loss
 from .models.tuned import PATTERNS, Adapters, attach
+from .objectives import objective_of
 from .randomness import Purpose, cohort, generator
 from .round import Report, answer, run_round
 from .store import Store
@@ -97,6 +98,12 @@ class Simulation:
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
             )
+        if algorithm.backpropagates and recipe.training.objective != "loss":
+            raise FedKSeedError(
+                f"{recipe.training.algorithm} backpropagates, and {recipe.training.objective!r} has no gradient: "
+                "set [training] objective = 'loss', or an algorithm with zeroth-order steps as 'fedkseed'"
+            )
+        self.objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = shares or share_out(recipe, self.tokenizer)
@@ -149,7 +156,7 @@ class Simulation:
             self.weights,
             len(examples),
             batches,
-            loss=lambda batch: batch_loss(self.model, batch),
+            loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
             on_step=on_step,
             graph=lambda batch: graph_loss(self.model, batch),
         )
