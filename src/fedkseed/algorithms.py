@@ -62,6 +62,11 @@ class Algorithm:
         return self.local in (SGD, ADAM, ALL)
 
     @property
+    def differentiates(self) -> bool:
+        """Does it need a loss that has derivatives?"""
+        return self.backpropagates or self.local == OUTPUT
+
+    @property
     def adapts(self) -> bool:
         """Does it tune adapters, which are put into the model?"""
         return self.tuned not in ("all", "output")

@@ -141,8 +141,9 @@ def eval(
     """Evaluate a run's model on the held-out data, also in the middle of a run or after an earlier round."""
     store = Store(directory)
     recipe = load_recipe(store.recipe)
+    trained = recipe.training.model_copy(update={"objective": "loss"})  # a function that a run names is not needed now
     with Bars(recipe.training.rounds) as bars:
-        simulation = Simulation(recipe, bars)
+        simulation = Simulation(recipe.model_copy(update={"training": trained}), bars)
         store.require_same(simulation.identity)
         state = store.state(simulation.strategy.state, after)
         if state is None:

@@ -1,5 +1,6 @@
 """A recipe: what to run, as typed TOML. Only this file sees TOML; everything else takes plain values."""
 
+import re
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
@@ -138,6 +139,8 @@ class Directions(Part):
     size: Count = 4096
 
 
+OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # those that have a name
+
 AlgorithmName = Literal[
     "fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "fedavg", "fedzo", "fedmezo", "fedit",
     "fedit-sgd", "fedptuning", "fedprompt", "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
@@ -160,6 +163,16 @@ class Training(Part):
     server_lr: Positive = 1.0  # factor of the mean update: fedkseed and its kin, evofed, ferret
     server: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"  # what fedkseed's server makes of the mean update
     bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
+    objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
+
+    @model_validator(mode="after")
+    def _check(self) -> "Training":
+        if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
+            raise ValueError(
+                f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "
+                f"'PACKAGE.MODULE:FUNCTION', got {self.objective!r}"
+            )
+        return self
 
 
 class Derivatives(Part):
@@ -246,7 +259,10 @@ class Recipe(Part):
         model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
         model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
         data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
-        return self.model_copy(update={"model": model_part, "data": data_part})
+        file, _, function = self.training.objective.rpartition(":")
+        own = f"{Path(file).expanduser().resolve()}:{function}" if file.endswith(".py") else self.training.objective
+        training_part = self.training.model_copy(update={"objective": own})
+        return self.model_copy(update={"model": model_part, "data": data_part, "training": training_part})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, TypeAlias
@@ -108,10 +109,9 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
     for row, prompt in enumerate(prompts):  # padded on the left: an answer continues its prompt
         tokens[row, width - len(prompt) :] = torch.tensor(prompt)
         mask[row, width - len(prompt) :] = 1
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", "Position ids are not supported"
-        )  # peft's, of virtual tokens: none are needed
+    with warnings.catch_warnings() if virtual else nullcontext():  # two answers in turns would restore each other's
+        if virtual:  # peft's: no position ids are needed
+            warnings.filterwarnings("ignore", "Position ids are not supported")
         output = model.generate(
             tokens.to(model.device),
             attention_mask=mask.to(model.device),

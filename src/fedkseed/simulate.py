@@ -28,8 +28,9 @@ from .files import folder
 from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import batch_loss, graph_loss, output_loss, output_weights
+from .models.loss import graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
+from .objectives import objective_of
 from .randomness import Purpose, generator, share_of
 from .round import Report, answer, run_round
 from .store import Store
@@ -116,6 +117,13 @@ class Simulation:
                 f"{recipe.training.algorithm} can't take contributions that began with different models; leave out "
                 "[asynchronous], or use an algorithm whose model is K coefficients: fedkseed or fedkseed-pro"
             )
+        differentiated = algorithm.differentiates or recipe.clients.backpropagating > 0
+        if differentiated and recipe.training.objective != "loss":
+            raise FedKSeedError(
+                f"{recipe.training.algorithm} takes derivatives, and {recipe.training.objective!r} has no gradient: "
+                "set [training] objective = 'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'"
+            )
+        self.objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
         self.shares = shares or share_out(recipe, self.tokenizer)
@@ -187,7 +195,7 @@ class Simulation:
             self.weights,
             len(examples),
             batches,
-            loss=lambda batch: batch_loss(self.model, batch),
+            loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
             on_step=on_step,
             graph=self._graph(number),
         )

@@ -18,7 +18,7 @@ class Client:
     weights: "Weights"
     examples: int  # how many it holds
     batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
-    loss: Callable[[Any], float]  # of one batch, in nats a token
+    loss: Callable[[Any], float]  # of one batch: nats a token, or what else the recipe wants lowered
     on_step: Callable[[float], None] = lambda loss: None
     graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
 

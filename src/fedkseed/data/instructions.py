@@ -133,7 +133,7 @@ def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
         tokens[row, :n] = torch.tensor(e.tokens)
         mask[row, :n] = 1
         labels[row, e.prompt : n] = tokens[row, e.prompt : n]
-    return Batch(tokens, mask, labels)
+    return Batch(tokens, mask, labels, encoded)
 
 
 def endless_batches(encoded: Sequence[Encoded], size: int, pad: int, generator: np.random.Generator) -> Iterator[Batch]:

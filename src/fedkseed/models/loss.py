@@ -1,14 +1,18 @@
 """The loss: negative log-likelihood of the response's tokens, in nats."""
 
 import inspect
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from ..errors import FedKSeedError
+
+if TYPE_CHECKING:  # which makes batches
+    from ..data.instructions import Encoded
 
 IGNORED = -100  # label of a token that is not part of the response
 SLICE = 1 << 20  # logits whose losses are computed together
@@ -21,13 +25,15 @@ class Batch:
     tokens: Tensor  # (B, T) int64
     mask: Tensor  # (B, T) int64, 0 on padding
     labels: Tensor  # (B, T) int64, IGNORED outside responses
+    examples: "Sequence[Encoded]" = ()  # B, what the rows were made of; the loss needs none
 
     def to(self, device: torch.device) -> "Batch":
-        return Batch(*(part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels)))
+        tokens, mask, labels = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels))
+        return replace(self, tokens=tokens, mask=mask, labels=labels)
 
 
-def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Losses of the tokens from the first response on, and which of them count; both (B, T')."""
+def response_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits that predict the tokens from the first response on, (B, T', V), and the labels of these, (B, T')."""
     # Logits are the largest activation (49,152 a token for SmolLM2): make those in use, where the model can.
     first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # the position that predicts it
     kept = batch.tokens.shape[1] - first
@@ -35,8 +41,12 @@ def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model hands on what it does not know
     extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
-    labels = batch.labels[:, -kept:][:, 1:]
-    predictions = logits[:, -kept:][:, :-1]
+    return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
+
+
+def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Losses of the tokens from the first response on, and which of them count; both (B, T')."""
+    predictions, labels = response_logits(model, batch)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
     step = max(1, SLICE // (predictions.shape[0] * predictions.shape[2]))
     losses = [_losses(part, of) for part, of in zip(predictions.split(step, 1), labels.split(step, 1), strict=True)]

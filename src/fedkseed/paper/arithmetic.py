@@ -106,6 +106,8 @@ def trainable(method: str, of: Architecture) -> int:
             return of.prompt()
         case "fedptuning":
             return of.p_tuning()
+        case "fedkseed-plus":
+            return of.vocabulary * of.hidden
         case _:
             return of.weights
 
