@@ -86,10 +86,10 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
             break
     simulation.load(state)
     one = ALGORITHMS[simulation.recipe.training.algorithm].local == ONE
-    return judge(np.array(losses), np.array(LADDER), points=1 if one else 2)
+    return judge(np.array(losses), points=1 if one else 2)
 
 
-def judge(losses: NDArray[np.float64], ladder: NDArray[np.float64], points: int = 2) -> Scalars:
+def judge(losses: NDArray[np.float64], points: int = 2) -> Scalars:
     """Rounding, scalars and curvature from losses above, below and at w₀, shape (samples, ladder, 3).
 
     Two points: ρ = (L₊ − L₋) / 2ε, whose noise is σ/√2ε and whose bias grows as ε²; one point:
@@ -98,7 +98,7 @@ def judge(losses: NDArray[np.float64], ladder: NDArray[np.float64], points: int 
     ladder is not less. tr H is the mean of zᵀHz = (L₊ + L₋ − 2 L₀) / ε² where two points are best.
     """
     kept = np.isfinite(losses).all((0, 2))  # a large ε may break the model
-    (above, below, here), ladder = np.moveaxis(losses[:, kept], 2, 0), ladder[kept]
+    (above, below, here), ladder = np.moveaxis(losses[:, kept], 2, 0), np.array(LADDER)[kept]
     two = (above - below) / (2 * ladder)
     apart = _rms(np.diff(two)) / np.hypot(_noise(1.0, ladder[1:], 2), _noise(1.0, ladder[:-1], 2))
     rounding = float(_rms(apart[ladder[1:] <= QUIET]))

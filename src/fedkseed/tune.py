@@ -153,7 +153,6 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
         change = trial.change(found.before)
         simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.mean:+.5f} ± {change.error:.5f}"))
         longest = max(longest, clock() - begin)
-    bench.forget()
     simulation.load(simulation.strategy.init())
 
 
@@ -191,13 +190,14 @@ class Bench:
 
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
         """One round of a strategy, from the base model."""
-        self.forget()
         self.simulation.strategy = strategy
         try:
             state, _ = self.simulation.round(strategy.init())
             losses = self.losses(state, f"training examples, lr {lr:g}")
         except FedKSeedError as error:  # how a round says that numbers are out of range
             return Trial(lr, [], str(error))
+        finally:
+            self._forget()
         return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
 
     def losses(self, state: Any, what: str) -> list[float]:
@@ -209,7 +209,7 @@ class Bench:
             simulation.model, simulation.tokenizer, self.examples, batch_size=size, on_progress=advance
         ).losses
 
-    def forget(self) -> None:
+    def _forget(self) -> None:
         """Clients of algorithms that replay rounds remember them: here they have seen none."""
         if self._base is not None:
             free = cast("Free", self.simulation.weights)
