@@ -85,6 +85,9 @@ def test_a_model_that_a_large_eps_breaks_is_judged_without_it():
     found = judge(broken)
     assert [rung.eps for rung in found.rungs] == list(LADDER[:-1])
     assert found.eps == judge(losses(1e-7, 3.0, 0.0, 1000.0, samples=4)).eps
+    broken[1, 0, 0] = math.nan
+    with pytest.raises(FedKSeedError, match="not finite within eps"):
+        judge(broken)
 
 
 def test_at_the_suggested_eps_scalars_are_the_true_derivatives(recipe):
@@ -100,10 +103,7 @@ def test_at_the_suggested_eps_scalars_are_the_true_derivatives(recipe):
         model.requires_grad_(True)
         graph_loss(model, batch).backward()
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        slopes = sum(
-            project(parameters[entry.name].grad, recipe.pool, tensor=entry.number)
-            for entry in layout.entries
-        )
+        slopes = sum(project(parameters[entry.name].grad, recipe.pool, tensor=entry.number) for entry in layout.entries)
         model.zero_grad()
         for eps, gap in gaps.items():
             for j in (3, 40):
@@ -283,7 +283,7 @@ def test_the_command_prints_the_lines_and_writes_the_recipe(recipe_file, tmp_pat
 
 def test_what_was_not_found_stays_and_is_said(recipe_file, tmp_path):
     output = tmp_path / "tuned.toml"
-    result = fedkseed("tune", recipe_file, "--minutes", 0.01, "--output", output)
+    result = fedkseed("tune", recipe_file, "--minutes", 0, "--output", output)
     assert "the time is spent" in result.output
     assert "lr = 0.001 # unchanged" in result.output
     assert load_recipe(output).training.lr == load_recipe(recipe_file).training.lr

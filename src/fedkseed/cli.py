@@ -266,7 +266,7 @@ def compare(
 def tune(
     recipe: RecipeFile,
     minutes: Annotated[
-        float, typer.Option(help="No trial is begun that would end later; loading counts.", min=0.01)
+        float, typer.Option(help="No trial is begun that would end later; loading counts. 0: only eps.", min=0)
     ] = 5.0,
     steps: Annotated[
         int | None,

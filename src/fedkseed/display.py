@@ -14,7 +14,7 @@ from .evaluate import estimate, paired_change
 from .round import Report
 from .scalars import TOLERANCE, Scalars
 from .simulate import Result
-from .tune import Tuning
+from .tune import Trial, Tuning
 
 console = Console(markup=False)  # paths and texts of users may hold brackets
 
@@ -175,18 +175,8 @@ def _print_trials(found: Tuning) -> None:
             table.add_row(f"{trial.lr:g}", "", "", Text(trial.failure))
             continue
         change, apart = trial.change(found.before), trial.change(found.best.losses)
-        best = trial is found.best
-        verdict = (
-            "best"
-            if best
-            else "like the best"
-            if trial.lr in found.alike
-            else "worse"
-            if found.worse(trial)
-            else "no gain"
-        )
-        other = "" if best else f"{apart.mean:+.5f} ± {apart.error:.5f}"
-        table.add_row(f"{trial.lr:g}", f"{change.mean:+.5f} ± {change.error:.5f}", other, verdict)
+        other = "" if trial is found.best else f"{apart.mean:+.5f} ± {apart.error:.5f}"
+        table.add_row(f"{trial.lr:g}", f"{change.mean:+.5f} ± {change.error:.5f}", other, _verdict(found, trial))
     console.print(table)
     same = found.alike
     _say(f"on {len(found.before)} examples of clients; ± is one standard error over them, paired by example")
@@ -197,6 +187,14 @@ def _print_trials(found: Tuning) -> None:
             f"a trial took {found.steps} of the recipe's {found.recipe.training.steps} local steps: what more of them "
             "do to a client's own model was not seen; take a smaller lr than the best, or give --steps"
         )
+
+
+def _verdict(found: Tuning, trial: Trial) -> str:
+    if trial is found.best:
+        return "best"
+    if trial.lr in found.alike:
+        return "like the best"
+    return "worse" if found.worse(trial) else "no gain"
 
 
 def _say(text: str) -> None:

@@ -96,8 +96,13 @@ def judge(losses: NDArray[np.float64], points: int = 2) -> Scalars:
     ρ = (L₊ − L₀) / ε, noise √2σ/ε, bias as ε. σ, the rounding of a loss, is told from how two-point scalars
     of neighbouring small ε differ; a larger difference than noise explains is bias, which further up the
     ladder is not less. tr H is the mean of zᵀHz = (L₊ + L₋ − 2 L₀) / ε² where two points are best.
+
+    Raises:
+        FedKSeedError: losses are not finite even where ε is small.
     """
     kept = np.isfinite(losses).all((0, 2))  # a large ε may break the model
+    if not kept[np.array(LADDER) <= QUIET].all():
+        raise FedKSeedError(f"losses are not finite within eps = {QUIET:g} of the base model; use dtype = 'float32'")
     (above, below, here), ladder = np.moveaxis(losses[:, kept], 2, 0), np.array(LADDER)[kept]
     two = (above - below) / (2 * ladder)
     apart = _rms(np.diff(two)) / np.hypot(_noise(1.0, ladder[1:], 2), _noise(1.0, ladder[:-1], 2))
