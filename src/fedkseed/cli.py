@@ -1,4 +1,4 @@
-"""The command line: run a recipe, look at runs, compare algorithms, reproduce the paper."""
+"""The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper."""
 
 import sys
 from collections import Counter

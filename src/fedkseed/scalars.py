@@ -100,7 +100,7 @@ def judge(losses: NDArray[np.float64], points: int = 2) -> Scalars:
     Raises:
         FedKSeedError: losses are not finite even where ε is small.
     """
-    kept = np.isfinite(losses).all((0, 2))  # a large ε may break the model
+    kept = np.all(np.isfinite(losses), axis=(0, 2))  # a large ε may break the model
     if not kept[np.array(LADDER) <= QUIET].all():
         raise FedKSeedError(f"losses are not finite within eps = {QUIET:g} of the base model; use dtype = 'float32'")
     (above, below, here), ladder = np.moveaxis(losses[:, kept], 2, 0), np.array(LADDER)[kept]
