@@ -1,4 +1,4 @@
-"""The command line: run a recipe, look at runs, compare algorithms, reproduce the paper."""
+"""The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper."""
 
 import sys
 from collections import Counter
@@ -23,10 +23,10 @@ from .data.instructions import Wording
 from .data.shares import share_out
 from .data.sources import Example
 from .directions.vectors import check
-from .display import Bars, console, print_costs, print_result
+from .display import Bars, console, print_costs, print_result, print_tuning
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
-from .files import folder
+from .files import folder, write_atomically
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
@@ -36,6 +36,7 @@ from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
 from .tensorboard import EventFiles
+from .tune import tune as find_settings
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -260,6 +261,41 @@ def compare(
 
         found = measure_all(parsed, names, done)
     print_costs(found, parsed.training.steps)
+
+
+@_command
+def tune(
+    recipe: RecipeFile,
+    minutes: Annotated[
+        float, typer.Option(help="No trial is begun that would end later; loading counts. 0: only eps.", min=0)
+    ] = 5.0,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Local steps of a client in a trial; default the recipe's, at most 32 of all clients.", min=1
+        ),
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the recipe with what was found to this file.")] = None,
+) -> None:
+    """Find eps and lr for a recipe in minutes, on the base model and the clients' training examples.
+
+    eps: a scalar gradient (L(w + eps z) - L(w - eps z)) / 2 eps is spoilt by the rounding of the losses where eps is
+    small, and by curvature where it is large. Both are measured along a ladder; the best has the least error.
+
+    lr: the curvature bounds the steps that can lower the loss. Below that, short rounds from the base model try one
+    learning rate after another, on the same batches and directions. What two standard errors can't tell apart is
+    said. Algorithms that backpropagate have no eps: for them only rounds are tried. Held-out examples are not used.
+
+    docs/tune.md has the formulas and an example.
+    """
+    if output is not None and output.exists():
+        raise FedKSeedError(f"{output} exists already; choose another file")
+    with Bars(0) as bars:
+        found = find_settings(load_recipe(recipe), minutes, steps, bars)
+    print_tuning(found)
+    if output is not None:
+        write_atomically(output, found.suggested.to_toml().encode())
+        console.print(f"wrote {output}", highlight=False)
 
 
 @_command

@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     EVALUATION = 7
     SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
+    TUNE = 10
     BACKPROPAGATING = 11
     SPEED = 12
 
