@@ -1,6 +1,7 @@
 """From finished runs to a table and a figure: one function of each for every kind of output that runs have."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -93,6 +94,8 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
 
     The reference's whole time and the change of loss that it ends with are those of the same seed.
     """
+    if virtual := experiment.options.get("clock") == "virtual":
+        outcomes = [replace(outcome, clock=outcome.virtual) for outcome in outcomes]
     reference, per_round = experiment.options["reference"]["method"], experiment.options["steps a round"]
     theirs = {run.seed: run for run in outcomes if run.axes["method"] == reference}
     rows: list[dict[str, Cell]] = []
@@ -109,7 +112,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
         needed = [run.reached(other.change(other.rounds)) for run, other in pairs]
         times = [other.seconds / t for t, (_, other) in zip(needed, pairs, strict=True) if t]
         row["times as fast"] = None if len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
-        row["seconds"] = float(np.mean([run.seconds for run in runs]))
+        row["units of time" if virtual else "seconds"] = float(np.mean([run.seconds for run in runs]))
         row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
         row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
         rows.append(row)
@@ -126,7 +129,9 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
                 x = [float(np.mean([run.clock[d] for run in same])) for d in done]
                 name = experiment.title_of("method", method)
                 line(axes, x, [s.mean for s in found], [s.error for s in found], name, number)
-            axes.set(xlabel="seconds of rounds", ylabel=MEASURES["change"][0], xscale="symlog")
+            axes.set(
+                xlabel="virtual time" if virtual else "seconds of rounds", ylabel=MEASURES["change"][0], xscale="symlog"
+            )
             axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
 
     return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
