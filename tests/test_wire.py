@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import Broadcast, FedKSeedError, Pool, Run, Upload, decode, encode
+from fedkseed.compact import compact
 from fedkseed.messages import Change, History, Values
 
 from .strategies.test_kseed import upload
 
 RNG = np.random.default_rng(0)
+SMALL = Run(Pool(5, 256), bytes(range(32)))
 
 
 def make(size: int, pairs: int, family: str = "hadamard", pro: bool = False) -> tuple[Broadcast, Upload]:
@@ -25,8 +27,8 @@ def make(size: int, pairs: int, family: str = "hadamard", pro: bool = False) -> 
     return down, Upload(run, 7, 12, 345, 2.5, directions, RNG.normal(size=pairs).astype(np.float32))
 
 
-def others() -> list[Values | History | Change]:
-    """Messages of the algorithms that don't send K coefficients."""
+def others() -> list[Values | History | Change | Broadcast]:
+    """Messages of the algorithms that don't send K coefficients, and messages of 8 bits a number."""
     run = Run(Pool(5, 1 << 32, "rademacher"), bytes(range(32)))
     numbers = RNG.normal(size=9).astype(np.float32)
     counts = np.array([[2, 1], [0, 2], [3, 1]], np.uint32)
@@ -38,6 +40,9 @@ def others() -> list[Values | History | Change]:
         History(run, 7, 3e-4, 7, counts[:0], none, numbers[:0]),
         Change(run, 7, 12, 345, 2.5, 3, numbers, none),
         Change(run, 7, 12, 345, 2.5, 0, numbers, np.array([4, 5], np.uint32)),
+        Change(run, 7, 12, 345, 2.5, 0, compact(numbers), none, 8),
+        Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, compact(RNG.normal(size=256)), bits=8),
+        Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, compact(RNG.normal(size=256)), 1, compact(RNG.random(256)), 8),
     ]
 
 
@@ -149,6 +154,12 @@ def test_a_hostile_upload_with_a_valid_checksum_is_refused(at, new, message):
         (4, 76, struct.pack("<Q", 10), "must have"),
         (5, 84, struct.pack("<I", 5), "counts add up to 10"),
         (5, 60, struct.pack("<I", 0), "at least one example"),
+        (5, 7, b"\x01", "flags 0 or 2, got 1"),
+        (6, 7, b"\x00", "must have"),  # 9 numbers of 32 bits need more
+        (6, 88, b"\x80", "scale or a code that is not allowed"),
+        (7, 7, b"\x04", "flags 0 or 1 or 2 or 3, got 4"),
+        (7, 84, struct.pack("<f", np.inf), "scale or a code that is not allowed"),
+        (8, 7, b"\x02", "must have"),  # its probabilities are too many bytes
     ],
 )
 def test_a_hostile_message_of_another_algorithm_is_refused(message, at, new, match):
@@ -166,6 +177,23 @@ def test_no_change_of_another_algorithms_message_crashes_the_decoder(message, pl
     data = encode(message)
     with suppress(FedKSeedError):
         decode(sealed(data, place % (len(data) - 4 - len(new)), new), type(message))
+
+
+def test_eight_bits_a_coefficient_keep_both_links_under_nine_thousand_bytes():
+    run, none = Run(Pool(5, 4096), bytes(32)), np.empty(0, np.uint32)
+    c = compact(RNG.normal(size=4096))
+    down = encode(Broadcast(run, 7, 3e-7, 5e-4, 1, np.inf, c, bits=8))
+    up = encode(Change(run, 7, 12, 345, 2.5, 0, c, none, 8))
+    assert (len(down), len(up)) == (56 + 28 + 4096 + 128 + 4, 56 + 28 + 4096 + 128 + 4)
+    # LoRA (r = 8 on q and v) of SmolLM2-135M has 460,800 numbers of 4 bytes on both links
+    assert 2 * 4 * 460_800 / (len(down) + len(up)) > 400
+
+
+def test_numbers_that_were_not_rounded_are_not_sent_as_if_they_were():
+    with pytest.raises(FedKSeedError, match=r"must be rounded by compact\(\) first"):
+        Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, RNG.normal(size=256).astype(np.float32), bits=8)
+    with pytest.raises(FedKSeedError, match="8 or 32 bits, got 4"):
+        Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, np.zeros(256, np.float32), bits=4)
 
 
 @given(st.binary(max_size=300))

@@ -160,7 +160,8 @@ READERS = {Broadcast: _broadcast, Upload: _upload, Values: _values, History: _hi
 
 def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: int = 0) -> tuple:
     if flags & ~allowed:
-        raise FedKSeedError(f"a {name} has flags within {allowed:#b}, got {flags:#b}")
+        known = " or ".join(str(flag) for flag in range(allowed + 1) if not flag & ~allowed)
+        raise FedKSeedError(f"a {name} has flags {known}, got {flags}")
     if len(body) < layout.size:
         raise FedKSeedError(f"the body of a {name} has at least {layout.size} bytes, got {len(body)}")
     return layout.unpack_from(body)

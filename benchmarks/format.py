@@ -1,0 +1,70 @@
+"""What has a run learned: the form of an answer, or its contents?
+
+    python benchmarks/format.py RUN [--examples 64] [--each 16] [--json]
+
+The change of loss of each example, base model to tuned model, is split by the response's tokens: the first one, the
+end of text, and all between. Rows are the held-out task and the categories of the clients' own examples, of which few
+were trained on. Means over examples ± standard errors; the three parts add up to the whole.
+"""
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import torch
+
+from fedkseed.config import load_recipe
+from fedkseed.data.instructions import Encoded, collate
+from fedkseed.evaluate import estimate
+from fedkseed.models.loss import token_losses
+from fedkseed.randomness import Purpose, generator
+from fedkseed.simulate import Simulation
+from fedkseed.store import Store
+
+from table import Row, show
+
+
+@torch.inference_mode()
+def parts(simulation: Simulation, examples: Sequence[Encoded]) -> list[tuple[float, float, float]]:
+    """Of each example: what the first token, the tokens between and the end of text add to its mean loss."""
+    found = []
+    for example in examples:
+        losses, counted = token_losses(simulation.model, collate([example], simulation.tokenizer.pad_token_id))
+        values = (losses[counted] / counted.sum()).tolist()
+        found.append((values[0], sum(values[1:-1]), values[-1] if len(values) > 1 else 0.0))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--examples", type=int, default=64, help="of the held-out task")
+    parser.add_argument("--each", type=int, default=16, help="of each category of the clients")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    store = Store(options.run)
+    rows: list[Row] = []
+    with closing(Simulation(load_recipe(store.recipe))) as simulation:
+        groups = {"held out": list(simulation.shares.held_out[: options.examples])}
+        everyone = [example for share in simulation.shares.clients for example in share]
+        for i in generator(simulation.recipe.seed, Purpose.EVALUATION, 1).permutation(len(everyone)):
+            some = groups.setdefault(everyone[i].example.category, [])
+            if len(some) < options.each:
+                some.append(everyone[i])
+        simulation.load(simulation.strategy.init())
+        before = {name: parts(simulation, some) for name, some in groups.items()}
+        simulation.load(store.state(simulation.strategy.state))
+        for name, some in groups.items():
+            pairs = zip(before[name], parts(simulation, some), strict=True)
+            changes = [[b - a for a, b in zip(one, other, strict=True)] for one, other in pairs]
+            columns = [[sum(change) for change in changes], *map(list, zip(*changes, strict=True))]
+            names = ("change of loss", "by the first token", "by those between", "by the end of text")
+            means = [estimate(column) for column in columns]
+            cells = {title: f"{mean.mean:+.4f} ± {mean.error:.4f}" for title, mean in zip(names, means, strict=True)}
+            rows.append({"examples": f"{name} ({len(some)})", **cells})
+    show("what a run has learned", rows, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
