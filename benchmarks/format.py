@@ -21,7 +21,6 @@ from fedkseed.models.loss import token_losses
 from fedkseed.randomness import Purpose, generator
 from fedkseed.simulate import Simulation
 from fedkseed.store import Store
-
 from table import Row, show
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from fedkseed import FedKSeedError, resume, start
+from fedkseed import FedKSeedError, apply, resume, start
 from fedkseed.algorithms import ALGORITHMS
 from fedkseed.cli import app
 from fedkseed.compare import AWAY, compare, measure
@@ -18,6 +18,7 @@ from fedkseed.models.load import load_tokenizer
 from fedkseed.models.tuned import Adapters, attach
 from fedkseed.simulate import Simulation
 from fedkseed.store import Store
+from fedkseed.weights import Layout
 
 from .conftest import CONFIGS, recipe_text, tiny_llama
 
@@ -56,6 +57,39 @@ def test_training_lowers_the_held_out_loss_and_a_stopped_run_ends_the_same(name,
     Store(tmp_path / "stopped").rollback(2)
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert Store(tmp_path / "stopped").reports()[-1]["bytes_total"] == whole.reports[-1]["bytes_total"]
+
+
+@pytest.mark.parametrize("name", ["fedkseed", "fedkseed-plus"])
+def test_a_mixed_federation_trains_and_a_stopped_run_ends_the_same(name, tmp_path, model_folder, data_file):
+    lines = {"alpha": "alpha = 1.0\nbackpropagating = 0.5", "eps": "eps = 1e-3\n[derivatives]\nlr = 3e-3\nsteps = 4"}
+    recipe = recipe_of(name, tmp_path, model_folder, data_file, **lines)
+    assert len(Simulation(recipe).backpropagating) == 2
+    whole = start(recipe, tmp_path / "whole")
+    change = paired_change(whole.before.losses, whole.after.losses)
+    assert change.mean < -2 * change.error, f"{change}"
+    stopped = start(recipe, tmp_path / "stopped")
+    Store(tmp_path / "stopped").rollback(1)
+    assert resume(tmp_path / "stopped").digest == whole.digest == stopped.digest
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    apply(model, whole.output)
+    assert Layout(model).digest().hex() == whole.digest
+
+
+def test_only_fedkseed_and_its_kin_can_be_mixed(tmp_path, model_folder, data_file):
+    lines = {"alpha": "alpha = 1.0\nbackpropagating = 0.5"}
+    with pytest.raises(FedKSeedError, match=r"backpropagating is for fedkseed and its kin"):
+        Simulation(recipe_of("fedmezo", tmp_path, model_folder, data_file, **lines))
+
+
+@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi"])
+def test_a_servers_optimiser_goes_on_after_a_stop(kind, tmp_path, model_folder, data_file):
+    rate = {"momentum": 0.5, "adam": 3e-3, "yogi": 3e-3}[kind]
+    lines = {"eps": f'eps = 1e-3\nserver = "{kind}"\nserver_lr = {rate}\nbits = 8'}
+    recipe = recipe_of("fedkseed", tmp_path, model_folder, data_file, **lines)
+    whole = start(recipe, tmp_path / "run")
+    Store(tmp_path / "run").rollback(1)
+    assert resume(tmp_path / "run").digest == whole.digest
+    assert whole.reports[-1]["bytes_down"] == 88 + 64 + 4
 
 
 def test_all_weights_are_left_as_a_folder_of_hugging_face(tmp_path, model_folder, data_file):

@@ -115,7 +115,7 @@ class Simulation:
         if recipe.asynchronous is not None and not algorithm.pooled:
             raise FedKSeedError(
                 f"{recipe.training.algorithm} can't take contributions that began with different models; leave out "
-                "[asynchronous], or use an algorithm whose model is K coefficients: fedkseed or fedkseed-pro"
+                "[asynchronous], or use an algorithm whose model is K coefficients, as fedkseed"
             )
         differentiated = algorithm.differentiates or recipe.clients.backpropagating > 0
         if differentiated and recipe.training.objective != "loss":

@@ -15,6 +15,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load
 from fedkseed.paper.outcomes import Outcome, Spread, Table, spread
+from fedkseed.paper.outputs import speed
 from fedkseed.paper.reproduce import parts, reproduce
 from fedkseed.simulate import Simulation, start, work
 from fedkseed.store import Store
@@ -150,6 +151,7 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
         ("scores", {}),
         ("probabilities", {}),
         ("curves", {}),
+        ("speed", {"reference": {"method": "fedkseed-pro"}, "steps": 4, "steps a round": {"default": 4}}),
     ],
 )
 def test_every_output_can_be_made(experiment, tmp_path, output, options):
@@ -171,7 +173,9 @@ def test_the_command_lists_and_makes_measured_experiments(tmp_path):
 
 
 def outcome(seed: int, *losses: float) -> Outcome:
-    return Outcome({}, seed, dict(enumerate(losses)), {}, 1, 1, 1.0, Path())
+    rounds = range(len(losses))
+    clock = {done: 10.0 * done for done in rounds}
+    return Outcome({}, seed, dict(enumerate(losses)), {}, 1, 1, clock, {done: 3.0 * done for done in rounds}, 0, Path())
 
 
 def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
@@ -180,6 +184,48 @@ def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
     assert spread(runs, "change") == Spread(-2.5, stdev([-2, -3]), 2)
     assert spread(runs, "rouge") is None
     assert str(Spread(22.334, 1.716, 4)) == "22.33 ± 1.72"
+
+
+def test_a_loss_is_reached_between_two_evaluations_and_seen_after_one():
+    run = outcome(0, 5.0, 4.0, 4.5, 3.0)
+    assert run.reached(-1.0) == 10.0
+    assert run.reached(-0.5) == 5.0
+    assert run.reached(-1.25) == pytest.approx(20 + 10 * 0.75 / 1.5)
+    assert run.reached(-2.1) is None
+    assert [run.within(seconds) for seconds in (0, 9.9, 10, 25, 1e9)] == [0, 0, 1, 2, 3]
+    assert run.change(2) == -0.5
+    assert run.seconds == 30.0
+
+
+def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
+    experiment = replace(
+        load("goals", "tiny"),
+        axes={"method": ["fedkseed", "fedkseed-plus"]},
+        options={
+            "reference": {"method": "fedkseed"},
+            "steps": 20,
+            "steps a round": {"fedkseed-plus": 10, "default": 20},
+        },
+    )
+
+    def run(method: str, seed: int, pace: float, *losses: float) -> Outcome:
+        one = outcome(seed, *losses)
+        return replace(one, axes={"method": method}, clock={done: at * pace for done, at in one.clock.items()})
+
+    slow = [run("fedkseed", seed, 10.0, 5.0, 4.8, 4.0 + seed / 2) for seed in (0, 1)]  # 200 s to −1.0 and to −0.5
+    fast = [run("fedkseed-plus", seed, 1.0, 5.0, 4.0, 3.0, 2.0) for seed in (0, 1)]
+    table, _ = speed(experiment, [*slow, *fast])
+    one, other = table.rows
+    assert one["in the same time"] == "-0.750 ± 0.250"
+    assert other["in the same time"] == other["in 1/5 of the time"] == "-3.000 ± 0.000"
+    assert other["in 1/100 of the time"] == "+0.000 ± 0.000"
+    assert other["after 20 steps"] == "-2.000 ± 0.000"
+    assert one["after 20 steps"] == "-0.200 ± 0.000"
+    assert other["minus the reference"] == "-2.250 ± 0.250"
+    assert one["minus the reference"] is None
+    assert other["times as fast"] == "20 to 40"
+    virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
+    assert speed(virtual, [*slow, *fast])[0].rows[1]["units of time"] == 9.0
 
 
 def test_tables_hold_numbers_for_programs_and_text_for_people():

@@ -48,7 +48,6 @@ class Outcome:
     bytes_up: int
     clock: dict[int, float]  # rounds done -> seconds that they computed, evaluations left out
     virtual: dict[int, float]  # rounds done -> virtual time, see asynchronous.py
-    clients: int  # that took part in a round, the mean
     memory: int | None  # bytes, the most that the process held
     directory: Path
 
@@ -65,7 +64,6 @@ class Outcome:
             bytes_up=max(report["bytes_up"] for report in reports),
             virtual={0: 0.0} | {done: report.get("clock") or 0.0 for done, report in enumerate(reports, 1)},
             clock={done: sum(map(_seconds, reports[:done])) for done in range(len(reports) + 1)},
-            clients=round(fmean(len(report["clients"]) for report in reports)),
             memory=store.recall("peak_memory"),
             directory=directory,
         )
