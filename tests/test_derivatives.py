@@ -4,11 +4,20 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedkseed import FedKSeedError, KSeed, Pool, Run, hold
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.work import LocalWork
-from fedkseed.models.loss import IGNORED, Batch, batch_loss, graph_loss, output_loss, output_weights
+from fedkseed.models.loss import (
+    IGNORED,
+    Batch,
+    batch_loss,
+    checkpointed,
+    graph_loss,
+    output_loss,
+    output_weights,
+)
 from fedkseed.optimizers import Optimizer
 from fedkseed.strategy import Client
 from fedkseed.weights import MODES
@@ -66,6 +75,29 @@ def test_the_derivatives_of_every_architecture_are_autograds(config, mode):
     loss, slope = weights.gradient(lambda: graph_loss(again, batch()))
     np.testing.assert_allclose(slope, expected, atol=1e-4 * np.abs(expected).max())
     assert loss == pytest.approx(batch_loss(again, batch()), rel=1e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_checkpointing_changes_no_derivative_and_leaves_the_model_as_it_was(config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    weights = hold(model, POOL)
+    weights.load(coefficients())
+    _, expected = weights.gradient(lambda: graph_loss(model, batch()))
+    calls: list[bool] = []
+    layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+    next(layer.children()).register_forward_hook(lambda *_: calls.append(True))
+
+    def loss():
+        with checkpointed(model):
+            return graph_loss(model, batch())
+
+    _, slope = weights.gradient(loss)
+    assert len(calls) == 2
+    np.testing.assert_allclose(slope, expected, atol=1e-6 * np.abs(expected).max())
+    assert not any(module.training for module in model.modules())
+    assert getattr(layer, "dropout", 0.1) != 0.0
 
 
 @every_mode

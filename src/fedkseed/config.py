@@ -182,6 +182,7 @@ class Derivatives(Part):
     lr: Positive = 1e-5
     steps: Count | None = None  # default: [training] steps
     schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
+    checkpointing: bool = False  # less memory for activations, a third more time: layers run forward twice
 
 
 class Peft(Part):

@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ from .files import folder
 from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import graph_loss, output_loss, output_weights
+from .models.loss import checkpointed, graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
 from .objectives import objective_of
 from .randomness import Purpose, generator, share_of
@@ -204,10 +204,14 @@ class Simulation:
         """What a client differentiates, if it does."""
         algorithm = ALGORITHMS[self.recipe.training.algorithm]
         if algorithm.backpropagates or number in self.backpropagating:
-            return lambda batch: graph_loss(self.model, batch)
+            return self._graph_of_all_layers
         if algorithm.local == OUTPUT:
             return lambda batch: output_loss(self.model, batch)
         return None
+
+    def _graph_of_all_layers(self, batch: Any) -> Tensor:
+        with checkpointed(self.model) if self.recipe.derivatives.checkpointing else nullcontext():
+            return graph_loss(self.model, batch)
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""

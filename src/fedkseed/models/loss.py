@@ -1,13 +1,17 @@
 """The loss: negative log-likelihood of the response's tokens, in nats."""
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..errors import FedKSeedError
 
@@ -62,6 +66,33 @@ def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
     """L of the paper: mean over the response tokens of a batch; with its graph, where gradients are on."""
     losses, counted = token_losses(model, batch)
     return losses.sum() / counted.sum().to(losses.device)
+
+
+@contextmanager
+def checkpointed(model: Any) -> Iterator[None]:
+    """A forward pass in here keeps the inputs of layers only; a pass back runs each layer forward once more.
+
+    Layers recompute where they are in training mode; what is inside them is not, so that dropout stays off.
+
+    Raises:
+        FedKSeedError: the model's code can't do it.
+    """
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise FedKSeedError("this model's layers can't be run again; set [derivatives] checkpointing = false")
+    dropouts = [(layer, layer.dropout) for layer in layers if isinstance(getattr(layer, "dropout", None), float)]
+    try:
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = True
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+        for layer, _ in dropouts:  # some layers drop out by themselves (OPT's)
+            layer.dropout = 0.0
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = False
+        for layer, rate in dropouts:
+            layer.dropout = rate
 
 
 def output_loss(model: Any, batch: Batch) -> Tensor:
