@@ -133,7 +133,7 @@ def print_tuning(found: Tuning) -> None:
     if found.spent:
         _say("the time is spent before all learning rates were tried: give more --minutes")
     if found.lr is not None:
-        lines.append(f"lr = {found.lr:g} # best of those tried")
+        lines.append(f"lr = {found.lr:g} # best of those that lowered the loss by two standard errors")
     else:
         own = training.lr or ALGORITHMS[training.algorithm].lr
         lines.append(f"lr = {own:g} # unchanged: no trial lowered the loss by two standard errors")
