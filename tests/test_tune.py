@@ -155,6 +155,17 @@ def test_the_best_learning_rate_is_found_from_any_start(distance):
     assert found.worse(max(found.trials, key=lambda trial: trial.lr))
 
 
+def test_a_gain_that_may_be_luck_is_not_suggested():
+    before = [2.0, 2.0, 2.0, 2.0]
+    sure, luck = Trial(1e-5, [1.98, 1.99, 1.97, 1.98]), Trial(4e-5, [1.0, 2.1, 1.9, 2.2])
+    found = Tuning(parse({"model": {"name": "none"}}), [0], 1, before=before, trials=[sure, luck])
+    assert found.best is luck
+    assert found.lr == sure.lr
+    assert found.alike == [sure.lr, luck.lr]
+    assert replace(found, trials=[luck]).lr is None
+    assert replace(found, trials=[luck]).suggested == found.recipe
+
+
 def test_the_climb_ends_where_the_model_is_lost():
     found = climbed(best=1.0, own=1e-4, lost=0.01)
     assert found.lr is not None

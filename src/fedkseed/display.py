@@ -133,7 +133,7 @@ def print_tuning(found: Tuning) -> None:
     if found.spent:
         _say("the time is spent before all learning rates were tried: give more --minutes")
     if found.lr is not None:
-        lines.append(f"lr = {found.lr:g} # best of those tried")
+        lines.append(f"lr = {found.lr:g} # best of those that lowered the loss by two standard errors")
     else:
         lines.append(f"lr = {found.own:g} # unchanged: no trial lowered the loss by two standard errors")
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))

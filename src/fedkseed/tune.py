@@ -70,11 +70,13 @@ class Tuning:
 
     @property
     def lr(self) -> float | None:
-        """The best; None if it did not lower the loss by two standard errors."""
-        if not self.trials:
-            return None
-        change = self.best.change(self.before)
-        return self.best.lr if change.mean < -2 * change.error else None
+        """The best of those that lowered the loss by two standard errors; None if none did.
+
+        A larger one may have lowered it more on average, but not on most examples: that is luck or the edge.
+        """
+        changes = [(trial.change(self.before), trial.lr) for trial in self.trials]
+        sure = [(change.mean, lr) for change, lr in changes if change.mean < -2 * change.error]
+        return min(sure)[1] if sure else None
 
     def worse(self, trial: Trial) -> bool:
         """Than the best or than no training, by more than two standard errors?"""
