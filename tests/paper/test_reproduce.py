@@ -224,6 +224,10 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert other["minus the reference"] == "-2.250 ± 0.250"
     assert one["minus the reference"] is None
     assert other["times as fast"] == "20 to 40"
+    rival = replace(experiment, options=experiment.options | {"rival": "fedkseed-plus"})
+    slower = speed(rival, [*slow, *fast])[0].rows[0]
+    assert slower["in the time of FedKSeed-Plus"] == "+0.000 ± 0.000"
+    assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(virtual, [*slow, *fast])[0].rows[1]["units of time"] == 9.0
 

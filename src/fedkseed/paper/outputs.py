@@ -109,6 +109,14 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
         row[f"after {experiment.options['steps']:,} steps"] = _error([run.change(rounds) for run in runs])
         row["at its end"] = _error([run.change(run.rounds) for run in runs])
         row["minus the reference"] = _error([r.change(r.rounds) - o.change(o.rounds) for r, o in pairs if r is not o])
+        if rival := experiment.options.get("rival"):  # whose whole time is a measure, too
+            others = {run.seed: run for run in outcomes if run.axes["method"] == rival}
+            beside = [(run.change(run.within(o.seconds)), o) for run in runs if (o := others.get(run.seed))]
+            title = experiment.title_of("method", rival)
+            row[f"in the time of {title}"] = _error([found for found, _ in beside])
+            row[f"minus {title} then"] = (
+                None if method == rival else _error([found - other.change(other.rounds) for found, other in beside])
+            )
         needed = [run.reached(other.change(other.rounds)) for run, other in pairs]
         times = [other.seconds / t for t, (_, other) in zip(needed, pairs, strict=True) if t]
         row["times as fast"] = None if len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
