@@ -77,7 +77,7 @@ def test_a_mixed_federation_trains_and_a_stopped_run_ends_the_same(name, tmp_pat
 
 def test_only_fedkseed_and_its_kin_can_be_mixed(tmp_path, model_folder, data_file):
     lines = {"alpha": "alpha = 1.0\nbackpropagating = 0.5"}
-    with pytest.raises(FedKSeedError, match=r"backpropagating is for fedkseed and its kin"):
+    with pytest.raises(FedKSeedError, match=r"fedmezo does not read \[clients\] backpropagating: leave it out"):
         Simulation(recipe_of("fedmezo", tmp_path, model_folder, data_file, **lines))
 
 

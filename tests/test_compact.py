@@ -36,6 +36,12 @@ def test_a_number_is_off_by_at_most_a_254th_of_the_largest_of_its_block(values):
             assert np.abs(rounded[start : start + BLOCK] - part).max() <= largest / 254 * (1 + 1e-4)
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_is_not_rounded_to_something(bad):
+    with pytest.raises(FedKSeedError, match="only finite numbers can travel"):
+        compact(np.array([1.0, bad]))
+
+
 def test_a_coefficient_takes_little_more_than_a_byte():
     assert packed_size(4096) == 4096 + 4 * 32
 

@@ -1,12 +1,15 @@
 """Derivatives along all directions: against finite differences and against PyTorch, in every architecture and mode."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, FalconConfig
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedkseed import FedKSeedError, KSeed, Pool, Run, hold
+from fedkseed.compact import compact
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.work import LocalWork
 from fedkseed.models.loss import (
@@ -204,14 +207,54 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing():
     weights = hold(model, POOL)
     moved = derivative_steps(
         weights,
-        lambda b: graph_loss(model, b) * (float("nan") if b is None else 1.0) if b else torch.tensor(float("inf")),
-        iter([None, None]),
+        lambda infinite: graph_loss(model, batch()) * (float("inf") if infinite else float("nan")),
+        iter([True, False]),
         steps=2,
         lr=1.0,
         optimizer=Optimizer(),
     )
     assert moved.skipped == 2
     assert not moved.change.any()
+
+
+def test_a_loss_that_tuned_weights_can_not_change_is_told_of():
+    model = AutoModelForCausalLM.from_config(CONFIGS[0]).requires_grad_(False).eval()  # its embeddings are not tied
+    for mode in MODES:
+        weights = hold(model, POOL, ["model.layers.*"], mode)
+        with pytest.raises(FedKSeedError, match="the loss does not depend on the tuned weights"):
+            weights.gradient(lambda: output_loss(model, batch()))
+        weights.restore()
+
+
+def test_a_layer_that_drops_out_by_itself_does_not_while_it_is_checkpointed():
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, hidden_dropout=0.5)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    weights = hold(model, POOL)
+    expected, slope = weights.gradient(lambda: graph_loss(model, batch()))
+
+    def loss():
+        with checkpointed(model):
+            return graph_loss(model, batch())
+
+    found, other = weights.gradient(loss)
+    assert found == expected
+    np.testing.assert_allclose(other, slope, atol=1e-6 * np.abs(slope).max())
+
+
+def test_a_clip_bounds_changes_as_well():
+    model, run = tiny_llama(), Run(POOL, bytes(32))
+    strategy = KSeed(run, 1, steps=2, lr=1e-3, clip=0.01, derivatives=LocalWork(1, "adam", 5, lr=1e-3), bits=8)
+    weights = hold(model, POOL)
+    client = Client(
+        0, weights, 1, lambda round_: iter([batch()] * 5), lambda b: 0.0, graph=lambda b: graph_loss(model, b)
+    )
+    message = strategy.broadcast(strategy.init(), [0])[0]
+    change = strategy.train(message, client)
+    assert np.abs(change.values).max() == pytest.approx(1e-3 * 2 * 0.01, rel=1e-3)
+    strategy.aggregate(strategy.init(), [change])
+    large = replace(change, values=compact(change.values * 3))
+    with pytest.raises(FedKSeedError, match=r"client 0 moves a coefficient by 6\.0.*e-05, at most 2e-05 is allowed"):
+        strategy.aggregate(strategy.init(), [large])
 
 
 def test_coefficients_that_diverge_are_told_of():

@@ -280,6 +280,20 @@ def test_a_reply_signed_by_another_client_is_refused(name):
         run_round(federation.strategy, federation.strategy.init(), [2, 3], swapped)
 
 
+@pytest.mark.parametrize("name", [*POOLED, "fedavg", "decomfl"])
+def test_a_reply_to_another_round_than_was_sent_is_refused(name):
+    federation = Federation(name)
+    after, _ = federation.run(1)
+
+    def old(messages):
+        federation.strategy.sync(federation.strategy.broadcast(after, [2])[2], federation.clients[2].weights)
+        return {2: replies[2]}.items()
+
+    replies = federation.messages[-1][1]
+    with pytest.raises(FedKSeedError, match="client 2 was sent round 1 and answered round 0"):
+        run_round(federation.strategy, after, [2], old)
+
+
 def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
     federation = Federation("fedkseed")
     losses = iter([float("nan"), 1.0, 2.0, float("inf"), 3.0, 1.0] + [1.0] * 6)

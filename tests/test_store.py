@@ -130,7 +130,7 @@ def test_large_states_are_files_and_the_last_two_are_kept(store):
         store.commit(made, report(made.round - 1))
     assert same(store.state(State), big[2])
     assert same(store.state(State, 5), big[1])
-    with pytest.raises(FedKSeedError, match=r"the state after 4 rounds .large ones are kept for two rounds"):
+    with pytest.raises(FedKSeedError, match=r"the state after 4 rounds .large ones are not kept for long"):
         store.state(State, 4)
     with pytest.raises(FedKSeedError, match="no state after 4 rounds any more"):
         store.rollback(4)

@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .config import Recipe
+from .config import Derivatives, Recipe
 from .directions import Pool
 from .directions.pool import TRANSFORMED
+from .errors import FedKSeedError
 from .local.work import LocalWork
 from .messages import Run
 from .optimizers import Optimizer
@@ -76,6 +77,26 @@ class Algorithm:
         """η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
         return 3e-4 if self.local in (SGD, ADAM) else 3e-7
 
+    def require_read(self, recipe: Recipe) -> None:
+        """Refuse settings that only algorithms with K coefficients read: they would be ignored in silence.
+
+        Raises:
+            FedKSeedError: there is one.
+        """
+        settings = {
+            "[asynchronous]": recipe.asynchronous is not None,
+            "[clients] backpropagating": recipe.clients.backpropagating > 0,
+            "[derivatives]": recipe.derivatives != Derivatives(),
+            "[training] bits": recipe.training.bits is not None,
+            "[training] server": recipe.training.server != "sgd",
+        }
+        for name, given in settings.items():
+            if given and not self.pooled:
+                raise FedKSeedError(
+                    f"{recipe.training.algorithm} does not read {name}: leave it out, or use an algorithm whose model "
+                    "is K coefficients, as fedkseed"
+                )
+
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool; without limit where seeds are not reused.
 
@@ -118,13 +139,13 @@ class Algorithm:
                 **settings,
                 derivatives=_derivatives(recipe) if with_derivatives else None,
                 server=Optimizer(training.server),
-                server_lr=training.server_lr,
+                server_lr=training.server_lr or 1.0,
                 **options,
             )
         epochs = training.epochs if self.backpropagates else None
         local = LocalWork(steps_of=self.local, epochs=epochs, batch_size=training.batch_size, **settings)
         if self.replays:
-            return Replay(run, recipe.pool, len(tensors), local, **self.options, server_lr=training.server_lr)
+            return Replay(run, recipe.pool, len(tensors), local, **self.options, server_lr=training.server_lr or 1.0)
         return Averaging(run, start, tensors, local, **self.options)
 
 
@@ -134,7 +155,7 @@ def _derivatives(recipe: Recipe) -> LocalWork:
         rounds=training.rounds,
         steps_of=own.optimizer,
         steps=own.steps or training.steps,
-        epochs=training.epochs,
+        epochs=None if own.steps else training.epochs,
         batch_size=training.batch_size,
         lr=own.lr,
         schedule=own.schedule or training.schedule,

@@ -18,7 +18,13 @@ SMALLEST = np.float32(1e-30)  # a block whose largest is below becomes 0: its sc
 
 
 def compact(values: NDArray[np.floating]) -> NDArray[np.float32]:
-    """The nearest numbers that `pack` can carry, shape (n,); compacting them again changes nothing."""
+    """The nearest numbers that `pack` can carry, shape (n,); compacting them again changes nothing.
+
+    Raises:
+        FedKSeedError: one is NaN or infinite.
+    """
+    if not np.isfinite(values).all():
+        raise FedKSeedError("only finite numbers can travel as 8 bits each")
     scales, codes = _codes(np.asarray(values, np.float32).reshape(-1))
     return _numbers(scales, codes)[: np.size(values)]
 

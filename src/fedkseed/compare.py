@@ -15,7 +15,6 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from .compact import compact
 from .config import Recipe
 from .data.shares import Shares, share_out
 from .errors import FedKSeedError
@@ -111,8 +110,9 @@ def _random_upload(simulation: Simulation, strategy: Strategy, round_: int, clie
     run, rng = simulation.run, generator(simulation.recipe.seed, Purpose.BATCHES, round_, client)
     about = (run, round_, client, len(simulation.shares.clients[client]))
     pool, pairs = run.pool, simulation.recipe.training.steps * simulation.recipe.training.probes
-    if Change in strategy.replies and isinstance(strategy, KSeed):
-        return Change(*about, 1.0, 0, compact(rng.normal(size=pool.size) * 1e-9), NONE, strategy.bits)
+    differentiates = simulation.client(client).graph is not None
+    if isinstance(strategy, KSeed) and strategy.derivatives is not None and differentiates:
+        return Change(*about, 1.0, 0, strategy.rounded(rng.normal(size=pool.size) * 1e-9), NONE, strategy.bits)
     if Upload in strategy.replies:
         directions = draw_directions(pool.key, round_, client, pairs, pool.size, None)
         return Upload(*about, 1.0, directions, rng.normal(size=pairs).astype(np.float32))
@@ -130,7 +130,9 @@ def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | Non
     """Be client 0: come back, take part in the next round, and tell what it cost."""
     before = peak_memory()
     few = recipe.training.model_copy(update={"steps": STEPS, "epochs": None})
-    simulation = Simulation(recipe.model_copy(update={"training": few}), shares=shares, serves=False)
+    as_many = recipe.derivatives.model_copy(update={"steps": None})
+    short = recipe.model_copy(update={"training": few, "derivatives": as_many})
+    simulation = Simulation(short, shares=shares, serves=False)
     strategy, watch = simulation.strategy, Stopwatch()
     client: Client = simulation.client(0, watch)
     sizes, seconds = [], []

@@ -135,7 +135,8 @@ def print_tuning(found: Tuning) -> None:
     if found.lr is not None:
         lines.append(f"lr = {found.lr:g} # best of those that lowered the loss by two standard errors")
     else:
-        lines.append(f"lr = {found.own:g} # unchanged: no trial lowered the loss by two standard errors")
+        why = "no trial lowered the loss by two standard errors" if found.trials else "there was no time for a trial"
+        lines.append(f"lr = {found.own:g} # unchanged: {why}")
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
 
 

@@ -49,8 +49,9 @@ def draw_directions(
 
 
 def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
-    """The clients that can backpropagate: so large a share of them, to the nearest number."""
-    return frozenset(generator(seed, Purpose.BACKPROPAGATING).permutation(clients)[: round(share * clients)].tolist())
+    """The clients that can backpropagate: so large a share of them, to the nearest number, but not none."""
+    count = max(1, round(share * clients)) if share > 0 else 0
+    return frozenset(generator(seed, Purpose.BACKPROPAGATING).permutation(clients)[:count].tolist())
 
 
 def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:

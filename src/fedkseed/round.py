@@ -51,7 +51,7 @@ class Report:
     skipped: int  # probes left out because their loss was not finite
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
-    cpu_seconds: float = 0.0  # of this process and in that time: what clients that take turns have computed
+    cpu_seconds: float | None = None  # of this process and in that time: what clients that take turns have computed
     total_down: int = 0  # bytes, to all clients
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
@@ -92,6 +92,10 @@ def run_round(
         if upload.client != client or client not in cohort:
             raise FedKSeedError(
                 f"a reply of client {client} is signed by client {upload.client}; asked were {list(cohort)}"
+            )
+        if upload.round != messages[client].round:  # it decides how much the reply counts
+            raise FedKSeedError(
+                f"client {client} was sent round {messages[client].round} and answered round {upload.round}"
             )
     after = strategy.aggregate(state, uploads)
     finite = [upload for upload in uploads if math.isfinite(upload.loss)]

@@ -28,7 +28,7 @@ from .files import folder
 from .free import Free
 from .messages import Run
 from .models.load import load_model, load_tokenizer
-from .models.loss import checkpointed, graph_loss, output_loss, output_weights
+from .models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from .models.tuned import PATTERNS, Adapters, attach
 from .objectives import objective_of
 from .randomness import Purpose, generator, share_of
@@ -107,16 +107,7 @@ class Simulation:
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
             )
-        if recipe.clients.backpropagating and not algorithm.pooled:
-            raise FedKSeedError(
-                f"all clients of {recipe.training.algorithm} take the same kind of step; [clients] backpropagating is "
-                "for fedkseed and its kin"
-            )
-        if recipe.asynchronous is not None and not algorithm.pooled:
-            raise FedKSeedError(
-                f"{recipe.training.algorithm} can't take contributions that began with different models; leave out "
-                "[asynchronous], or use an algorithm whose model is K coefficients, as fedkseed"
-            )
+        algorithm.require_read(recipe)
         differentiated = algorithm.differentiates or recipe.clients.backpropagating > 0
         if differentiated and recipe.training.objective != "loss":
             raise FedKSeedError(
@@ -130,7 +121,9 @@ class Simulation:
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
         self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
-        patterns = recipe.model.tuned or (["*"] if algorithm.tuned == "all" else output_weights(self.model))
+        patterns = recipe.model.tuned
+        if patterns is None:
+            patterns = output_weights(self.model) if algorithm.tuned == "output" else ["*"]
         if algorithm.adapts:
             patterns = PATTERNS[algorithm.tuned]
             self.model = attach(self.model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
@@ -144,6 +137,8 @@ class Simulation:
         tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
         self.strategy = algorithm.make(recipe, self.run, start, tensors)
         self.patterns = tuple(patterns)
+        if recipe.derivatives.checkpointing:
+            checkpointable(self.model)  # refuse before anything is evaluated
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self.stopwatch = Stopwatch()
         self._plan, self._planned = self._make_plan(), list[Step]()
@@ -210,7 +205,8 @@ class Simulation:
         return None
 
     def _graph_of_all_layers(self, batch: Any) -> Tensor:
-        with checkpointed(self.model) if self.recipe.derivatives.checkpointing else nullcontext():
+        again = self.recipe.derivatives.checkpointing
+        with checkpointed(self.model) if again else nullcontext():
             return graph_loss(self.model, batch)
 
     def steps(self, number: int) -> int:
@@ -266,7 +262,9 @@ class Simulation:
         step = self.planned(state.round)
         states = {client: earlier(begun) for client, begun in step.begun.items() if begun < state.round}
         after, report = run_round(self.strategy, state, list(step.begun), self.transport, states)
-        return after, replace(report, given_up=step.given_up, clock=step.clock)
+        elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
+        computed = None if elsewhere else report.cpu_seconds
+        return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
     def holdings(self) -> dict[str, Any]:
         """Who holds what: the examples of each client, and how many of each category."""
@@ -399,13 +397,14 @@ def work(store: Store, simulation: Simulation) -> Result:
     store.remember("clients", simulation.holdings())
     store.copy_metrics()
     rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
-    back = max(done - min(simulation.planned(done).begun.values()) for done in range(rounds))  # 0: synchronous
+    reach = max(done - min(simulation.planned(done).begun.values()) for done in range(rounds))  # 0: synchronous
+    store.remember("reach", reach)
     before = _evaluated(store, simulation, simulation.strategy.init())
     while state.round < rounds:
         if every and state.round % every == 0:
             _evaluated(store, simulation, state)
         state, report = simulation.round(state, lambda done: store.state(simulation.strategy.state, done))
-        store.commit(state, report, keep=2 + back)
+        store.commit(state, report, keep=2 + reach)
         simulation.progress.round_done(report)
     after = _evaluated(store, simulation, state)
     output = simulation.save(state, store)

@@ -5,7 +5,7 @@
     metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
     adapter.safetensors   the tuned model, as coefficients
     model/                the tuned model, where it is no function of coefficients: adapters or all weights
-    state-N.safetensors   the state after N rounds, where it is large: only the last two are kept
+    state-N.safetensors   the state after N rounds, where it is large: the last two, and those still trained with
     lock                  held by the process that works on the run
 
 Kill the process at any moment: what was committed is whole, and the next round starts from it.
@@ -143,7 +143,7 @@ class Store:
         if packed:
             return _unpack(packed, kind, self._database)
         path = self._large(round_)
-        with border(f"can't read {path}, the state after {round_} rounds (large ones are kept for two rounds)"):
+        with border(f"can't read {path}, the state after {round_} rounds (large ones are not kept for long)"):
             return _unpack(path.read_bytes(), kind, path)
 
     def _row(self, done: int | None) -> tuple[int, bytes] | None:
@@ -167,10 +167,11 @@ class Store:
 
     def rollback(self, done: int) -> None:
         """Forget everything after `done` rounds, at once or not at all."""
-        row = self._row(done)
-        if row is not None and not row[1] and not self._large(done).exists():
+        row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
+        if row is not None and not row[1] and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
-                f"{self.directory} has no state after {done} rounds any more: large ones are kept for two rounds"
+                f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: large ones are "
+                "not kept for long"
             )
         with border(f"can't remove {self.adapter}"):  # first: an adapter of forgotten rounds must not stay
             self.adapter.unlink(missing_ok=True)

@@ -125,7 +125,8 @@ def tune(
     one = recipe.clients.model_copy(update={"at_once": 1})  # processes would hold strategies of their own
     with closing(Simulation(recipe.model_copy(update={"clients": one}), progress)) as simulation:
         cohort = simulation.cohort(0)
-        found = Tuning(recipe, cohort, steps or min(training.steps, max(1, LOCAL_STEPS // len(cohort))))
+        own = (derives(recipe) and recipe.derivatives.steps) or training.steps
+        found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
         if not ALGORITHMS[training.algorithm].differentiates:
             scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
             found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort)
@@ -238,9 +239,11 @@ def _with(recipe: Recipe, strategy: Any, **settings: float) -> Any:
     """The same strategy with other local steps; of a mixed federation those of its forward-only clients."""
     if isinstance(strategy, KSeed):
         work = strategy.derivatives
-        if work is None or not derives(recipe):
-            return replace(strategy, **settings)
-        return replace(strategy, derivatives=replace(work, epochs=None, **settings))
+        if work is not None and derives(recipe):
+            return replace(strategy, derivatives=replace(work, epochs=None, **settings))
+        if work is not None and "steps" in settings:
+            work = replace(work, epochs=None, steps=int(settings["steps"]))
+        return replace(strategy, derivatives=work, **settings)
     return replace(strategy, local=replace(strategy.local, epochs=None, **settings))
 
 

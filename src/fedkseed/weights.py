@@ -202,7 +202,11 @@ class Pooled(Weights):
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one pass backward.
 
-        The gradient of each tensor is projected on the directions as soon as it is whole, and let go of.
+        The gradient of each tensor is projected on the directions as soon as it is whole, and let go of. The
+        weights that the loss depends on are held in its type until the pass is over, streamed ones, too.
+
+        Raises:
+            FedKSeedError: the loss does not depend on the tuned weights.
         """
         slope = np.zeros(self.pool.size)
 
@@ -213,7 +217,11 @@ class Pooled(Weights):
 
         with self._leaves(take), torch.enable_grad():
             value = loss()
-            if value.requires_grad and bool(torch.isfinite(value.detach())):
+            if not value.requires_grad:
+                raise FedKSeedError(
+                    "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
+                )
+            if bool(torch.isfinite(value.detach())):
                 value.backward()
         return float(value.detach()), slope
 
@@ -317,7 +325,7 @@ class Streamed(Pooled):
                 tensor = lazy.whole().requires_grad_(True)
                 tensor.register_post_accumulate_grad_hook(partial(take, number))
                 if number not in tied:
-                    return tensor  # as long as the graph: under checkpointing, one layer's at a time
+                    return tensor
                 made[number] = tensor
             return made[number]
 
@@ -405,12 +413,16 @@ class Written(Pooled):
             for module, name in entry.places
             if (parameter := module._parameters[name]) is not None
         }
-        hooks = [p.requires_grad_(True).register_post_accumulate_grad_hook(partial(take, n)) for p, n in own.values()]
+        hooks = []
         try:
+            for parameter, number in own.values():
+                parameter.requires_grad_(True)
+                hooks.append(parameter.register_post_accumulate_grad_hook(partial(take, number)))
             yield
         finally:
-            for hook, (parameter, _) in zip(hooks, own.values(), strict=True):
+            for hook in hooks:
                 hook.remove()
+            for parameter, _ in own.values():
                 parameter.requires_grad_(False)
                 parameter.grad = None
 

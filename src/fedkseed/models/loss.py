@@ -18,6 +18,7 @@ from ..errors import FedKSeedError
 if TYPE_CHECKING:  # which makes batches
     from ..data.instructions import Encoded
 
+RUN_AGAIN = "_gradient_checkpointing_func"  # where transformers looks for what runs a layer
 IGNORED = -100  # label of a token that is not part of the response
 SLICE = 1 << 20  # logits whose losses are computed together
 
@@ -69,30 +70,42 @@ def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
 
 
 @contextmanager
-def checkpointed(model: Any) -> Iterator[None]:
+def checkpointed(model: nn.Module) -> Iterator[None]:
     """A forward pass in here keeps the inputs of layers only; a pass back runs each layer forward once more.
 
-    Layers recompute where they are in training mode; what is inside them is not, so that dropout stays off.
-
-    Raises:
-        FedKSeedError: the model's code can't do it.
+    Layers recompute where they are in training mode; while they run they are not, so that nothing drops out.
     """
-    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-    if not layers:
-        raise FedKSeedError("this model's layers can't be run again; set [derivatives] checkpointing = false")
-    dropouts = [(layer, layer.dropout) for layer in layers if isinstance(getattr(layer, "dropout", None), float)]
+    layers = checkpointable(model)
+    before = [layer.__dict__.get(RUN_AGAIN) for layer in layers]
     try:
         for layer in layers:
             layer.gradient_checkpointing = layer.training = True
-            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        for layer, _ in dropouts:  # some layers drop out by themselves (OPT's)
-            layer.dropout = 0.0
+            setattr(layer, RUN_AGAIN, partial(_run_again, layer))
         yield
     finally:
-        for layer in layers:
+        for layer, function in zip(layers, before, strict=True):
             layer.gradient_checkpointing = layer.training = False
-        for layer, rate in dropouts:
-            layer.dropout = rate
+            setattr(layer, RUN_AGAIN, function)
+
+
+def checkpointable(model: nn.Module) -> list[Any]:
+    """The layers that can be run again.
+
+    Raises:
+        FedKSeedError: there is none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise FedKSeedError("this model's layers can't be run again; set [derivatives] checkpointing = false")
+    return layers
+
+
+def _run_again(layer: nn.Module, function: Any, *inputs: Any) -> Any:
+    layer.training = False
+    try:
+        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    finally:
+        layer.training = True
 
 
 def output_loss(model: Any, batch: Batch) -> Tensor:

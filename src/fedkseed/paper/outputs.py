@@ -119,7 +119,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
             )
         needed = [run.reached(other.change(other.rounds)) for run, other in pairs]
         times = [other.seconds / t for t, (_, other) in zip(needed, pairs, strict=True) if t]
-        row["times as fast"] = None if len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
+        row["times as fast"] = None if not times or len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
         row["units of time" if virtual else "seconds"] = float(np.mean([run.seconds for run in runs]))
         row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
         row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
@@ -132,7 +132,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
     def draw(figure: "Figure") -> None:
         for axes, runs in _panels(figure, experiment, outcomes, ("method",)):
             for number, ((method,), same) in enumerate(group(runs, ["method"]).items()):
-                done = sorted(same[0].loss)
+                done = [d for d in sorted(same[0].loss) if spread(same, "change", d) is not None]
                 found = [s for d in done if (s := spread(same, "change", d)) is not None]
                 x = [float(np.mean([run.clock[d] for run in same])) for d in done]
                 name = experiment.title_of("method", method)

@@ -59,6 +59,13 @@ def require_size(upload: Change, size: int) -> None:
         raise FedKSeedError(f"client {upload.client} sent {upload.values.size} numbers, the model has {size}")
 
 
+def require_change(upload: Change, most: float) -> None:
+    """Refuse coefficients that moved further than is allowed."""
+    largest = float(abs(upload.values).max(initial=0))
+    if largest > most * (1 + 1e-3):  # 8 bits round
+        raise FedKSeedError(f"client {upload.client} moves a coefficient by {largest:g}, at most {most:g} is allowed")
+
+
 def require_sendable(round_: int, numbers: NDArray) -> None:
     """Refuse a state that the next broadcast could not carry."""
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():

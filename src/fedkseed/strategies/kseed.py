@@ -7,9 +7,9 @@ moved each coefficient. Both are changes of c, so that one round can have both k
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,11 +22,13 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Change, Run, Upload
 from ..optimizers import NOTHING, SGD, Moments, Optimizer
 from ..randomness import draw_directions
-from ..settings import require_settings, scheduled
+from ..settings import require_choice, require_settings, scheduled
 from ..strategy import Client
-from .common import NONE, in_order, require_scalars, require_sendable, require_size
+from .common import NONE, in_order, require_change, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from torch import Tensor
+
     from ..weights import Pooled, Weights
 
 
@@ -56,13 +58,15 @@ class KSeed:
             steps and not gradients, so any schedule is right.
         probes: P, directions a step: their estimates on one batch are averaged.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
-        clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
+        clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper. Clients that take
+            derivatives move no coefficient by more than η τ clip.
         derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
             step with −Δ in place of a gradient (Reddi et al., 2021).
         bits: 32, or 8: how coefficients travel, down and up. The server keeps c in full, so that what 8 bits
-            leave out is not lost but sent as soon as it has grown (error feedback).
+            leave out on the way down is sent as soon as it has grown (error feedback); what they leave out on the
+            way up, at most a 254th of the largest of 128 numbers, is lost.
         max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
         staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.
     """
@@ -88,6 +92,8 @@ class KSeed:
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        if self.derivatives is not None:
+            require_choice("kind of derivative steps", self.derivatives.steps_of, ("sgd", "adam"))
         for name in ("max_staleness", "staleness_power"):
             if not (value := getattr(self, name)) >= 0:
                 raise FedKSeedError(f"{name} must be at least 0, got {value}")
@@ -114,8 +120,8 @@ class KSeed:
             steps=self.steps,
             probes=self.probes,
             clip=float(np.float32(self.clip)),
-            coefficients=self._rounded(state.coefficients),
-            probabilities=self._rounded(importance(state)) if self.importance else None,
+            coefficients=self.rounded(state.coefficients),
+            probabilities=self.rounded(importance(state)) if self.importance else None,
             bits=self.bits,
         )
         return dict.fromkeys(cohort, message)
@@ -125,7 +131,7 @@ class KSeed:
 
     def train(self, message: Broadcast, client: Client) -> Upload | Change:
         if self.derivatives is not None and client.graph is not None:
-            return self._train_with_derivatives(message, client, self.derivatives)
+            return self._train_with_derivatives(message, client, client.graph, self.derivatives)
         pool, pairs = self.run.pool, message.steps * message.probes
         found = zeroth_order_steps(
             client.weights,
@@ -148,19 +154,19 @@ class KSeed:
             scalars=found.scalars,
         )
 
-    def _train_with_derivatives(self, message: Broadcast, client: Client, work: LocalWork) -> Change:
-        if client.graph is None:
-            raise FedKSeedError(f"client {client.number} brings no loss to differentiate; give it Client(graph=...)")
+    def _train_with_derivatives(
+        self, message: Broadcast, client: Client, loss: "Callable[[Any], Tensor]", work: LocalWork
+    ) -> Change:
         moved = derivative_steps(
             cast("Pooled", client.weights),
-            client.graph,
+            loss,
             client.batches(message.round),
             steps=work.count(client.examples),
             lr=work.learning_rate(message.round),
             optimizer=Optimizer(work.steps_of),
             on_step=client.on_step,
         )
-        values = self._rounded(moved.change)
+        values = self.rounded(np.clip(moved.change, -self.most(message.round), self.most(message.round)))
         cast("Pooled", client.weights).load(message.coefficients + values)  # what it says, to the bit
         return Change(
             run=self.run,
@@ -196,6 +202,7 @@ class KSeed:
             share = self._share(state, upload, total)
             if isinstance(upload, Change):
                 require_size(upload, change.size)
+                require_change(upload, self.most(upload.round))
                 change += share * upload.values.astype(np.float64)
                 continue
             require_scalars(upload, self.asked, self.clip)
@@ -217,7 +224,11 @@ class KSeed:
         """η of a round, from 0."""
         return scheduled(self.lr, self.schedule, round_, self.rounds)
 
-    def _rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
+    def most(self, round_: int) -> float:
+        """How far a client may move a coefficient: as far as all its two-point steps along one direction could."""
+        return self.learning_rate(round_) * self.steps * self.clip
+
+    def rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
         """Numbers as they travel."""
         return compact(numbers) if self.bits == 8 else numbers.astype(np.float32)
 
