@@ -170,8 +170,8 @@ class Store:
         row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
         if row is not None and not row[1] and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
-                f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: large ones are "
-                "not kept for long"
+                f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
+                "large ones are not kept for long"
             )
         with border(f"can't remove {self.adapter}"):  # first: an adapter of forgotten rounds must not stay
             self.adapter.unlink(missing_ok=True)
