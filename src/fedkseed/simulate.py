@@ -308,7 +308,7 @@ class Simulation:
         if not self.recipe.save:
             return None
         with folder(store.model) as part:
-            self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue]
+            self.model.save_pretrained(part)  # pyright: ignore[reportCallIssue] — a module to pyright
             self.tokenizer.save_pretrained(part)
         return store.model
 

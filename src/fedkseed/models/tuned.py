@@ -43,7 +43,7 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
         "lora": lambda: peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=adapters.rank,
-            lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType]
+            lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] — declared int, used as a factor
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2
             target_modules=None if adapters.targets is None else list(adapters.targets),
         ),

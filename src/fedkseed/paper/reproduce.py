@@ -254,6 +254,6 @@ def _commit() -> str | None:
     """Of the code, where it lies in a git checkout."""
     try:
         here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603
+        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603 — fixed words
     except (OSError, subprocess.SubprocessError):
         return None

@@ -50,7 +50,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
     made.train_from_iterator([f"{e.instruction} {e.context} {e.response}" for e in read("dolly-sample")], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")  # noqa: S106
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")  # noqa: S106 — a token, no password
 
 
 def model() -> LlamaForCausalLM:
