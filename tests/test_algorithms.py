@@ -81,10 +81,8 @@ def test_only_fedkseed_and_its_kin_can_be_mixed(tmp_path, model_folder, data_fil
         Simulation(recipe_of("fedmezo", tmp_path, model_folder, data_file, **lines))
 
 
-@pytest.mark.parametrize("kind", ["momentum", "adam", "yogi"])
-def test_a_servers_optimiser_goes_on_after_a_stop(kind, tmp_path, model_folder, data_file):
-    rate = {"momentum": 0.5, "adam": 3e-3, "yogi": 3e-3}[kind]
-    lines = {"eps": f'eps = 1e-3\nserver = "{kind}"\nserver_lr = {rate}\nbits = 8'}
+def test_a_servers_optimiser_goes_on_after_a_stop(tmp_path, model_folder, data_file):
+    lines = {"eps": 'eps = 1e-3\nserver = "adam"\nserver_lr = 3e-3\nbits = 8'}
     recipe = recipe_of("fedkseed", tmp_path, model_folder, data_file, **lines)
     whole = start(recipe, tmp_path / "run")
     Store(tmp_path / "run").rollback(1)

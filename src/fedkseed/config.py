@@ -161,15 +161,15 @@ class Training(Part):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     clip: Positive | None = None  # largest |ρ|; none in the paper
     server_lr: Positive | None = None  # factor of the mean update, default 1: fedkseed and its kin, evofed, ferret
-    server: Literal["sgd", "momentum", "adam", "yogi"] = "sgd"  # what fedkseed's server makes of the mean update
+    server: Literal["sgd", "adam"] = "sgd"  # what fedkseed's server makes of the mean update
     bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
     objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
 
     @model_validator(mode="after")
     def _check(self) -> "Training":
-        if self.server in ("adam", "yogi") and self.server_lr is None:
+        if self.server == "adam" and self.server_lr is None:
             raise ValueError(
-                f"server = {self.server!r} moves each coefficient by about server_lr in a round: give it, 3e-5 or so"
+                "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
             )
         if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
             raise ValueError(

@@ -8,13 +8,13 @@ from numpy.typing import NDArray
 from .errors import FedKSeedError
 from .settings import require_choice
 
-KINDS = ("sgd", "momentum", "adam", "yogi")
+KINDS = ("sgd", "adam")
 NOTHING = np.zeros(0)
 
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What an optimiser remembers; an array that its kind does not use is empty."""
+    """What Adam remembers; the arrays of plain steps are empty."""
 
     first: NDArray[np.float64]  # (K,) or (0,), m
     second: NDArray[np.float64]  # (K,) or (0,), v
@@ -24,15 +24,13 @@ class Moments:
 class Optimizer:
     """The step that follows from a gradient g; it is to be multiplied by η.
 
-        sgd        g
-        momentum   m ← β1 m + g;                             m
-        adam       m ← β1 m + (1 − β1) g, v ← β2 v + (1 − β2) g²;   m̂ / (√v̂ + ε)
-        yogi       as adam, but v ← v − (1 − β2) sign(v − g²) g²
+        sgd    g
+        adam   m ← β1 m + (1 − β1) g, v ← β2 v + (1 − β2) g²;   m̂ / (√v̂ + ε)
 
     with m̂ = m / (1 − β1^t) and v̂ = v / (1 − β2^t) in step t. ε is 1e-8 times the largest √v̂: coefficients have
     no scale of their own.
 
-    Source: Kingma and Ba, 2015; Zaheer et al., 2018; on a server: Reddi et al., 2021, https://arxiv.org/abs/2003.00295
+    Source: Kingma and Ba, 2015; on a server: Reddi et al., 2021, https://arxiv.org/abs/2003.00295
     """
 
     kind: str = "sgd"
@@ -47,28 +45,14 @@ class Optimizer:
 
     def init(self, size: int) -> Moments:
         """Before the first step."""
-        zeros = np.zeros(size)
-        match self.kind:
-            case "sgd":
-                return Moments(NOTHING, NOTHING)
-            case "momentum":
-                return Moments(zeros, NOTHING)
-            case _:
-                return Moments(zeros, zeros)
+        return Moments(NOTHING, NOTHING) if self.kind == "sgd" else Moments(np.zeros(size), np.zeros(size))
 
     def step(self, moments: Moments, gradient: NDArray[np.float64], t: int) -> tuple[NDArray[np.float64], Moments]:
         """The step, shape (K,), and the moments after it; t counts from 1."""
         if self.kind == "sgd":
             return gradient, moments
-        if self.kind == "momentum":
-            first = self.beta1 * moments.first + gradient
-            return first, Moments(first, NOTHING)
         first = self.beta1 * moments.first + (1 - self.beta1) * gradient
-        square = gradient * gradient
-        if self.kind == "adam":
-            second = self.beta2 * moments.second + (1 - self.beta2) * square
-        else:
-            second = moments.second - (1 - self.beta2) * np.sign(moments.second - square) * square
+        second = self.beta2 * moments.second + (1 - self.beta2) * gradient * gradient
         root = np.sqrt(second / (1 - self.beta2**t))
         step = first / (1 - self.beta1**t) / np.maximum(root + 1e-8 * root.max(), np.finfo(np.float64).tiny)
         return step, Moments(first, second)
