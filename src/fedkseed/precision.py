@@ -88,7 +88,7 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
         scalars = np.where(rows[0, :count], np.float32(-1), np.float32(1))
         if skipped:
             scalars[rows[1, :count] == 1] = np.nan
-    if pack_scalars(scalars, wire) != bytes(data):
+    if pack_scalars(scalars, wire) != bytes(data) or (skipped and not np.isnan(scalars).any()):
         raise FedKSeedError("a message's scalar gradients have a NaN or a bit that is not allowed")
     return scalars
 

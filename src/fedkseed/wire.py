@@ -160,6 +160,8 @@ def _values(run: Run, round_: int, flags: int, body: memoryview) -> Values:
 
 def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
     lr, since, tensors, size = _fixed(HISTORY, flags, body, "history", (0, WITH_DIRECTIONS))
+    if flags and not size:
+        raise FedKSeedError("a history that names directions has some, got none")
     rows, named = max(0, round_ - since), size if flags else 0
     _require(body, HISTORY.size + 4 * (rows * tensors + named + size), "history")
     at = HISTORY.size + 4 * rows * tensors
@@ -197,9 +199,9 @@ READERS = {
 
 def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: tuple[int, ...] = (0,)) -> tuple:
     if flags not in allowed:
-        raise FedKSeedError(f"a {name} has flags {' or '.join(map(str, allowed))}, got {flags}")
+        raise FedKSeedError(f"this {name} may have flags {' or '.join(map(str, allowed))}, got {flags}")
     if len(body) < layout.size:
-        raise FedKSeedError(f"the body of a {name} has at least {layout.size} bytes, got {len(body)}")
+        raise FedKSeedError(f"the body of this {name} has at least {layout.size} bytes, got {len(body)}")
     return layout.unpack_from(body)
 
 
