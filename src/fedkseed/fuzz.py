@@ -193,7 +193,7 @@ def judge(data: bytes) -> tuple[str, str]:
     try:
         record = decode(data, *cast("Any", KINDS.values()))
     except FedKSeedError as error:
-        return "", re.split(r"[0-9(,;:']", str(error))[0].strip()
+        return "", re.split(r"[0-9(,;:]", str(error))[0].strip()
     if encode(record) != data:
         raise AssertionError(f"accepted as {type(record).__name__}, which encodes to other bytes")
     if isinstance(record, Delta):

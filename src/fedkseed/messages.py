@@ -80,7 +80,7 @@ class Broadcast:
                 f"a broadcast holds {size} finite coefficients (float32), got {_describe(self.coefficients)}"
             )
         p = self.probabilities
-        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or p.sum() <= 0):
+        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or not p.any()):
             raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
         _require_wire(self.wire, WIRES, self.coefficients, *([] if p is None else [p]))
 
