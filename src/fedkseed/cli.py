@@ -1,6 +1,7 @@
 """The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper."""
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -314,6 +315,36 @@ def directions(
             f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
         )
     console.print("all bits agree with docs/directions.md")
+
+
+@_command
+def fuzz(
+    inputs: Annotated[int, typer.Option(help="How many; whole blocks of 1,000.", min=1)] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Inputs are a function of it and of their numbers.")] = 0,
+    start: Annotated[int, typer.Option(help="Number of the first input, to go on with a campaign.", min=0)] = 0,
+    processes: Annotated[int, typer.Option(help="How many try inputs side by side.", min=1)] = 1,
+) -> None:
+    """Attack this program's decoder with broken and invented messages; docs/wire.md says what it promises.
+
+    Every input is refused or is a message that encodes to the same bytes; anything else ends the campaign, which then
+    prints the input.
+    """
+    from .fuzz import BLOCK, campaign
+
+    begin = time.perf_counter()
+    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
+    seconds, table = time.perf_counter() - begin, Table("inputs", "what became of them")
+    for kind, count in tally.accepted.most_common():
+        table.add_row(f"{count:,}", Text(f"accepted: {kind}"))
+    for words, count in tally.refused.most_common():
+        table.add_row(f"{count:,}", Text(words))
+    console.print(table)
+    first, rate = start // BLOCK * BLOCK, tally.inputs / seconds
+    console.print(
+        f"{tally.inputs:,} inputs of seed {seed} from {first:,} on, {tally.accepted.total():,} accepted, no finding; "
+        f"{seconds:,.0f} s, {rate:,.0f} a second",
+        highlight=False,
+    )
 
 
 @_command

@@ -162,7 +162,7 @@ class Training(Part):
     clip: Positive | None = None  # largest |ρ|; none in the paper
     server_lr: Positive | None = None  # factor of the mean update, default 1: fedkseed and its kin, evofed, ferret
     server: Literal["sgd", "adam"] = "sgd"  # what fedkseed's server makes of the mean update
-    bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
+    wire: Literal["exact", "compact", "sign"] | None = None  # how numbers travel; None: compact in fedkseed and its kin
     objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
 
     @model_validator(mode="after")

@@ -22,6 +22,7 @@ from .asynchronous import Step, asynchronous, durations, synchronous
 from .config import Recipe, load_recipe
 from .data.instructions import endless_batches
 from .data.shares import Shares, share_out
+from .delta import lack, restore
 from .errors import FedKSeedError
 from .evaluate import Evaluation, evaluate
 from .files import folder
@@ -37,6 +38,7 @@ from .store import Store
 from .strategies.kseed import KSeed
 from .strategy import Client
 from .weights import Layout, Pooled, Weights, hold
+from .wire import encode
 from .workers import Answer, Workers, computing_with
 
 NEWCOMER = (1 << 32) - 1  # a client that has seen nothing: what it is sent gives the whole model
@@ -142,6 +144,7 @@ class Simulation:
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self.stopwatch = Stopwatch()
         self._plan, self._planned = self._make_plan(), list[Step]()
+        self._kept: dict[int, bytes] = {}  # of this round: clients that still hold the last broadcast
         self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
@@ -222,6 +225,9 @@ class Simulation:
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
         options = self.recipe.clients
+        restored = {number: restore(data, self._kept.get(number)) for number, data in messages.items()}
+        yield from ((number, lack(messages[number], number)) for number, data in restored.items() if data is None)
+        messages = {number: data for number, data in restored.items() if data is not None}
         threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
         steps = {number: self.steps(number) for number in messages}
         if options.at_once > 1:
@@ -251,17 +257,34 @@ class Simulation:
         if self._workers is not None:
             self._workers.close()
 
-    def round(self, state: Any, earlier: Callable[[int], Any] = _not_kept) -> tuple[Any, Report]:
+    @property
+    def reach(self) -> int:
+        """How many rounds ago a state may be that a round needs."""
+        rounds = range(self.recipe.training.rounds)
+        return max(done - min([*self.planned(done).begun.values(), *self._held(done).values()]) for done in rounds)
+
+    def _held(self, round_: int) -> dict[int, int]:
+        """Clients of a round that hold a broadcast, and of which round: those who took part just before they began."""
+        if not ALGORITHMS[self.recipe.training.algorithm].pooled:
+            return {}
+        last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
+        return {client: held for client, held in last.items() if held is not None}
+
+    def round(self, state: Any, earlier: Callable[[int], Any] | None = None) -> tuple[Any, Report]:
         """The next round.
 
         Args:
-            earlier: finds the state after so many rounds, with which a client of an asynchronous round began.
+            earlier: finds the state after so many rounds: the one with which a client of an asynchronous round began,
+                and the one whose broadcast clients still hold. Left out: nobody holds one.
         """
         if isinstance(self.weights, Free) and ALGORITHMS[self.recipe.training.algorithm].replays:
             self.load(state)  # one model stands in for clients that have seen more or less of it
         step = self.planned(state.round)
-        states = {client: earlier(begun) for client, begun in step.begun.items() if begun < state.round}
-        after, report = run_round(self.strategy, state, list(step.begun), self.transport, states)
+        find = earlier or _not_kept
+        states = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
+        held = {client: find(of) for client, of in self._held(state.round).items()} if earlier else {}
+        self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
+        after, report = run_round(self.strategy, state, list(step.begun), self.transport, states, self._kept)
         elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
@@ -396,8 +419,7 @@ def work(store: Store, simulation: Simulation) -> Result:
         store.commit(state := simulation.strategy.init(), None)
     store.remember("clients", simulation.holdings())
     store.copy_metrics()
-    rounds, every = simulation.recipe.training.rounds, simulation.recipe.evaluation.every
-    reach = max(done - min(simulation.planned(done).begun.values()) for done in range(rounds))  # 0: synchronous
+    rounds, every, reach = simulation.recipe.training.rounds, simulation.recipe.evaluation.every, simulation.reach
     store.remember("reach", reach)
     before = _evaluated(store, simulation, simulation.strategy.init())
     while state.round < rounds:
