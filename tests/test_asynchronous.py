@@ -15,8 +15,9 @@ from fedkseed import store as storing
 from fedkseed.algorithms import ALGORITHMS
 from fedkseed.asynchronous import Step, asynchronous, durations, synchronous
 from fedkseed.config import load_recipe
+from fedkseed.federation import work
+from fedkseed.party import NEWCOMER
 from fedkseed.randomness import cohort, turns
-from fedkseed.simulate import NEWCOMER, work
 from fedkseed.store import Store
 
 from .conftest import recipe_text

@@ -29,9 +29,10 @@ from .evaluate import estimate, paired_change, respond
 from .files import folder, write_atomically
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
+from .progress import Progress
 from .randomness import Purpose, generator
 from .report import write_report
-from .simulate import Progress, Simulation
+from .simulate import Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
