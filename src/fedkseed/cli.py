@@ -27,6 +27,7 @@ from .display import Bars, console, print_costs, print_result, print_tuning
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import folder, write_atomically
+from .flower.commands import certs, client, server
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
 from .progress import Progress
@@ -363,6 +364,10 @@ def reproduce(
         else:
             console.print((folder / "table.md").read_text(), highlight=False)
             console.print(f"written to {folder}", highlight=False)
+
+
+for network_command in (certs, server, client):
+    _command(network_command)
 
 
 @contextmanager

@@ -61,6 +61,9 @@ def exclusive(path: Path, taken: str) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise FedKSeedError(taken) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))  # for whoever wants to end it
+        file.flush()
         yield
 
 

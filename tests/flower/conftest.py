@@ -47,7 +47,7 @@ class Setting:
 
     folder: Path
     model: Path
-    network: str = ""
+    kept: dict[int, Worker] = field(default_factory=dict)  # models stay loaded from test to test, as in a worker
 
     @property
     def files(self) -> list[Path]:
@@ -60,7 +60,7 @@ class Setting:
             "rounds": "rounds = 3",
             "generated": "generated = 0",
         } | changes
-        return recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network or self.network}\n"
+        return recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n"
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as `fedkseed server` makes it."""
@@ -72,7 +72,7 @@ class Setting:
         return {node: Worker(Owner(str(file), str(self.model))) for node, file in zip(NODES, self.files, strict=True)}
 
     def deliver(self) -> Deliver:
-        workers = self.workers()
+        workers = self.kept = self.kept or self.workers()
         apps = {
             node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
             for node, worker in workers.items()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..config import Recipe
+from ..config import Network, Recipe
 from ..data.shares import digest, own_held_out
 from ..data.sources import SAMPLES
 from ..errors import FedKSeedError
@@ -75,9 +75,10 @@ class Server(Federation):
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """A recipe as clients get it: paths of the server's machine stay there."""
+    """A recipe as clients get it: what concerns the server alone, as paths of its machine, stays there."""
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
     data = recipe.data.model_copy(update={"source": source if source in SAMPLES else "the client's own file"})
     clients = recipe.clients.model_copy(update={"count": count})
-    return recipe.model_copy(update={"model": model, "data": data, "clients": clients}).to_toml().encode()
+    parts = {"model": model, "data": data, "clients": clients, "network": Network()}
+    return recipe.model_copy(update=parts).to_toml().encode()

@@ -1,0 +1,24 @@
+"""Becomes another program that ends with its parent, even if that is killed (on Linux; elsewhere when it is stopped).
+
+python -m fedkseed.flower.child PARENT PROGRAM ARGUMENT…
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    parent, command = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # killed before the line above
+        sys.exit("the parent has ended")
+    os.execvp(command[0], command)  # noqa: S606
+
+
+if __name__ == "__main__":
+    main()
