@@ -60,7 +60,7 @@ def _authority(directory: Path, now: datetime, days: int) -> list[Path]:
         return []
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
-    builder = _builder(name, name, key, now, days, ca=True)
+    builder = _builder(name, name, key, key, now, now + timedelta(days=days), ca=True)
     return [_write(directory / "ca.key", _pem(key)), _write(directory / "ca.pem", _signed(builder, key))]
 
 
@@ -79,7 +79,9 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
     builder = (
-        _builder(subject, ca.subject, key, now, min(days, (ca.not_valid_after_utc - now).days), ca=False)
+        _builder(
+            subject, ca.subject, key, ca_key, now, min(now + timedelta(days=days), ca.not_valid_after_utc), ca=False
+        )
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
@@ -126,8 +128,9 @@ def names(certificate: x509.Certificate) -> list[str]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, now: datetime, days: int, ca: bool
-) -> x509.CertificateBuilder:
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey,
+    now: datetime, end: datetime, ca: bool,
+) -> x509.CertificateBuilder:  # fmt: skip
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
          "decipher_only"), False,
@@ -139,7 +142,9 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - SKEW)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
     )

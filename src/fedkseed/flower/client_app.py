@@ -93,10 +93,13 @@ def _relay(task: bytes, directory: Path, seconds: float) -> bytes:
             raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
 
 
+_started: list[subprocess.Popen] = []  # one that is forgotten while its process lives is warned of
+
+
 def start_worker(directory: Path) -> subprocess.Popen:
     """Start a worker that outlives this process."""
     with (directory / sockets.LOG).open("ab") as log:
-        return subprocess.Popen(  # noqa: S603 - this program itself
+        process = subprocess.Popen(  # noqa: S603 - this program itself
             [sys.executable, "-m", "fedkseed.flower.worker", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -104,6 +107,8 @@ def start_worker(directory: Path) -> subprocess.Popen:
             start_new_session=True,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
         )
+    _started.append(process)
+    return process
 
 
 def _last(log: Path) -> str:
