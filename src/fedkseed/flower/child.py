@@ -11,10 +11,15 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def die_with_parent(number: int) -> None:
+    """Ask the system, where it is Linux, for a signal when the parent ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
+
+
 def main() -> None:
     parent, command = int(sys.argv[1]), sys.argv[2:]
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # killed before the line above
         sys.exit("the parent has ended")
     os.execvp(command[0], command)  # noqa: S606

@@ -27,7 +27,7 @@ from ..files import border, exclusive, locked, write_atomically
 from ..progress import Progress
 from . import certs
 from .journal import Follower
-from .processes import Child, accepts, environment, flwr, free_port, program, wait_until
+from .processes import GRACE, Child, accepts, environment, flwr, free_port, program, wait_until
 from .remote import Numbers
 
 START = 60.0  # seconds for a process to be ready
@@ -125,8 +125,11 @@ class Host:
             (self.folder / "home").mkdir(parents=True, exist_ok=True)
         taken = f"another server works on {self.directory}; stop it first"
         with exclusive(self.folder / "server.lock", taken), ExitStack() as stack:
-            if locked(self.directory / "lock"):
-                raise FedKSeedError(f"another process works on {self.directory}; stop it first")
+            end = time.monotonic() + GRACE
+            while locked(self.directory / "lock"):  # by the ServerApp of a server that was killed just now
+                if time.monotonic() > end:
+                    raise FedKSeedError(f"another process works on {self.directory}; stop it first")
+                time.sleep(LOOK)
             self._configure()
             if self._open():
                 raise FedKSeedError(f"port {self.port} of {self.host} is taken; choose another with --port")

@@ -1,5 +1,6 @@
 """Flower's ServerApp: goes on with a run from its last committed round, in whatever Flower run it is started."""
 
+import signal
 from pathlib import Path
 
 from flwr.app import Context
@@ -9,6 +10,7 @@ from ..config import load_recipe
 from ..federation import Result, work
 from ..progress import Progress, Silent
 from ..store import Store
+from .child import die_with_parent
 from .journal import Journal
 from .remote import Numbers, Remote
 from .server import Server, recipe_for_clients
@@ -19,6 +21,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Do what is left of the run whose directory the run configuration names under `run`."""
+    # Without its executor, Flower's process would wait for a SuperLink that is gone, and keep others off the run.
+    die_with_parent(signal.SIGKILL)
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
         journal.result(serve(directory, grid, journal))
