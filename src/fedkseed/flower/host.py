@@ -130,12 +130,13 @@ class Host:
                 if time.monotonic() > end:
                     raise FedKSeedError(f"another process works on {self.directory}; stop it first")
                 time.sleep(LOOK)
+            fresh = not (self.folder / "state.db").exists()  # the SuperLink knows no key then
             self._configure()
             if self._open():
                 raise FedKSeedError(f"port {self.port} of {self.host} is taken; choose another with --port")
             self._launch(stack, "SuperLink", self._superlink())
             self._ready("SuperLink", self.inner)
-            self._register(keys)
+            self._register(keys, fresh)
             self._launch(stack, "superexec", self._superexec())
             if self.nginx is not None:
                 self._launch(stack, "nginx", [self.nginx, "-c", str(self.folder / "nginx.conf"), "-e", "stderr"])
@@ -238,10 +239,10 @@ class Host:
         # Afresh for every run: `flwr run` writes into it.
         write_atomically(self.folder / "app" / "pyproject.toml", app(self.directory).encode())
 
-    def _register(self, keys: list[Path]) -> None:
+    def _register(self, keys: list[Path], fresh: bool) -> None:
         """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers."""
         path = self.folder / "nodes.json"
-        known: dict[str, int] = json.loads(path.read_bytes()) if path.exists() else {}
+        known: dict[str, int] = json.loads(path.read_bytes()) if path.exists() and not fresh else {}
         texts = [key.read_text().strip() for key in keys]
         for number, (key, text) in enumerate(zip(keys, texts, strict=True)):
             if text not in known:
