@@ -20,7 +20,7 @@ def main() -> None:
         sys.exit(f"{MODULE} has no {INSTALL} or {LOAD}: this version of Flower was not tested, nothing is run")
     setattr(theirs, INSTALL, lambda *_, **__: None)
     setattr(theirs, LOAD, lambda *_, **__: lambda *_: app)
-    from flwr.supernode.cli.flwr_clientapp import flwr_clientapp
+    from flwr.supernode.cli import flwr_clientapp
 
     flwr_clientapp()
 

@@ -37,8 +37,7 @@ CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
 NGINX = Template("""\
 # Made by `fedkseed server`: clients reach /v1/fleet/ of Flower's SuperLink and nothing else of it.
 daemon off;
-$user
-worker_processes auto;
+${user}worker_processes auto;
 pid $folder/nginx.pid;
 error_log stderr warn;
 events { worker_connections 4096; }
@@ -186,6 +185,7 @@ class Host:
         if self._fruitless > FRUITLESS:
             raise FedKSeedError(f"{what}; no round was finished since it was last started: see {self.folder}/*.log")
         self.progress.note(f"{what}; it is started again")
+        time.sleep(self._fruitless)
 
     def _launch(self, stack: ExitStack, name: str, command: list[str]) -> None:
         child = Child(name, command, self.folder / f"{name.lower()}.log", self.env)
@@ -228,11 +228,7 @@ class Host:
         connection = {"address": f"127.0.0.1:{self.inner}", "root-certificates": str(self.keys / "ca.pem")}
         table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
         write_atomically(self.folder / "home" / "config.toml", tomli_w.dumps(table).encode())
-        address = f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
-        written = NGINX.substitute(
-            user="user root;" if os.geteuid() == 0 else "",  # else it could not write to the run's directory
-            folder=self.folder, certs=self.keys, address=address, port=self.inner, largest=self.largest,
-        )  # fmt: skip
+        written = nginx_conf(self.folder, self.keys, self.host, self.port, self.inner, self.largest)
         write_atomically(self.folder / "nginx.conf", written.encode())
         with border(f"can't make {self.folder / 'app'}"):
             (self.folder / "app").mkdir(exist_ok=True)
@@ -256,6 +252,15 @@ class Host:
         for known in flwr(["list", CONNECTION], self.env)["runs"]:
             if not str(known["status"]).startswith("finished"):
                 flwr(["stop", str(known["run-id"]), CONNECTION], self.env)
+
+
+def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, largest: str) -> str:
+    """What nginx reads; deploy/nginx.conf is such a file."""
+    return NGINX.substitute(
+        user="user root;\n" if os.geteuid() == 0 else "",  # else it could not write to the run's directory
+        folder=folder, certs=keys, port=inner, largest=largest,
+        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+    )  # fmt: skip
 
 
 def app(directory: Path) -> str:

@@ -116,7 +116,7 @@ class Node:
                 if any(sign in text for sign in STUCK):
                     return Ended("the connection was lost", False)
                 if ended:
-                    return Ended(f"the SuperNode ended with code {child.code}: {child.last()}", False)
+                    return Ended(child.ended(), False)
                 sleep(LOOK)
 
     def stop_worker(self) -> None:

@@ -91,6 +91,12 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
+    def ended(self) -> str:
+        """How it ended."""
+        if self.code is not None and self.code < 0:
+            return f"{self.name} was killed (signal {-self.code})"
+        return f"{self.name} ended with code {self.code}: {self.last()}"
+
     def last(self, lines: int = 3) -> str:
         """The end of its log."""
         text = COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
@@ -143,7 +149,7 @@ def wait_until(ready: Callable[[], bool], seconds: float, child: Child) -> None:
     end = time.monotonic() + seconds
     while not ready():
         if not child.running:
-            raise FedKSeedError(f"{child.name} ended with code {child.code}: {child.last()}")
+            raise FedKSeedError(child.ended())
         if time.monotonic() > end:
             raise FedKSeedError(f"{child.name} was not ready after {seconds:g} s, see {child.log}: {child.last()}")
         time.sleep(0.1)
