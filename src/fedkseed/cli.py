@@ -80,11 +80,22 @@ def run(
     recipe: RecipeFile,
     output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
     tensorboard: TensorBoard = False,
+    engine: Annotated[
+        str,
+        typer.Option(help="What carries messages: own, or flower: its engine on Ray, to the same digest."),
+    ] = "own",
 ) -> None:
     """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    if engine not in ("own", "flower"):
+        raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
     with _progress(parsed.training.rounds, directory, tensorboard) as progress:
-        result = start_run(parsed, directory, progress)
+        if engine == "flower":
+            from .flower.engine import run as run_on_flower
+
+            result = run_on_flower(parsed, directory, progress)
+        else:
+            result = start_run(parsed, directory, progress)
     print_result(result)
 
 

@@ -20,7 +20,7 @@ from .free import Free
 from .party import Stopwatch
 from .progress import Progress
 from .randomness import share_of
-from .round import Report, answer, run_round
+from .round import Report, Transport, answer, run_round
 from .store import Store
 from .strategies.kseed import KSeed
 from .strategy import Client
@@ -41,6 +41,7 @@ class Simulation(Federation):
 
     Attributes:
         shares: the data.
+        carry: what carries messages to clients, `transport` unless another engine does.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Simulation(Federation):
         self.take_model(serves)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
+        self.carry: Transport = self.transport
         self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
@@ -154,7 +156,7 @@ class Simulation(Federation):
             self.load(state)  # one model stands in for clients that have seen more or less of it
         step = self.planned(state.round)
         states = {client: earlier(begun) for client, begun in step.begun.items() if begun < state.round}
-        after, report = run_round(self.strategy, state, list(step.begun), self.transport, states)
+        after, report = run_round(self.strategy, state, list(step.begun), self.carry, states)
         elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tomllib import loads
 
@@ -19,7 +20,7 @@ from fedkseed.flower.consent import Owner
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.flower.remote import Numbers
 from fedkseed.flower.server_app import serve
-from fedkseed.flower.worker import Worker
+from fedkseed.flower.worker import Member, Worker
 from fedkseed.progress import Silent
 from fedkseed.store import Store
 
@@ -69,7 +70,8 @@ class Setting:
             return directory
 
     def workers(self) -> dict[int, Worker]:
-        return {node: Worker(Owner(str(file), str(self.model))) for node, file in zip(NODES, self.files, strict=True)}
+        owners = [Owner(str(file), str(self.model)) for file in self.files]
+        return {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
 
     def deliver(self) -> Deliver:
         workers = self.kept = self.kept or self.workers()

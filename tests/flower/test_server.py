@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 from flwr.app import Error, Message
@@ -15,7 +16,7 @@ from fedkseed.flower.consent import Owner
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.remote import Numbers
 from fedkseed.flower.task import Reply, Status, Task
-from fedkseed.flower.worker import Worker
+from fedkseed.flower.worker import Member, Worker
 from fedkseed.store import Store
 
 from .conftest import NODES, Notes
@@ -67,7 +68,7 @@ def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undistur
     def killing(message):
         if round_of(message) == 1 and not died:
             died.append(workers[222])
-            workers[222] = Worker(workers[222].owner)
+            workers[222] = Worker(workers[222].follow)
         yield from deliver(message)
 
     assert setting.serve(setting.begin(tmp_path / "run", ALL), killing).digest == undisturbed.digest
@@ -206,7 +207,7 @@ def test_a_client_with_another_base_model_is_refused_with_both_digests_and_the_o
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
     notes, workers = Notes(), setting.workers()
-    workers[333] = Worker(Owner(str(setting.files[2]), str(tmp_path / "other")))
+    workers[333] = Worker(partial(Member, Owner(str(setting.files[2]), str(tmp_path / "other"))))
     apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3

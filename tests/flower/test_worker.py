@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tomllib import loads
 
@@ -23,7 +24,7 @@ from fedkseed.flower.client_app import relay
 from fedkseed.flower.consent import Owner
 from fedkseed.flower.server import recipe_for_clients
 from fedkseed.flower.task import Reply, Status, Task, digest_of
-from fedkseed.flower.worker import AbandonedError, Settings, Worker, serve
+from fedkseed.flower.worker import AbandonedError, Member, Settings, Worker, serve
 from fedkseed.messages import Broadcast
 from fedkseed.simulate import Simulation
 
@@ -71,7 +72,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
-    expected = Worker(owner).reply(first.encode())
+    expected = Worker(partial(Member, owner)).reply(first.encode())
     assert expected.status is Status.DONE
     assert Reply.decode(relay(first.encode(), context(directory))) == expected
     pid = (directory / sockets.LOCK).read_text()
@@ -115,21 +116,22 @@ def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path)
 
 
 def test_a_task_whose_time_is_over_is_given_up(first, owner):
-    worker = Worker(owner)
+    worker = Worker(partial(Member, owner))
     assert worker.reply(first.encode()).status is Status.DONE
     with pytest.raises(AbandonedError):
         worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
-    assert worker.reply(first.encode()) == Worker(owner).reply(first.encode()), "what is given up must leave no trace"
+    fresh = Worker(partial(Member, owner))
+    assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
 
 
 def test_tasks_that_cannot_be_answered_are_refused_with_a_text(first, owner, setting):
-    worker = Worker(owner)
+    worker = Worker(partial(Member, owner))
     unknown = replace(first, recipe=b"")
     assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
     assert "starts with b'nons'" in worker.reply(b"nonsense of many bytes").text
     damaged = replace(first, message=first.message[:-1] + b"\0")
     assert worker.reply(damaged.encode()).status is Status.REFUSED
-    wrong = Worker(Owner(owner.data, "/no/model")).reply(first.encode())
+    wrong = Worker(partial(Member, Owner(owner.data, "/no/model"))).reply(first.encode())
     assert (wrong.status, wrong.text[:20]) == (Status.REFUSED, "no model at /no/mode")
     assert worker.reply(first.encode()).status is Status.DONE
 

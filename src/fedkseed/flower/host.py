@@ -169,10 +169,9 @@ class Host:
                 return result
             for child in self.children.values():
                 if not child.running:
-                    self._again(
-                        f"{child.name} ended with code {child.code}: {child.last()}", follower.committed - committed
-                    )
+                    self._again(child.ended(), follower.committed - committed)
                     committed = follower.committed
+                    child.stop()  # what it has left: nginx's workers keep the port
                     child.start()
             if follower.pid is None and time.monotonic() - begin > START:
                 raise FedKSeedError(f"Flower did not start the ServerApp in {START:g} s; see {self.folder}/*.log")

@@ -101,14 +101,14 @@ class Remote:
 
     Args:
         recipe: what clients follow, as TOML; it is sent to each once, and again to those that have lost it.
-        cohort: how many clients take part in a round.
+        minimum: of the clients of a round that have to answer; of fewer, all.
     """
 
     def __init__(
-        self, grid: Grid, numbers: Numbers, recipe: bytes, cohort: int, options: Network, progress: Progress
+        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress
     ) -> None:
         self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
-        self.digest, self.minimum = digest_of(recipe), options.minimum_of(cohort)
+        self.digest, self.minimum = digest_of(recipe), minimum
         self._asked: dict[str, Asked] = {}  # on their way, those of earlier rounds, too: to tell who is late
         self._holding: set[int] = set()  # clients that have answered to the recipe
         self._strangers: set[int] = set()  # nodes that were told of
@@ -158,6 +158,7 @@ class Remote:
             FedKSeedError: fewer than the minimum have answered, after all attempts.
         """
         self._exchange += 1
+        minimum = min(self.minimum, len(sent))
         options, done, refused, tries = self.options, set[int](), dict[int, str](), Counter[int]()
         attempt, end = 1, time.monotonic() + self.options.deadline
         if away := [client for client in sent if client not in self.online()]:
@@ -171,19 +172,19 @@ class Remote:
             tasks = {client: online[client] for client in ready}
             tries.update(self._ask(tasks, sent, round_, end - time.monotonic()))
             if not (waiting or ready):
-                if len(done) >= self.minimum:
+                if len(done) >= minimum:
                     break
                 if all(client in refused or tries[client] >= TRIES for client in sent if client not in done):
-                    raise self._too_few(round_, done, refused)
+                    raise self._too_few(round_, minimum, done, refused)
             if time.monotonic() >= end:
-                if len(done) >= self.minimum:
+                if len(done) >= minimum:
                     break
                 if attempt == options.attempts:
-                    raise self._too_few(round_, done, refused)
+                    raise self._too_few(round_, minimum, done, refused)
                 attempt, end = attempt + 1, time.monotonic() + options.deadline
                 tries.clear()
                 self._say(
-                    f"round {round_ + 1}: {len(done)} of at least {self.minimum} clients answered in "
+                    f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
                     f"{options.deadline:g} s; trying again, {attempt} of {options.attempts}"
                 )
             for client, outcome in self._replies(round_):
@@ -256,10 +257,10 @@ class Remote:
         except FedKSeedError as error:
             return Reply(Status.FAILED, text=f"its reply is broken: {error}")
 
-    def _too_few(self, round_: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
+    def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
         why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])
         return FedKSeedError(
-            f"round {round_ + 1}: {len(done)} clients answered, {self.minimum} are needed"
+            f"round {round_ + 1}: {len(done)} clients answered, {minimum} are needed"
             + (f" ({why})" if why else "")
             + "; mend the clients, or set [network] minimum, and start the server again: it goes on with this round"
         )

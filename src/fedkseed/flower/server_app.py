@@ -39,6 +39,7 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
     with store.locked():
         recipe = load_recipe(store.recipe)
         numbers = Numbers(directory, recipe.clients.count)
-        text, cohort = recipe_for_clients(recipe, numbers.count), recipe.clients.cohort_of(numbers.count)
-        remote = Remote(grid, numbers, text, cohort, recipe.network, progress)
+        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
+        text = recipe_for_clients(recipe, numbers.count)
+        remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
         return work(store, Server(recipe, remote, progress))

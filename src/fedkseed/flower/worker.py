@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from socket import socket
+from typing import Protocol
 
 import torch
 
@@ -61,7 +63,7 @@ class AbandonedError(Exception):
 class Member(Party):
     """A client that follows a server's recipe with a file of its own."""
 
-    def __init__(self, recipe: bytes, owner: Owner) -> None:
+    def __init__(self, owner: Owner, recipe: bytes) -> None:
         super().__init__(consented(recipe, owner))
         self.examples = own_share(self.recipe, self.tokenizer)
         self.take_model(serves=False)
@@ -75,13 +77,23 @@ class Member(Party):
             return answer(self.strategy, task.message, client)
 
 
-class Worker:
-    """Answers tasks; what it holds, recipe and model, is that of the last task that brought a recipe."""
+class Follower(Protocol):
+    """A client, or several, with a recipe and a model."""
 
-    def __init__(self, owner: Owner) -> None:
-        self.owner = owner
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes: ...
+
+
+class Worker:
+    """Answers tasks; what it holds, recipe and model, is that of the last task that brought a recipe.
+
+    Args:
+        follow: makes a client that follows a recipe.
+    """
+
+    def __init__(self, follow: Callable[[bytes], Follower]) -> None:
+        self.follow = follow
         self._digest = b""
-        self._member: Member | None = None
+        self._follower: Follower | None = None
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
@@ -101,11 +113,11 @@ class Worker:
                     raise AbandonedError
 
             if task.recipe and task.digest != self._digest:
-                self._member, self._digest = None, b""  # first: two models may not fit
-                self._member, self._digest = Member(task.recipe, self.owner), task.digest
-            if self._member is None or task.digest != self._digest:
+                self._follower, self._digest = None, b""  # first: two models may not fit
+                self._follower, self._digest = self.follow(task.recipe), task.digest
+            if self._follower is None or task.digest != self._digest:
                 return Reply(Status.UNPREPARED)
-            return Reply(Status.DONE, self._member.answer(task, on_step))
+            return Reply(Status.DONE, self._follower.answer(task, on_step))
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
         except (RuntimeError, MemoryError, OSError) as error:  # PyTorch's, as a GPU that is full
@@ -123,7 +135,7 @@ def serve(directory: Path) -> None:
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        worker = Worker(settings.owner)
+        worker = Worker(partial(Member, settings.owner))
         listener.settimeout(settings.idle)
         while True:
             try:
