@@ -2,13 +2,17 @@
 PYTHON ?= python3.11
 BIN = .venv/bin
 
-.PHONY: demo test check vectors clean
+.PHONY: demo test test-faults check vectors clean
 
 demo: .venv/installed .venv/model
 	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
 	else $(BIN)/fedkseed run recipes/quickstart.toml; fi
 
 test: .venv/installed-dev check
+
+# Federations of real processes on loopback; minutes. nginx's part is skipped where there is none.
+test-faults: .venv/installed-dev
+	$(BIN)/pytest -m network
 
 check:
 	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change

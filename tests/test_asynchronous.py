@@ -16,8 +16,9 @@ from fedkseed.algorithms import ALGORITHMS
 from fedkseed.asynchronous import Step, asynchronous, durations, synchronous
 from fedkseed.config import load_recipe
 from fedkseed.delta import shorten
+from fedkseed.federation import work
+from fedkseed.party import NEWCOMER
 from fedkseed.randomness import cohort, draw_directions, turns
-from fedkseed.simulate import NEWCOMER, work
 from fedkseed.store import Store
 
 from .conftest import recipe_text

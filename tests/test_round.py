@@ -14,8 +14,8 @@ from fedkseed.free import Free
 from fedkseed.messages import Change, History
 from fedkseed.models.loss import Batch, batch_loss, graph_loss, output_loss
 from fedkseed.models.tuned import PATTERNS, Adapters, attach
+from fedkseed.party import NEWCOMER
 from fedkseed.randomness import Purpose, draw_directions, generator
-from fedkseed.simulate import NEWCOMER
 from fedkseed.store import Store
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights import Layout

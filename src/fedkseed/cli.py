@@ -28,11 +28,13 @@ from .display import Bars, console, print_costs, print_result, print_tuning
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import folder, write_atomically
+from .flower.commands import certs, client, server
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
+from .progress import Progress
 from .randomness import Purpose, generator
 from .report import write_report
-from .simulate import Progress, Simulation
+from .simulate import Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
@@ -79,11 +81,22 @@ def run(
     recipe: RecipeFile,
     output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
     tensorboard: TensorBoard = False,
+    engine: Annotated[
+        str,
+        typer.Option(help="What carries messages: own, or flower: its engine on Ray, to the same digest."),
+    ] = "own",
 ) -> None:
     """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    if engine not in ("own", "flower"):
+        raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
     with _progress(parsed.training.rounds, directory, tensorboard) as progress:
-        result = start_run(parsed, directory, progress)
+        if engine == "flower":
+            from .flower.engine import run as run_on_flower
+
+            result = run_on_flower(parsed, directory, progress)
+        else:
+            result = start_run(parsed, directory, progress)
     print_result(result)
 
 
@@ -393,6 +406,10 @@ def reproduce(
         else:
             console.print((folder / "table.md").read_text(), highlight=False)
             console.print(f"written to {folder}", highlight=False)
+
+
+for network_command in (certs, server, client):
+    _command(network_command)
 
 
 @contextmanager

@@ -19,11 +19,13 @@ import numpy as np
 from .config import Recipe
 from .data.shares import Shares, share_out
 from .errors import FedKSeedError
+from .federation import peak_memory
 from .messages import Broadcast, Change, Upload, Values
 from .models.load import load_tokenizer
+from .party import NEWCOMER, Stopwatch
 from .precision import scalar
 from .randomness import Purpose, generator
-from .simulate import NEWCOMER, Simulation, Stopwatch, peak_memory
+from .simulate import Simulation
 from .strategies.averaging import Averaging
 from .strategies.common import NONE
 from .strategies.kseed import KSeed

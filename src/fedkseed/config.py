@@ -217,6 +217,25 @@ class Asynchronous(Part):
                 raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
 
 
+class Network(Part):
+    """How long a server waits for whom, over a real network (docs/deployment.md); a simulation reads none of it."""
+
+    minimum: Count | None = None  # of clients whose answers make a round; default: half of the cohort, rounded up
+    deadline: Positive = 600.0  # seconds of a round; what comes later is left out, if the minimum is there
+    attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
+    patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
+
+    def minimum_of(self, cohort: int) -> int:
+        """How many of a cohort have to answer.
+
+        Raises:
+            FedKSeedError: more than take part.
+        """
+        if self.minimum is not None and self.minimum > cohort:
+            raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
+        return self.minimum or (cohort + 1) // 2
+
+
 class Evaluation(Part):
     """What is measured before, after, and every few rounds."""
 
@@ -243,6 +262,7 @@ class Recipe(Part):
     asynchronous: Asynchronous | None = None  # None: rounds are synchronous
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
+    network: Network = Network()
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

@@ -17,9 +17,10 @@ from .config import Recipe
 from .errors import FedKSeedError
 from .evaluate import Estimate, evaluate, paired_change
 from .free import Free
+from .progress import Progress
 from .randomness import Purpose, generator
 from .scalars import Clock, Scalars, measure
-from .simulate import Progress, Simulation
+from .simulate import Simulation
 from .strategies.kseed import KSeed
 from .strategy import Strategy
 
