@@ -240,8 +240,9 @@ def test_bytes_are_those_of_encoded_messages(whole):
             len(whole[first] if held.get(client) is None else shorten(whole[first], whole[held[client]]))
             for client, first in of.items()
         ]
-        assert report["total_down"] == sum(sent)
+        assert report["total_down"] == sum(sent) <= 2 * len(whole[0])
         assert report["bytes_total"] == sum(sent) + 2 * report["bytes_up"]
+    assert any(report["total_down"] < 2 * len(whole[0]) for report in result.reports)  # some were differences
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])

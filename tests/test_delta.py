@@ -155,6 +155,16 @@ def test_a_client_that_lost_the_last_message_is_sent_the_whole_and_both_are_coun
     assert after.coefficients.tobytes() == other.coefficients.tobytes()
 
 
+def test_a_client_that_was_not_asked_again_is_refused():
+    federation, state, kept = federation_after_a_round()
+
+    def transport(messages):
+        return [(2, lack(messages[2], 2))] if kind_of(messages[2]) is Delta else [(3, b"")]
+
+    with pytest.raises(FedKSeedError, match=r"client 3 answers what \[2\] were asked"):
+        run_round(federation.strategy, state, [2, 3], transport, kept=kept)
+
+
 def test_a_client_that_lacks_what_it_does_not_need_is_refused():
     federation, state, kept = federation_after_a_round()
     reply = encode(Lack(federation.strategy.run, 1, 2))

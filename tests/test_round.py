@@ -15,6 +15,7 @@ from fedkseed.messages import Change, History
 from fedkseed.models.loss import Batch, batch_loss, graph_loss, output_loss
 from fedkseed.models.tuned import PATTERNS, Adapters, attach
 from fedkseed.party import NEWCOMER
+from fedkseed.precision import WIRES
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.store import Store
 from fedkseed.strategies.replay import Replay
@@ -129,6 +130,35 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
         assert c.any()
         rebuilt.load(c)
         assert trained.digest() == rebuilt.digest()
+
+
+@pytest.mark.parametrize("name", ["fedkseed", "fedkseed-pro", MIXED])
+@pytest.mark.parametrize("wire", WIRES)
+def test_server_and_clients_hold_the_same_model_whatever_numbers_travel_like(name, wire):
+    """Replayed from messages alone, a client's steps end at its c; the server's next c is the mean of those."""
+    federation = Federation(name)
+    federation.strategy = replace(federation.strategy, wire=wire, lr=1e-2 if wire == "sign" else 1e-3)
+    before, _ = federation.run(1)
+    after, report = federation.run(1, state=before)
+    messages, replies = federation.messages[-1]
+    ended, size = {}, federation.pool.size
+    for number, reply in replies.items():
+        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.replies)
+        c = down.coefficients.copy()
+        if isinstance(up, Change):
+            c += up.values
+        else:
+            drawn = draw_directions(federation.pool.key, 1, number, 6, size, down.probabilities)
+            for j, scalar in zip(drawn[up.found], up.scalars[up.found], strict=True):
+                c[j] += np.float32(-down.lr * float(scalar))
+            assert (set(np.abs(up.scalars)) == {1}) == (wire == "sign")
+        assert federation.clients[number].weights.c.tobytes() == c.tobytes()
+        ended[federation.clients[number].examples] = c.astype(float)
+    mean = sum(examples * c for examples, c in ended.items()) / sum(ended)
+    kept_back = before.coefficients - decode(messages[2], Broadcast).coefficients
+    assert (np.abs(kept_back).max() > 1e-6) == (wire != "exact")
+    np.testing.assert_allclose(after.coefficients, mean + kept_back, atol=2e-6)
+    assert report.skipped == 0
 
 
 @pytest.mark.parametrize("name", ["uplink-seeds", "unlimited-seeds", "decomfl"])

@@ -171,6 +171,11 @@ class Training(Part):
             raise ValueError(
                 "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
             )
+        if self.wire == "sign" and self.lr is None and self.algorithm in ("fedkseed", "fedkseed-pro"):
+            raise ValueError(
+                "wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
+                "the mean |rho| of `fedkseed rounds`"
+            )
         if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
             raise ValueError(
                 f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "

@@ -1,8 +1,8 @@
 """A broadcast as the difference to one that the client has kept: fewer bytes, and the same bytes in the end.
 
 Most coefficients are what they were a round ago. The bodies of the two messages are subtracted byte by byte, modulo
-256, and deflated: 4,312 bytes become about 1,400 where 4 clients have drawn 200 of 4,096 directions each, about 2,200
-where 10 have (`python benchmarks/bytes.py`). The whole is sent where that is no longer.
+256, and deflated: 4,312 bytes become 1,563 where 4 clients have drawn 200 of 4,096 directions each, 2,089 where 10
+have (`python benchmarks/bytes.py`). The whole is sent where it has no more bytes.
 """
 
 import zlib

@@ -46,9 +46,9 @@ def scalar(found: float, clip: float, wire: str) -> float:
     return float(clipped) if np.isfinite(clipped) else math.nan
 
 
-def bfloat16(numbers: np.float32) -> np.float32:
+def bfloat16(number: np.float32) -> np.float32:
     """Rounded half to even to the upper 16 bits of a float32; what is too large becomes infinite."""
-    bits = numbers.view(np.uint32)
+    bits = number.view(np.uint32)
     return (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 

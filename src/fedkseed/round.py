@@ -50,7 +50,7 @@ class Report:
     bytes_up: int  # from one client, the largest
     bytes_total: int  # down and up, of all clients
     loss: float  # mean local loss, weighted like the aggregation
-    skipped: int  # probes left out because their loss was not finite
+    skipped: int  # probes left out because their loss was not finite, or because no difference has no sign
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
     cpu_seconds: float | None = None  # of this process and in that time: what clients that take turns have computed
@@ -101,8 +101,8 @@ def run_round(
     after = strategy.aggregate(state, uploads, {began.round: began for began in earlier.values()})
     finite = [upload for upload in uploads if math.isfinite(upload.loss)]
     examples = sum(upload.examples for upload in finite)
-    found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload)]
-    scalars = [abs(scalars).mean() for scalars in found if scalars.size]
+    found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload) and upload.found.any()]
+    sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
         round=state.round,
         clients=tuple(sorted(replies)),
@@ -111,7 +111,7 @@ def run_round(
         bytes_total=sum(down[client] + up[client] for client in replies),
         loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
         skipped=sum(upload.skipped for upload in uploads),
-        scalar=float(sum(scalars) / len(scalars)) if scalars else None,
+        scalar=float(sum(sizes) / len(sizes)) if sizes else None,
         seconds=time.perf_counter() - begin,
         cpu_seconds=time.process_time() - computed,
         total_down=sum(down[client] for client in replies),
@@ -139,6 +139,8 @@ def _exchange(
     for client in again:
         decode(replies.pop(client), Lack)
     for client, reply in _ask(transport, {client: whole[client] for client in again}).items() if again else ():
+        if client not in again:
+            raise FedKSeedError(f"client {client} answers what {again} were asked")
         replies[client] = reply
         down[client] += len(whole[client])
         up[client] += len(reply)

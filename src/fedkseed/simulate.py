@@ -62,7 +62,7 @@ class Simulation(Federation):
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # of this round: clients that still hold the last broadcast
-        self.carry: Transport = self.transport
+        self.carry: Transport | None = None  # in place of `transport`, to clients that keep nothing
         self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
@@ -172,9 +172,10 @@ class Simulation(Federation):
         step = self.planned(state.round)
         find = earlier or _not_kept
         states = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
-        held = {client: find(of) for client, of in self._held(state.round).items()} if earlier else {}
+        holders = self._held(state.round) if earlier and self.carry is None else {}
+        held = {client: find(of) for client, of in holders.items()}
         self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
-        after, report = run_round(self.strategy, state, list(step.begun), self.carry, states, self._kept)
+        after, report = run_round(self.strategy, state, list(step.begun), self.carry or self.transport, states, self._kept)
         elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)

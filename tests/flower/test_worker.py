@@ -96,6 +96,7 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
     thread.join(60)
     assert replies[0].status is Status.FAILED
     assert "the worker ended in the middle of a task" in replies[0].text
+    wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
     assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
 
 

@@ -10,9 +10,12 @@ from ..data.sources import SAMPLES
 from ..errors import FedKSeedError
 from ..evaluate import Evaluation
 from ..federation import NOT_EVALUATED, Federation
+from ..messages import Lack
+from ..party import NEWCOMER
 from ..progress import Progress
 from ..randomness import cohort
 from ..round import Report, run_round
+from ..wire import decode, encode, kind_of
 from .consent import require_networked
 from .remote import Remote
 
@@ -38,6 +41,7 @@ class Server(Federation):
             self.progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
         self.take_model(serves=True)
         self.remote, self._gathered = remote, False
+        self._kept: dict[int, bytes] = {}  # what clients were sent in the last round, if they have answered
 
     @property
     def identity(self) -> dict[str, str]:
@@ -66,12 +70,19 @@ class Server(Federation):
 
         def check(client: int, reply: bytes) -> None:
             """An answer is good if a round with it alone is: one bad answer must not spoil the round of the others."""
-            run_round(self.strategy, state, [client], lambda sent: [(client, reply)])
+            if kind_of(reply) is Lack and client in self._kept:
+                decode(reply, Lack)  # it was restarted, and is sent the whole
+            else:
+                run_round(self.strategy, state, [client], lambda sent: [(client, reply)])
 
         def transport(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
             return self.remote.transport(state.round, sent, check)
 
-        return run_round(self.strategy, state, asked, transport)
+        after, report = run_round(self.strategy, state, asked, transport, kept=self._kept)
+        if self.algorithm.pooled:
+            message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+            self._kept = dict.fromkeys(report.clients, message)
+        return after, report
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:

@@ -22,6 +22,7 @@ from typing import Protocol
 import torch
 
 from ..data.shares import own_share
+from ..delta import lack, restore
 from ..errors import FedKSeedError
 from ..files import border, exclusive, write_atomically
 from ..party import Party
@@ -68,13 +69,19 @@ class Member(Party):
         self.examples = own_share(self.recipe, self.tokenizer)
         self.take_model(serves=False)
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
+        self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
     def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
         """What client `task.client` sends for a message."""
+        whole = restore(task.message, self._kept)
+        if whole is None:
+            return lack(task.message, task.client)
+        if self.algorithm.pooled:  # kilobytes
+            self._kept = whole
         count = self.recipe.clients.count or task.client + 1
         with computing_with(self.threads):
             client = self.client_of(task.client, count, self.examples, on_step)
-            return answer(self.strategy, task.message, client)
+            return answer(self.strategy, whole, client)
 
 
 class Follower(Protocol):
