@@ -175,7 +175,8 @@ class Simulation(Federation):
         holders = self._held(state.round) if earlier and self.carry is None else {}
         held = {client: find(of) for client, of in holders.items()}
         self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
-        after, report = run_round(self.strategy, state, list(step.begun), self.carry or self.transport, states, self._kept)
+        carry = self.carry or self.transport
+        after, report = run_round(self.strategy, state, list(step.begun), carry, states, self._kept)
         elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
