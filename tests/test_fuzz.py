@@ -1,11 +1,13 @@
 """The campaign finds what it looks for, and nothing where there is nothing."""
 
+from concurrent.futures import Future
+
 import pytest
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, fuzz
 from fedkseed.cli import app
-from fedkseed.fuzz import BLOCK, campaign, judge, made, specimens, try_block
+from fedkseed.fuzz import BLOCK, HANGS, TOLD, campaign, judge, made, specimens, try_block
 from fedkseed.wire import KINDS, encode
 
 LACK = specimens()["lack"]
@@ -61,3 +63,20 @@ def test_the_command_says_what_it_did():
     assert done.exit_code == 0, done.output
     assert "1,000 inputs of seed 2 from 5,000 on" in done.output
     assert "no finding" in done.output
+
+
+class Never(Future):
+    """Of a block that hangs."""
+
+    waits = 0
+
+    def result(self, timeout=None):
+        self.waits += 1
+        raise TimeoutError
+
+
+def test_a_block_that_hangs_is_given_up_after_many_short_waits():
+    hanging = Never()
+    with pytest.raises(TimeoutError):
+        fuzz._result(hanging)
+    assert hanging.waits == HANGS / TOLD

@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -135,7 +135,7 @@ def campaign(
         waiting = [pool.submit(try_block, seed, block) for block in blocks[: 2 * processes]]
         for number, block in enumerate(blocks):
             try:
-                tally.add(waiting.pop(0).result(timeout=HANGS))
+                tally.add(_result(waiting.pop(0)))
             except Late as late:
                 raise FedKSeedError(f"block {block} of seed {seed} hangs: try --start {block * BLOCK}") from late
             except BrokenProcessPool as died:
@@ -150,6 +150,16 @@ def campaign(
             process.terminate()
         pool.shutdown(cancel_futures=True)
     return tally
+
+
+def _result(block: Future[Tally]) -> Tally:
+    """What became of a block. Waits are short: a campaign that was stopped for an hour (SIGSTOP) has not hung."""
+    for _ in range(int(HANGS / TOLD) - 1):
+        try:
+            return block.result(timeout=TOLD)
+        except Late:
+            continue
+    return block.result(timeout=TOLD)
 
 
 def try_block(seed: int, block: int) -> Tally:
