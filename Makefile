@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 BIN = .venv/bin
 
-.PHONY: demo test check vectors clean
+.PHONY: demo test test-faults check vectors clean
 
 demo: .venv/installed .venv/model
 	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
@@ -10,12 +10,20 @@ demo: .venv/installed .venv/model
 
 test: .venv/installed-dev check
 
+# Federations of real processes on loopback; minutes. nginx's part is skipped where there is none.
+test-faults: .venv/installed-dev
+	$(BIN)/pytest -m network
+
 check:
 	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
 	$(BIN)/pytest
+
+# Of docs/wire.md; those of the directions are a specification and never made anew.
+vectors: .venv/installed-dev
+	$(BIN)/python -m tests.wire_vectors
 
 # torch first and by version, so that an index with a CPU build of it can serve that.
 .venv/installed: pyproject.toml constraints.txt

@@ -15,8 +15,10 @@ from fedkseed import store as storing
 from fedkseed.algorithms import ALGORITHMS
 from fedkseed.asynchronous import Step, asynchronous, durations, synchronous
 from fedkseed.config import load_recipe
-from fedkseed.randomness import cohort, turns
-from fedkseed.simulate import NEWCOMER, work
+from fedkseed.delta import shorten
+from fedkseed.federation import work
+from fedkseed.party import NEWCOMER
+from fedkseed.randomness import cohort, draw_directions, turns
 from fedkseed.store import Store
 
 from .conftest import recipe_text
@@ -118,38 +120,44 @@ NOW = State(5, np.zeros(4), np.zeros(4), np.zeros(4, np.int64))
 
 
 def strategy(**changes) -> KSeed:
-    settings = {"rounds": 10, "steps": 3, "lr": 0.5, "max_staleness": 4, "staleness_power": 0.5}
+    settings = {"rounds": 10, "steps": 1, "lr": 0.5, "max_staleness": 4, "staleness_power": 0.5, "wire": "exact"}
     return KSeed(RUN, **{**settings, **changes})
 
 
-def upload(client: int, round_: int, scalar: float, direction: int = 0, examples: int = 1) -> Upload:
-    pairs = np.array([direction], np.uint32), np.array([scalar], np.float32)
-    return Upload(RUN, round_, client, examples, 1.0, *pairs)
+def upload(client: int, round_: int, scalar: float, examples: int = 1) -> Upload:
+    return Upload(RUN, round_, client, examples, 1.0, np.array([scalar], np.float32))
+
+
+def drawn(client: int, round_: int) -> int:
+    """The one direction of a client in a round."""
+    return int(draw_directions(1, round_, client, 1, 4, None)[0])
 
 
 def test_a_stale_contribution_is_damped_and_nothing_makes_up_for_it():
     """Three of four examples come 3 rounds late: (1 + 3)^-1/2 = 1/2 of their share."""
-    uploads = [upload(1, 2, 8.0, direction=1, examples=3), upload(2, 5, 8.0, direction=2)]
-    after = strategy().aggregate(NOW, uploads)
-    np.testing.assert_array_equal(after.coefficients, [0, -0.5 * 0.75 * 0.5 * 8, -0.5 * 0.25 * 8, 0])
-    np.testing.assert_array_equal(after.magnitudes, [0, 8, 8, 0])
+    uploads = [upload(1, 2, 8.0, examples=3), upload(2, 5, 8.0)]
+    after, late, fresh = strategy().aggregate(NOW, uploads), drawn(1, 2), drawn(2, 5)
+    assert late != fresh
+    np.testing.assert_array_equal(after.coefficients[[late, fresh]], [-0.5 * 0.75 * 0.5 * 8, -0.5 * 0.25 * 8])
+    np.testing.assert_array_equal(after.magnitudes[[late, fresh]], [8, 8])
+    assert after.magnitudes.sum() == 16
     assert after.round == 6
 
 
 @pytest.mark.parametrize(("power", "factor"), [(0.0, 1.0), (1.0, 0.25), (2.0, 0.0625)])
 def test_the_power_is_a_setting(power, factor):
     after = strategy(staleness_power=power).aggregate(NOW, [upload(1, 2, 8.0)])
-    assert after.coefficients[0] == -0.5 * factor * 8
+    assert after.coefficients[drawn(1, 2)] == -0.5 * factor * 8
 
 
 def test_the_learning_rate_is_that_of_the_round_that_the_client_began_with():
     after = strategy(schedule="linear", staleness_power=0.0).aggregate(NOW, [upload(1, 2, 8.0)])
-    assert after.coefficients[0] == -0.5 * 0.8 * 8  # of round 2 of 10; that of round 5 is half
+    assert after.coefficients[drawn(1, 2)] == -0.5 * 0.8 * 8  # of round 2 of 10; that of round 5 is half
 
 
 def test_fresh_uploads_count_as_in_synchronous_rounds_bit_for_bit():
     rng = np.random.default_rng(0)
-    uploads = [upload(i, 5, float(rng.normal()), int(rng.integers(4)), int(rng.integers(1, 9))) for i in range(9)]
+    uploads = [upload(i, 5, float(rng.normal()), int(rng.integers(1, 9))) for i in range(9)]
     late, now = (strategy(lr=0.3, max_staleness=s).aggregate(NOW, uploads) for s in (4, 0))
     assert late.coefficients.tobytes() == now.coefficients.tobytes()
 
@@ -221,11 +229,20 @@ def test_the_reports_are_those_of_the_plan(whole):
 def test_bytes_are_those_of_encoded_messages(whole):
     directory, result = whole
     store, simulation = Store(directory), Simulation(load_recipe(directory / "recipe.toml"))
+    begun = [
+        dict(zip(r["clients"], (r["round"] - late for late in r["staleness"]), strict=True)) for r in result.reports
+    ]
+    whole = [encode(simulation.strategy.broadcast(store.state(State, done), [0])[0]) for done in range(ROUNDS)]
     for report in result.reports:
-        begun = [report["round"] - late for late in report["staleness"]]
-        sent = [len(encode(simulation.strategy.broadcast(store.state(State, r), [0])[0])) for r in begun]
-        assert report["total_down"] == sum(sent)
+        of = begun[report["round"]]
+        held = {client: begun[first - 1].get(client) for client, first in of.items() if first}
+        sent = [
+            len(whole[first] if held.get(client) is None else shorten(whole[first], whole[held[client]]))
+            for client, first in of.items()
+        ]
+        assert report["total_down"] == sum(sent) <= 2 * len(whole[0])
         assert report["bytes_total"] == sum(sent) + 2 * report["bytes_up"]
+    assert any(report["total_down"] < 2 * len(whole[0]) for report in result.reports)  # some were differences
 
 
 @pytest.mark.parametrize("stop", [1, 4, 7])

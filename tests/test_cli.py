@@ -120,7 +120,8 @@ def test_directions_checks_every_backend():
 
 def test_version_and_help():
     assert fedkseed("--version").output.startswith("fedkseed 0.")
-    commands = "run resume rounds rollback eval export generate preview directions report compare tune reproduce"
+    commands = "run resume rounds rollback eval export generate preview directions report compare tune reproduce "
+    commands += "certs server client"
     for command in commands.split():
         assert command in fedkseed("--help").output
         assert fedkseed(command, "--help").exit_code == 0

@@ -303,7 +303,7 @@ def test_the_table_has_a_row_a_round(show, plain):
 
 def test_curves_turn_to_bytes_and_seconds(show, plain):
     page = show(plain)
-    for kind, label in (("bytes", "kB sent by all clients together"), ("seconds", "seconds of training")):
+    for kind, label in (("bytes", "bytes sent by all clients together"), ("seconds", "seconds of training")):
         page.run(f"document.querySelector('input[value={kind}]').click()")
         page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
         assert page.run("document.querySelector('#learning .label').textContent") == label

@@ -12,8 +12,8 @@ import pytest
 from fedkseed import resume, start
 from fedkseed.adapter import Adapter
 from fedkseed.config import load_recipe
+from fedkseed.progress import Silent
 from fedkseed.round import Report
-from fedkseed.simulate import Silent
 from fedkseed.store import Store
 
 from .conftest import recipe_text

@@ -187,6 +187,7 @@ def test_limits_are_those_of_a_quadratic(recipe):
     assert alone == 2 / 50
     assert together == pytest.approx(alone * sizes.sum() ** 2 / (sizes**2).sum())
     assert limits(Estimate(50.0, 1.0), 3, simulation, [0])[0] == pytest.approx(6 / 50)
+    assert limits(Estimate(50.0, 1.0), 1, simulation, [0], size=7.0)[0] == pytest.approx(7 * 2 / 50)  # of signs
     assert limits(Estimate(50.0, 30.0), 1, simulation, [0]) == (None, None)
     w, rng = np.ones(50), np.random.default_rng(0)
     z = rng.choice([-1.0, 1.0], size=(4000, 50))

@@ -22,7 +22,7 @@ from .strategy import Strategy
 
 UNLIMITED = 1 << 32  # seeds
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
-EIGHT = "K coefficients, 8 bits each"
+CHANGE = "K coefficients"
 OUTPUT, ALL = "derivatives of the output layer", "derivatives of all layers"  # in R^K
 
 
@@ -87,7 +87,7 @@ class Algorithm:
             "[asynchronous]": recipe.asynchronous is not None,
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
             "[derivatives]": recipe.derivatives != Derivatives(),
-            "[training] bits": recipe.training.bits is not None,
+            "[training] wire": recipe.training.wire not in (None, "exact"),
             "[training] server": recipe.training.server != "sgd",
         }
         for name, given in settings.items():
@@ -133,7 +133,7 @@ class Algorithm:
                 limit = training.rounds if late.max_staleness is None else late.max_staleness
                 settings |= {"max_staleness": limit, "staleness_power": late.staleness_power}
             with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
-            options: dict[str, Any] = self.options | ({"bits": training.bits} if training.bits else {})
+            options: dict[str, Any] = self.options | ({"wire": training.wire} if training.wire else {})
             return KSeed(
                 run,
                 **settings,
@@ -163,12 +163,12 @@ def _derivatives(recipe: Recipe) -> LocalWork:
 
 
 ALGORITHMS = {
-    "fedkseed": Algorithm(KSeed, TWO, "K coefficients", "pairs", "Qin et al., 2024"),
+    "fedkseed": Algorithm(KSeed, TWO, CHANGE, "scalars", "Qin et al., 2024"),
     "fedkseed-pro": Algorithm(
-        KSeed, TWO, "K coefficients and probabilities", "pairs", "Qin et al., 2024", {"importance": True}
+        KSeed, TWO, "K coefficients and probabilities", "scalars", "Qin et al., 2024", {"importance": True}
     ),
-    "fedkseed-plus": Algorithm(KSeed, OUTPUT, EIGHT, EIGHT, "this project", {"bits": 8}, tuned="output"),
-    "fedkseed-backprop": Algorithm(KSeed, ALL, EIGHT, EIGHT, "this project", {"bits": 8}),
+    "fedkseed-plus": Algorithm(KSeed, OUTPUT, CHANGE, CHANGE, "this project", tuned="output"),
+    "fedkseed-backprop": Algorithm(KSeed, ALL, CHANGE, CHANGE, "this project"),
     "fedavg": Algorithm(Averaging, SGD, "weights", "weights", "McMahan et al., 2017"),
     "fedzo": Algorithm(Averaging, ONE, "weights", "weights", "Fang et al., 2022"),
     "fedmezo": Algorithm(Averaging, TWO, "weights", "weights", "Qin et al., 2024"),
@@ -176,8 +176,10 @@ ALGORITHMS = {
     "fedit-sgd": Algorithm(Averaging, SGD, "LoRA", "LoRA", "Qin et al., 2024", tuned="lora"),
     "fedptuning": Algorithm(Averaging, SGD, "prompt encoder", "prompt encoder", "Kuang et al., 2023", tuned="p-tuning"),
     "fedprompt": Algorithm(Averaging, SGD, "prompt", "prompt", "Kuang et al., 2023", tuned="prompt"),
-    "unlimited-seeds": Algorithm(Replay, TWO, "all pairs missed", "pairs", "Zelikman et al., 2023", {"kind": "drawn"}),
-    "uplink-seeds": Algorithm(Averaging, TWO, "weights", "pairs", "Feng et al., 2023", {"uplink": "pairs"}),
+    "unlimited-seeds": Algorithm(
+        Replay, TWO, "all pairs missed", "scalars", "Zelikman et al., 2023", {"kind": "drawn"}
+    ),
+    "uplink-seeds": Algorithm(Averaging, TWO, "weights", "scalars", "Feng et al., 2023", {"uplink": "scalars"}),
     "evofed": Algorithm(
         Replay, SGD, "K coefficients a round missed", "K coefficients", "Rahimi et al., 2023", {"kind": "projected"}
     ),

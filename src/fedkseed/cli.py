@@ -1,6 +1,7 @@
 """The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper."""
 
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,11 +28,13 @@ from .display import Bars, console, print_costs, print_result, print_tuning
 from .errors import FedKSeedError
 from .evaluate import estimate, paired_change, respond
 from .files import folder, write_atomically
+from .flower.commands import certs, client, server
 from .lazy import densify
 from .models.load import load_model, load_tokenizer
+from .progress import Progress
 from .randomness import Purpose, generator
 from .report import write_report
-from .simulate import Progress, Simulation
+from .simulate import Simulation
 from .simulate import resume as resume_run
 from .simulate import start as start_run
 from .store import Store
@@ -78,11 +81,22 @@ def run(
     recipe: RecipeFile,
     output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
     tensorboard: TensorBoard = False,
+    engine: Annotated[
+        str,
+        typer.Option(help="What carries messages: own, or flower: its engine on Ray, to the same digest."),
+    ] = "own",
 ) -> None:
     """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    if engine not in ("own", "flower"):
+        raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
     with _progress(parsed.training.rounds, directory, tensorboard) as progress:
-        result = start_run(parsed, directory, progress)
+        if engine == "flower":
+            from .flower.engine import run as run_on_flower
+
+            result = run_on_flower(parsed, directory, progress)
+        else:
+            result = start_run(parsed, directory, progress)
     print_result(result)
 
 
@@ -317,6 +331,36 @@ def directions(
 
 
 @_command
+def fuzz(
+    inputs: Annotated[int, typer.Option(help="How many; whole blocks of 1,000.", min=1)] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Inputs are a function of it and of their numbers.")] = 0,
+    start: Annotated[int, typer.Option(help="Number of the first input, to go on with a campaign.", min=0)] = 0,
+    processes: Annotated[int, typer.Option(help="How many try inputs side by side.", min=1)] = 1,
+) -> None:
+    """Attack this program's decoder with broken and invented messages; docs/wire.md says what it promises.
+
+    Every input is refused or is a message that encodes to the same bytes; anything else ends the campaign, which then
+    prints the input.
+    """
+    from .fuzz import BLOCK, campaign
+
+    begin = time.perf_counter()
+    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
+    seconds, table = time.perf_counter() - begin, Table("inputs", "what became of them")
+    for kind, count in tally.accepted.most_common():
+        table.add_row(f"{count:,}", Text(f"accepted: {kind}"))
+    for words, count in tally.refused.most_common():
+        table.add_row(f"{count:,}", Text(words))
+    console.print(table)
+    first, rate = start // BLOCK * BLOCK, tally.inputs / seconds
+    console.print(
+        f"{tally.inputs:,} inputs of seed {seed} from {first:,} on, {tally.accepted.total():,} accepted, no finding; "
+        f"{seconds:,.0f} s, {rate:,.0f} a second",
+        highlight=False,
+    )
+
+
+@_command
 def reproduce(
     name: Annotated[str, typer.Argument(help="An experiment, or all; --list tells which there are.")] = "",
     scale: Annotated[str, typer.Option(help="tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
@@ -362,6 +406,10 @@ def reproduce(
         else:
             console.print((folder / "table.md").read_text(), highlight=False)
             console.print(f"written to {folder}", highlight=False)
+
+
+for network_command in (certs, server, client):
+    _command(network_command)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 The client is a process of its own, so that its memory can be told: nothing else of the federation is in it.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -18,10 +19,13 @@ import numpy as np
 from .config import Recipe
 from .data.shares import Shares, share_out
 from .errors import FedKSeedError
+from .federation import peak_memory
 from .messages import Broadcast, Change, Upload, Values
 from .models.load import load_tokenizer
-from .randomness import Purpose, draw_directions, generator
-from .simulate import NEWCOMER, Simulation, Stopwatch, peak_memory
+from .party import NEWCOMER, Stopwatch
+from .precision import scalar
+from .randomness import Purpose, generator
+from .simulate import Simulation
 from .strategies.averaging import Averaging
 from .strategies.common import NONE
 from .strategies.kseed import KSeed
@@ -112,10 +116,12 @@ def _random_upload(simulation: Simulation, strategy: Strategy, round_: int, clie
     pool, pairs = run.pool, simulation.recipe.training.steps * simulation.recipe.training.probes
     differentiates = simulation.client(client).graph is not None
     if isinstance(strategy, KSeed) and strategy.derivatives is not None and differentiates:
-        return Change(*about, 1.0, 0, strategy.rounded(rng.normal(size=pool.size) * 1e-9), NONE, strategy.bits)
+        numbers = strategy.rounded(rng.normal(size=pool.size) * 1e-9)
+        return Change(*about, 1.0, 0, numbers, NONE, strategy.wire_of_changes)
     if Upload in strategy.replies:
-        directions = draw_directions(pool.key, round_, client, pairs, pool.size, None)
-        return Upload(*about, 1.0, directions, rng.normal(size=pairs).astype(np.float32))
+        wire = strategy.wire if isinstance(strategy, KSeed) else "exact"
+        scalars = [scalar(found, math.inf, wire) for found in rng.normal(size=pairs)]
+        return Upload(*about, 1.0, np.array(scalars, np.float32), wire)
     if isinstance(strategy, Averaging):
         return Change(*about, 1.0, 0, strategy.start, NONE)
     replay = cast("Replay", strategy)

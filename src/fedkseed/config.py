@@ -162,7 +162,7 @@ class Training(Part):
     clip: Positive | None = None  # largest |ρ|; none in the paper
     server_lr: Positive | None = None  # factor of the mean update, default 1: fedkseed and its kin, evofed, ferret
     server: Literal["sgd", "adam"] = "sgd"  # what fedkseed's server makes of the mean update
-    bits: Literal[8, 32] | None = None  # of a coefficient on its way; None: what the algorithm sends
+    wire: Literal["exact", "compact", "sign"] | None = None  # how numbers travel; None: compact in fedkseed and its kin
     objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
 
     @model_validator(mode="after")
@@ -170,6 +170,11 @@ class Training(Part):
         if self.server == "adam" and self.server_lr is None:
             raise ValueError(
                 "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
+            )
+        if self.wire == "sign" and self.lr is None and self.algorithm in ("fedkseed", "fedkseed-pro"):
+            raise ValueError(
+                "wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
+                "the mean |rho| of `fedkseed rounds`"
             )
         if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
             raise ValueError(
@@ -217,6 +222,25 @@ class Asynchronous(Part):
                 raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
 
 
+class Network(Part):
+    """How long a server waits for whom, over a real network (docs/deployment.md); a simulation reads none of it."""
+
+    minimum: Count | None = None  # of clients whose answers make a round; default: half of the cohort, rounded up
+    deadline: Positive = 600.0  # seconds of a round; what comes later is left out, if the minimum is there
+    attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
+    patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
+
+    def minimum_of(self, cohort: int) -> int:
+        """How many of a cohort have to answer.
+
+        Raises:
+            FedKSeedError: more than take part.
+        """
+        if self.minimum is not None and self.minimum > cohort:
+            raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
+        return self.minimum or (cohort + 1) // 2
+
+
 class Evaluation(Part):
     """What is measured before, after, and every few rounds."""
 
@@ -243,6 +267,7 @@ class Recipe(Part):
     asynchronous: Asynchronous | None = None  # None: rounds are synchronous
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
+    network: Network = Network()
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

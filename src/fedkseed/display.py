@@ -10,9 +10,9 @@ from rich.text import Text
 
 from .compare import AWAY, Costs
 from .evaluate import estimate, paired_change
+from .federation import Result
 from .round import Report
 from .scalars import TOLERANCE, Scalars
-from .simulate import Result
 from .tune import Trial, Tuning, derives
 
 console = Console(markup=False)  # paths and texts of users may hold brackets

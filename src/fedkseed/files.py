@@ -1,5 +1,6 @@
 """Files that are whole or absent, and errors of the operating system as one clear line."""
 
+import fcntl
 import os
 import shutil
 import sqlite3
@@ -44,6 +45,35 @@ def write_atomically(path: Path, data: bytes) -> None:
         except OSError:
             temporary.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def exclusive(path: Path, taken: str) -> Iterator[None]:
+    """Hold the lock that a file is; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        FedKSeedError: another process holds it (`taken` is the text), or the file can't be made.
+    """
+    with border(f"can't lock {path}"):
+        file = path.open("a")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FedKSeedError(taken) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))  # for whoever wants to end it
+        file.flush()
+        yield
+
+
+def locked(path: Path) -> bool:
+    """Does a process hold the lock that a file is?"""
+    try:
+        with exclusive(path, ""):
+            return False
+    except FedKSeedError:
+        return True
 
 
 @contextmanager

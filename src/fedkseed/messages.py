@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .compact import compact
 from .directions import Pool
 from .errors import FedKSeedError
+from .precision import WIRES, require_rounded, rounded
 
-MAX_PAIRS = 1 << 24  # of one upload: 128 MB
+MAX_SCALARS = 1 << 24  # of one upload: 64 MB
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
 
 
@@ -54,7 +54,7 @@ class Broadcast:
     coefficients: NDArray[np.float32]  # (K,), c
     probes: int = 1  # P, directions a step
     probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
-    bits: int = 32  # that a coefficient and a probability travel with; 8: they are `compact`
+    wire: str = "exact"  # how c and the probabilities travel, and how scalars are to come back, see precision.py
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
@@ -66,10 +66,10 @@ class Broadcast:
         for name in ("lr", "eps"):
             if not (np.isfinite(value := getattr(self, name)) and value > 0):
                 raise FedKSeedError(f"a broadcast's {name} must be a positive number, got {value}")
-        if not (self.steps >= 1 and self.probes >= 1 and self.steps * self.probes <= MAX_PAIRS):
+        if not (self.steps >= 1 and self.probes >= 1 and self.steps * self.probes <= MAX_SCALARS):
             asked = f"{self.steps} steps of {self.probes}"
             raise FedKSeedError(
-                f"a broadcast asks for at least one step and at most {MAX_PAIRS} directions, got {asked}"
+                f"a broadcast asks for at least one step and at most {MAX_SCALARS} directions, got {asked}"
             )
         if (
             self.coefficients.dtype != np.float32
@@ -80,39 +80,38 @@ class Broadcast:
                 f"a broadcast holds {size} finite coefficients (float32), got {_describe(self.coefficients)}"
             )
         p = self.probabilities
-        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or p.sum() <= 0):
+        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or not p.any()):
             raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
-        _require_bits(self.bits, self.coefficients, *([] if p is None else [p]))
+        _require_wire(self.wire, WIRES, self.coefficients, *([] if p is None else [p]))
 
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Client to server: the directions it took and the scalar gradient along each."""
+    """Client to server: the scalar gradient of every probe. Both sides know the directions: `draw_directions`."""
 
     run: Run
     round: int
     client: int
     examples: int  # its weight in the aggregation
     loss: float  # mean local loss, for monitoring only
-    directions: NDArray[np.uint32]  # (τ P,) or fewer, indices into the pool
-    scalars: NDArray[np.float32]  # same shape, ρ
+    scalars: NDArray[np.float32]  # (τ P,), ρ; NaN where a probe moved nothing
+    wire: str = "exact"  # how they travel, see precision.py
 
     def __post_init__(self) -> None:
-        size = self.run.pool.size
         _require_round(self.round)
         _require_sender(self.client, self.examples)
-        if self.directions.dtype != np.uint32:
-            raise FedKSeedError(f"an upload's directions are uint32, got {self.directions.dtype}")
-        if self.directions.shape != self.scalars.shape or self.scalars.ndim != 1:
-            raise FedKSeedError(
-                f"an upload pairs directions and scalars, got {self.directions.size} and {self.scalars.size}"
-            )
-        if self.directions.size and int(self.directions.max()) >= size:
-            raise FedKSeedError(f"an upload's directions must lie in 0 to {size - 1}, got {self.directions.max()}")
-        if self.scalars.dtype != np.float32 or not np.all(np.isfinite(self.scalars)):
-            raise FedKSeedError(
-                f"an upload's scalar gradients must be finite float32 numbers, got {_describe(self.scalars)}"
-            )
+        _require_wire(self.wire, WIRES)
+        require_rounded(self.scalars, self.wire)
+
+    @property
+    def found(self) -> NDArray[np.bool_]:
+        """Which probes moved the model, shape (τ P,)."""
+        return ~np.isnan(self.scalars)
+
+    @property
+    def skipped(self) -> int:
+        """How many did not."""
+        return int(np.isnan(self.scalars).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ class Change:
     skipped: int  # steps left out because their loss was not finite
     values: NDArray[np.float32]  # (n,)
     counts: NDArray[np.uint32]  # how many belong to each tensor; empty: they are one run
-    bits: int = 32  # that a number travels with; 8: they are `compact`
+    wire: str = "exact"  # or compact: how they travel
 
     def __post_init__(self) -> None:
         _require_round(self.round)
@@ -190,12 +189,45 @@ class Change:
             raise FedKSeedError(
                 f"an upload's counts add up to {self.counts.sum(dtype=np.uint64)}, it has {self.values.size} numbers"
             )
-        _require_bits(self.bits, self.values)
+        _require_wire(self.wire, WIRES[:2], self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Server to client: a message as the difference to one that the client has kept, see delta.py."""
+
+    run: Run
+    round: int
+    kept: int  # CRC-32 of the message that the client has kept: that one's last four bytes
+    whole: int  # CRC-32 of the message that comes of it
+    difference: bytes  # of the two bodies, byte by byte, modulo 256; raw DEFLATE
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        if not (0 <= self.kept < 1 << 32 and 0 <= self.whole < 1 << 32):
+            raise FedKSeedError(f"checksums have 32 bits, got {self.kept} and {self.whole}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Client to server: I have not kept what your `Delta` is the difference to; send me the whole message."""
+
+    run: Run
+    round: int
+    client: int
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_client(self.client)
 
 
 def _require_sender(client: int, examples: int) -> None:
     if not 1 <= examples < 1 << 32:
         raise FedKSeedError(f"an upload stands for at least one example, got {examples}")
+    _require_client(client)
+
+
+def _require_client(client: int) -> None:
     if not 0 <= client < 1 << 32:
         raise FedKSeedError(f"a client's number has 32 bits, got {client}")
 
@@ -210,13 +242,11 @@ def _require_numbers(values: NDArray, what: str) -> None:
         raise FedKSeedError(f"a message's {what} must be finite float32 numbers, got {_describe(values)}")
 
 
-def _require_bits(bits: int, *numbers: NDArray[np.float32]) -> None:
-    if bits not in (8, 32):
-        raise FedKSeedError(f"numbers travel with 8 or 32 bits, got {bits}")
-    if bits == 8 and not all(np.array_equal(compact(values), values) for values in numbers):
-        raise FedKSeedError(
-            "numbers that travel with 8 bits must be rounded by compact() first: both sides use the same"
-        )
+def _require_wire(wire: str, known: tuple[str, ...], *numbers: NDArray[np.float32]) -> None:
+    if wire not in known:
+        raise FedKSeedError(f"no wire of this message is called {wire!r}; choose one of {', '.join(known)}")
+    if wire != "exact" and not all(np.array_equal(rounded(values, wire), values) for values in numbers):
+        raise FedKSeedError("numbers that travel compact must be rounded by compact() first: both sides use the same")
 
 
 def _require_round(number: int) -> None:

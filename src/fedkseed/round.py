@@ -2,8 +2,9 @@
 
     run_round                                        answer, on every client
        strategy.broadcast    state -> message
-       encode                -> bytes
-       transport   ------------------------------->     decode, is it the same run?
+       encode, shorten       -> bytes
+       transport   ------------------------------->     restore, if it is the difference to what was kept
+                                                        decode, is it the same run?
                                                         strategy.sync      c -> w(c)
                                                         strategy.train     τ local steps
                    <-------------------------------     encode
@@ -19,10 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
+from .delta import shorten
 from .errors import FedKSeedError
-from .messages import History, Run, Upload
+from .messages import History, Lack, Run, Upload
 from .strategy import Client, Strategy
-from .wire import decode, encode
+from .wire import decode, encode, kind_of
 
 
 class Rounds(Protocol):
@@ -48,7 +50,7 @@ class Report:
     bytes_up: int  # from one client, the largest
     bytes_total: int  # down and up, of all clients
     loss: float  # mean local loss, weighted like the aggregation
-    skipped: int  # probes left out because their loss was not finite
+    skipped: int  # probes left out because their loss was not finite, or because no difference has no sign
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
     cpu_seconds: float | None = None  # of this process and in that time: what clients that take turns have computed
@@ -65,28 +67,27 @@ def run_round(
     cohort: Sequence[int],
     transport: Transport,
     earlier: Mapping[int, State] | None = None,
+    kept: Mapping[int, bytes] | None = None,
 ) -> tuple[State, Report]:
     """Do one round with the clients of `cohort` and return the state after it.
 
     Args:
         earlier: for those of the cohort that did not begin now, where rounds are asynchronous: the state of then.
+        kept: the message of an earlier round that a client still holds: it is sent the difference, if that is shorter,
+            and the whole after all if it answers with a `Lack`.
 
     Raises:
         FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
     """
     begin, computed = time.perf_counter(), time.process_time()
-    earlier = earlier or {}
+    earlier, kept = earlier or {}, kept or {}
     messages = dict(strategy.broadcast(state, [client for client in cohort if client not in earlier]))
     for client, began in earlier.items():
         messages |= strategy.broadcast(began, [client])
     distinct = {id(message): message for message in messages.values()}  # one object is encoded once
     encoded = {key: encode(message) for key, message in distinct.items()}
-    sent = {client: encoded[id(message)] for client, message in messages.items()}
-    replies: dict[int, bytes] = {}
-    for client, reply in transport(sent):
-        if client in replies:
-            raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
-        replies[client] = reply
+    whole = {client: encoded[id(message)] for client, message in messages.items()}
+    replies, down, up = _exchange(transport, whole, kept)
     uploads: list[Any] = [decode(replies[client], *strategy.replies) for client in sorted(replies)]
     for client, upload in zip(sorted(replies), uploads, strict=True):
         if upload.client != client or client not in cohort:
@@ -97,32 +98,66 @@ def run_round(
             raise FedKSeedError(
                 f"client {client} was sent round {messages[client].round} and answered round {upload.round}"
             )
-    after = strategy.aggregate(state, uploads)
+    after = strategy.aggregate(state, uploads, {began.round: began for began in earlier.values()})
     finite = [upload for upload in uploads if math.isfinite(upload.loss)]
     examples = sum(upload.examples for upload in finite)
-    scalars = [abs(upload.scalars).mean() for upload in uploads if isinstance(upload, Upload) and upload.scalars.size]
+    found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload) and upload.found.any()]
+    sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
         round=state.round,
         clients=tuple(sorted(replies)),
-        bytes_down=max(map(len, sent.values())),
-        bytes_up=max(map(len, replies.values())),
-        bytes_total=sum(len(sent[client]) + len(reply) for client, reply in replies.items()),
+        bytes_down=max(down.values()),
+        bytes_up=max(up.values()),
+        bytes_total=sum(down[client] + up[client] for client in replies),
         loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
-        skipped=sum(
-            strategy.asked - upload.scalars.size if isinstance(upload, Upload) else upload.skipped for upload in uploads
-        ),
-        scalar=float(sum(scalars) / len(scalars)) if scalars else None,
+        skipped=sum(upload.skipped for upload in uploads),
+        scalar=float(sum(sizes) / len(sizes)) if sizes else None,
         seconds=time.perf_counter() - begin,
         cpu_seconds=time.process_time() - computed,
-        total_down=sum(len(sent[client]) for client in replies),
+        total_down=sum(down[client] for client in replies),
         staleness=tuple(state.round - upload.round for upload in uploads),
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
     )
     return after, report
 
 
+def _exchange(
+    transport: Transport, whole: Mapping[int, bytes], kept: Mapping[int, bytes]
+) -> tuple[dict[int, bytes], dict[int, int], dict[int, int]]:
+    """Carry each client its message, as a difference where that is shorter, and the whole where that was not enough.
+
+    Returns:
+        Replies, and the bytes that went down to and came up from each client.
+    """
+    pairs = {(whole[client], kept[client]) for client in whole.keys() & kept.keys()}
+    shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all who have kept the same
+    sent = {client: shorter[data, kept[client]] if client in kept else data for client, data in whole.items()}
+    replies = _ask(transport, sent)
+    shortened = {client for client in sent if sent[client] is not whole[client]}
+    again = [client for client, reply in replies.items() if kind_of(reply) is Lack and client in shortened]
+    down, up = ({client: len(data) for client, data in both.items()} for both in (sent, replies))
+    for client in again:
+        decode(replies.pop(client), Lack)
+    for client, reply in _ask(transport, {client: whole[client] for client in again}).items() if again else ():
+        if client not in again:
+            raise FedKSeedError(f"client {client} answers what {again} were asked")
+        replies[client] = reply
+        down[client] += len(whole[client])
+        up[client] += len(reply)
+    return replies, down, up
+
+
+def _ask(transport: Transport, messages: Mapping[int, bytes]) -> dict[int, bytes]:
+    replies: dict[int, bytes] = {}
+    for client, reply in transport(messages):
+        if client in replies:
+            raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
+        replies[client] = reply
+    return replies
+
+
 def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
-    """A client's side: bytes of a broadcast in, bytes of an upload out.
+    """A client's side: bytes of a broadcast in, bytes of an upload out; `restore` comes before, if it keeps messages.
 
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.

@@ -11,12 +11,11 @@
 Kill the process at any moment: what was committed is whole, and the next round starts from it.
 """
 
-import fcntl
 import json
 import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from .errors import FedKSeedError
-from .files import border, write_atomically
+from .files import border, exclusive, write_atomically
 from .round import Report
 
 State = TypeVar("State")
@@ -218,19 +217,9 @@ class Store:
                 yield database
 
 
-@contextmanager
-def _lock(directory: Path) -> Iterator[None]:
-    path = directory / "lock"
-    with border(f"can't lock {directory}"):
-        file = path.open("a")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FedKSeedError(
-                f"another process is working on {directory}; wait for it, or stop it and use `fedkseed resume`"
-            ) from error
-        yield
+def _lock(directory: Path) -> AbstractContextManager[None]:
+    taken = f"another process is working on {directory}; wait for it, or stop it and use `fedkseed resume`"
+    return exclusive(directory / "lock", taken)
 
 
 def _pack(state: Any) -> bytes:

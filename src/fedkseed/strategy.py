@@ -41,11 +41,6 @@ class Strategy(Protocol[State]):
         """The kinds of record that may come up."""
         ...
 
-    @property
-    def asked(self) -> int:
-        """How many scalars a client is asked for in a round; 0 if it sends something else."""
-        ...
-
     def init(self) -> State:
         """The server's state before the first round."""
         ...
@@ -62,6 +57,10 @@ class Strategy(Protocol[State]):
         """Take the local steps and say what they found."""
         ...
 
-    def aggregate(self, state: State, uploads: Sequence[Any]) -> State:
-        """The state after the round; the order of the uploads makes no difference."""
+    def aggregate(self, state: State, uploads: Sequence[Any], earlier: Mapping[int, State] = ...) -> State:
+        """The state after the round; the order of the uploads makes no difference.
+
+        Args:
+            earlier: the states that clients of older uploads began with, by their rounds.
+        """
         ...

@@ -13,9 +13,9 @@ from .config import load_recipe
 from .errors import FedKSeedError
 from .evaluate import estimate
 from .files import border
+from .progress import Progress
 from .report import kseed_state, rounds
 from .round import Report
-from .simulate import Progress
 from .store import Store
 from .strategies.kseed import importance
 

@@ -17,9 +17,10 @@ from .config import Recipe
 from .errors import FedKSeedError
 from .evaluate import Estimate, evaluate, paired_change
 from .free import Free
+from .progress import Progress
 from .randomness import Purpose, generator
 from .scalars import Clock, Scalars, measure
-from .simulate import Progress, Simulation
+from .simulate import Simulation
 from .strategies.kseed import KSeed
 from .strategy import Strategy
 
@@ -129,22 +130,26 @@ def tune(
         found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
         if not ALGORITHMS[training.algorithm].differentiates:
             scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
-            found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort)
+            size = scalars.best.scalar if training.wire == "sign" else 1.0
+            found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort, size)
         try_rates(simulation, found, begin + 60 * minutes, clock)
     return found
 
 
 def limits(
-    curvature: Estimate, probes: int, simulation: Simulation, cohort: Sequence[int]
+    curvature: Estimate, probes: int, simulation: Simulation, cohort: Sequence[int], size: float = 1.0
 ) -> tuple[float | None, float | None]:
     """Largest η at which steps can lower the loss on average: of one client, and of a cohort.
 
     A step changes the loss by about −η |g|² + η²/2 E[ρ²] tr H / P, and E[ρ²] ≥ |g|². The average of n clients'
     steps has 1/n of the second term (1/n = Σ (n_i / Σ n)², n_i examples). None without positive curvature.
+
+    Args:
+        size: mean |ρ| where only signs travel: −η E|ρ| + η²/2 tr H / P is below 0 for so many times as large an η.
     """
     if not curvature.mean > 2 * curvature.error:
         return None, None
-    alone = 2 * probes / curvature.mean
+    alone = size * 2 * probes / curvature.mean
     held = np.array([len(simulation.shares.clients[number]) for number in cohort])
     return alone, alone / float(np.sum((held / held.sum()) ** 2))
 

@@ -8,9 +8,10 @@ A decoder reads nothing before the length, the checksum and every field fit; it 
 record or raises.
 """
 
+import math
 import struct
 import zlib
-from typing import TypeVar, cast
+from typing import TypeAlias, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,25 +19,32 @@ from numpy.typing import NDArray
 from .compact import pack, packed_size, unpack
 from .directions import FAMILIES, Pool
 from .errors import FedKSeedError
-from .messages import Broadcast, Change, History, Run, Upload, Values
+from .messages import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from .precision import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
 
 VERSION = 1
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
 BROADCAST = struct.Struct("<ddfII")  # lr, eps, clip, steps, probes
-UPLOAD = struct.Struct("<IIfI")  # client, examples, loss, pairs
+UPLOAD = struct.Struct("<IIII")  # client, examples, loss, scalars
 VALUES = struct.Struct("<dQ")  # lr, weights
 HISTORY = struct.Struct("<dIIQ")  # lr, since, counts of a round, coefficients
-CHANGE = struct.Struct("<IIfIIQ")  # client, examples, loss, skipped, counts, numbers
+CHANGE = struct.Struct("<IIIIIQ")  # client, examples, loss, skipped, counts, numbers
+DELTA = struct.Struct("<II")  # checksums of the message that was kept and of the one that comes of it
+LACK = struct.Struct("<I")  # client
 TRAILER = struct.Struct("<I")
-Message = TypeVar("Message", Broadcast, Upload, Values, History, Change)
-KINDS = {1: Broadcast, 2: Upload, 3: Values, 4: History, 5: Change}
+Record: TypeAlias = Broadcast | Upload | Values | History | Change | Delta | Lack
+Message = TypeVar("Message", Broadcast, Upload, Values, History, Change, Delta, Lack)
+KINDS: dict[int, type[Record]] = {
+    1: Broadcast, 2: Upload, 3: Values, 4: History, 5: Change, 6: Delta, 7: Lack,
+}  # fmt: skip
 WITH_PROBABILITIES = 1  # flag of a broadcast
 WITH_DIRECTIONS = 1  # flag of a history
-COMPACT = 2  # flag of a broadcast and of numbers that come up: 8 bits each
+WIRE = {"exact": 0, "compact": 2, "sign": 4}  # flags of messages whose numbers travel in several ways
+WITH_SKIPPED = 8  # flag of signs: a second row of bits says which there are none of
 
 
-def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
+def encode(message: Record) -> bytes:
     """The bytes of a message; their length is the traffic that is counted."""
     pool, flags = message.run.pool, 0
     match message:
@@ -46,12 +54,12 @@ def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
             if message.probabilities is not None:
                 flags = WITH_PROBABILITIES
                 vectors.append(message.probabilities)
-            flags |= COMPACT * (message.bits == 8)
-            parts = [_floats(values, message.bits) for values in vectors]
+            flags |= WIRE[message.wire]
+            parts = [_floats(values, message.wire) for values in vectors]
         case Upload():
-            loss = float(np.float32(message.loss))
-            fixed = UPLOAD.pack(message.client, message.examples, loss, message.scalars.size)
-            parts = [_bytes(message.directions, _index(pool)), _bytes(message.scalars, "<f4")]
+            fixed = UPLOAD.pack(message.client, message.examples, _loss_bits(message.loss), message.scalars.size)
+            flags = WIRE[message.wire] | WITH_SKIPPED * (message.wire == "sign" and message.skipped > 0)
+            parts = [pack_scalars(message.scalars, message.wire)]
         case Values():
             fixed = VALUES.pack(message.lr, message.values.size)
             parts = [_bytes(message.values, "<f4")]
@@ -62,21 +70,35 @@ def encode(message: Broadcast | Upload | Values | History | Change) -> bytes:
                 _bytes(message.counts, "<u4"), _bytes(message.directions, "<u4"), _bytes(message.coefficients, "<f4")
             ]  # fmt: skip
         case Change():
-            loss, counts = float(np.float32(message.loss)), message.counts.size
+            sizes = message.counts.size, message.values.size
             fixed = CHANGE.pack(
-                message.client, message.examples, loss, message.skipped, counts, message.values.size
+                message.client, message.examples, _loss_bits(message.loss), message.skipped, *sizes
             )  # fmt: skip
-            flags = COMPACT * (message.bits == 8)
-            parts = [_bytes(message.counts, "<u4"), _floats(message.values, message.bits)]
+            flags = WIRE[message.wire]
+            parts = [_bytes(message.counts, "<u4"), _floats(message.values, message.wire)]
+        case Delta():
+            fixed, parts = DELTA.pack(message.kept, message.whole), [message.difference]
+        case Lack():
+            fixed, parts = LACK.pack(message.client), []
     kind = next(number for number, of in KINDS.items() if isinstance(message, of))
     family = FAMILIES.index(pool.family)
     header = HEADER.pack(
         MAGIC, VERSION, kind, family, flags, message.round, pool.key, pool.size - 1, message.run.base
     )  # fmt: skip
+    return sealed(header, fixed, *parts)
+
+
+def sealed(*parts: bytes | memoryview) -> bytes:
+    """A message's parts with their checksum after them."""
     check = 0
-    for part in (header, fixed, *parts):
+    for part in parts:
         check = zlib.crc32(part, check)
-    return b"".join((header, fixed, *parts, TRAILER.pack(check)))
+    return b"".join((*parts, TRAILER.pack(check)))
+
+
+def kind_of(data: bytes) -> type[Record] | None:
+    """What a message says that it is; `decode` checks the rest."""
+    return KINDS.get(data[5]) if len(data) > 5 else None
 
 
 def decode(data: bytes, *kinds: type[Message]) -> Message:
@@ -113,21 +135,21 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
 
 
 def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast:
-    lr, eps, clip, steps, probes = _fixed(BROADCAST, flags, body, "broadcast", WITH_PROBABILITIES | COMPACT)
-    size, bits = run.pool.size, 8 if flags & COMPACT else 32
-    each, vectors = _width(size, bits), 1 + (flags & WITH_PROBABILITIES)
+    lr, eps, clip, steps, probes = _fixed(BROADCAST, flags, body, "broadcast", (0, 1, 2, 3, 4, 5))
+    size, wire = run.pool.size, _wire(flags)
+    each, vectors = _width(size, wire), 1 + (flags & WITH_PROBABILITIES)
     _require(body, BROADCAST.size + each * vectors, "broadcast")
-    coefficients, *rest = [_read(body, BROADCAST.size + k * each, size, bits) for k in range(vectors)]
-    return Broadcast(run, round_, lr, eps, steps, clip, coefficients, probes, rest[0] if rest else None, bits)
+    coefficients, *rest = [_read(body, BROADCAST.size + k * each, size, wire) for k in range(vectors)]
+    return Broadcast(run, round_, lr, eps, steps, clip, coefficients, probes, rest[0] if rest else None, wire)
 
 
 def _upload(run: Run, round_: int, flags: int, body: memoryview) -> Upload:
-    client, examples, loss, pairs = _fixed(UPLOAD, flags, body, "upload")
-    index = np.dtype(_index(run.pool))
-    _require(body, UPLOAD.size + pairs * (index.itemsize + 4), "upload")
-    directions = np.frombuffer(body, index, count=pairs, offset=UPLOAD.size).astype(np.uint32)
-    scalars = np.frombuffer(body, "<f4", offset=UPLOAD.size + pairs * index.itemsize).astype(np.float32)
-    return Upload(run, round_, client, examples, loss, directions, scalars)
+    allowed = (0, WIRE["compact"], WIRE["sign"], WIRE["sign"] | WITH_SKIPPED)
+    client, examples, loss, count = _fixed(UPLOAD, flags, body, "upload", allowed)
+    wire, skipped = _wire(flags), bool(flags & WITH_SKIPPED)
+    _require(body, UPLOAD.size + packed_scalars(count, wire, skipped), "upload")
+    scalars = unpack_scalars(body[UPLOAD.size :], count, wire, skipped)
+    return Upload(run, round_, client, examples, _loss(loss), scalars, wire)
 
 
 def _values(run: Run, round_: int, flags: int, body: memoryview) -> Values:
@@ -137,7 +159,9 @@ def _values(run: Run, round_: int, flags: int, body: memoryview) -> Values:
 
 
 def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
-    lr, since, tensors, size = _fixed(HISTORY, flags, body, "history", WITH_DIRECTIONS)
+    lr, since, tensors, size = _fixed(HISTORY, flags, body, "history", (0, WITH_DIRECTIONS))
+    if flags and not size:
+        raise FedKSeedError("a history that names directions has some, got none")
     rows, named = max(0, round_ - since), size if flags else 0
     _require(body, HISTORY.size + 4 * (rows * tensors + named + size), "history")
     at = HISTORY.size + 4 * rows * tensors
@@ -147,24 +171,54 @@ def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
 
 
 def _change(run: Run, round_: int, flags: int, body: memoryview) -> Change:
-    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "upload", COMPACT)
-    bits = 8 if flags & COMPACT else 32
+    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "change", (0, WIRE["compact"]))
+    wire = _wire(flags)
     at = CHANGE.size + 4 * tensors
-    _require(body, at + _width(size, bits), "upload")
+    _require(body, at + _width(size, wire), "change")
     counts = np.frombuffer(body, "<u4", tensors, CHANGE.size).astype(np.uint32)
-    return Change(run, round_, client, examples, loss, skipped, _read(body, at, size, bits), counts, bits)
+    values = _read(body, at, size, wire)
+    return Change(run, round_, client, examples, _loss(loss), skipped, values, counts, wire)
 
 
-READERS = {Broadcast: _broadcast, Upload: _upload, Values: _values, History: _history, Change: _change}
+def _delta(run: Run, round_: int, flags: int, body: memoryview) -> Delta:
+    kept, whole = _fixed(DELTA, flags, body, "delta")
+    return Delta(run, round_, kept, whole, bytes(body[DELTA.size :]))
 
 
-def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: int = 0) -> tuple:
-    if flags & ~allowed:
-        known = " or ".join(str(flag) for flag in range(allowed + 1) if not flag & ~allowed)
-        raise FedKSeedError(f"a {name} has flags {known}, got {flags}")
+def _lack(run: Run, round_: int, flags: int, body: memoryview) -> Lack:
+    (client,) = _fixed(LACK, flags, body, "lack")
+    _require(body, LACK.size, "lack")
+    return Lack(run, round_, client)
+
+
+READERS = {
+    Broadcast: _broadcast, Upload: _upload, Values: _values, History: _history, Change: _change, Delta: _delta,
+    Lack: _lack,
+}  # fmt: skip
+
+
+def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: tuple[int, ...] = (0,)) -> tuple:
+    if flags not in allowed:
+        raise FedKSeedError(f"this {name} may have flags {' or '.join(map(str, allowed))}, got {flags}")
     if len(body) < layout.size:
-        raise FedKSeedError(f"the body of a {name} has at least {layout.size} bytes, got {len(body)}")
+        raise FedKSeedError(f"the body of this {name} has at least {layout.size} bytes, got {len(body)}")
     return layout.unpack_from(body)
+
+
+def _wire(flags: int) -> str:
+    return WIRES[(flags & 6) >> 1]
+
+
+def _loss_bits(loss: float) -> int:
+    """A float32 as it travels: there is one NaN."""
+    return NAN if math.isnan(loss) else int(np.float32(loss).view(np.uint32))
+
+
+def _loss(bits: int) -> float:
+    loss = struct.unpack("<f", struct.pack("<I", bits))[0]
+    if math.isnan(loss) and bits != NAN:
+        raise FedKSeedError(f"a loss that is no number travels as {NAN:08x}, got {bits:08x}")
+    return loss
 
 
 def _numbers(body: memoryview, size: int, at: int) -> NDArray[np.float32]:
@@ -172,29 +226,24 @@ def _numbers(body: memoryview, size: int, at: int) -> NDArray[np.float32]:
     return np.frombuffer(body, "<f4", size, at).astype(np.float32, copy=False)
 
 
-def _width(size: int, bits: int) -> int:
+def _width(size: int, wire: str) -> int:
     """Bytes of so many numbers."""
-    return packed_size(size) if bits == 8 else 4 * size
+    return 4 * size if wire == "exact" else packed_size(size)
 
 
-def _read(body: memoryview, at: int, size: int, bits: int) -> NDArray[np.float32]:
-    if bits == 8:
-        return unpack(body[at : at + packed_size(size)], size)
-    return _numbers(body, size, at)
+def _read(body: memoryview, at: int, size: int, wire: str) -> NDArray[np.float32]:
+    if wire == "exact":
+        return _numbers(body, size, at)
+    return unpack(body[at : at + packed_size(size)], size)
 
 
-def _floats(values: NDArray[np.float32], bits: int) -> memoryview | bytes:
-    return pack(values) if bits == 8 else _bytes(values, "<f4")
+def _floats(values: NDArray[np.float32], wire: str) -> memoryview | bytes:
+    return _bytes(values, "<f4") if wire == "exact" else pack(values)
 
 
 def _require(body: memoryview, expected: int, name: str) -> None:
     if len(body) != expected:
         raise FedKSeedError(f"this {name}'s body must have {expected} bytes, got {len(body)}")
-
-
-def _index(pool: Pool) -> str:
-    """Indices travel as 16 bits where the pool allows: 400 bytes less at 200 steps."""
-    return "<u2" if pool.size <= 1 << 16 else "<u4"
 
 
 def _bytes(values: NDArray, dtype: str) -> memoryview:

@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 from fedkseed.cli import app
 from fedkseed.config import load_recipe
 from fedkseed.errors import FedKSeedError
+from fedkseed.federation import work
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load
 from fedkseed.paper.outcomes import Outcome, Spread, Table, spread
 from fedkseed.paper.outputs import speed
 from fedkseed.paper.reproduce import parts, reproduce
-from fedkseed.simulate import Simulation, start, work
+from fedkseed.simulate import Simulation, start
 from fedkseed.store import Store
 
 FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}

@@ -8,6 +8,7 @@ from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.directions.operations import accumulate_
 from fedkseed.local.work import LocalWork
 from fedkseed.messages import Change
+from fedkseed.randomness import draw_directions
 from fedkseed.strategies.averaging import Averaging
 from fedkseed.strategies.common import NONE
 
@@ -32,8 +33,8 @@ def change(client: int, values: list[float], examples: int = 1, **changes) -> Ch
             {"steps_of": "sgdd"},
             "no kind of local steps is called 'sgdd'; choose one of sgd, adam, one point",
         ),
-        ({"uplink": "pair"}, "no uplink is called 'pair'; choose one of weights, pairs"),
-        ({"steps_of": "sgd", "uplink": "pairs"}, "no uplink is called 'pairs'; choose one of weights"),
+        ({"uplink": "scalar"}, "no uplink is called 'scalar'; choose one of weights, scalars"),
+        ({"steps_of": "sgd", "uplink": "scalars"}, "no uplink is called 'scalars'; choose one of weights"),
     ],
 )
 def test_settings_that_do_not_exist_are_refused(changes, match):
@@ -61,20 +62,21 @@ def test_what_does_not_fit_is_refused():
             strategy().aggregate(state, uploads)
 
 
-def test_pairs_move_the_servers_weights_along_their_directions():
-    pairs = strategy(uplink="pairs", lr=0.5, probes=2)
-    directions, scalars = np.array([7, 5, 7], np.uint32), np.array([1.0, 2.0, 3.0], np.float32)
-    one = Upload(RUN, 0, 0, 3, 1.0, directions, scalars)
-    two = Upload(RUN, 0, 1, 1, 1.0, directions[1:2], scalars[1:2])
-    after = pairs.aggregate(pairs.init(), [two, one])
+def test_scalars_move_the_servers_weights_along_their_directions():
+    scalars = strategy(uplink="scalars", lr=0.5, probes=2)
+    one = Upload(RUN, 0, 0, 3, 1.0, np.array([1, 2, 3, np.nan, 5, 6], np.float32))
+    two = Upload(RUN, 0, 1, 1, 1.0, np.array([np.nan] * 5 + [7], np.float32))
+    after = scalars.aggregate(scalars.init(), [two, one])
     want = torch.from_numpy(START.copy())
-    steps = -0.25 * np.array([0.75 * 2 + 0.25 * 2, 0.75 * 4])  # of directions 5 and 7
-    accumulate_(want[:1], RUN.pool, [5, 7], steps, tensor=0)
-    accumulate_(want[1:], RUN.pool, [5, 7], steps, tensor=4)
+    drawn = [draw_directions(1, 0, client, 6, 1 << 32, None) for client in (0, 1)]
+    moved = zip([*drawn[0], drawn[1][5]], [0.75 * x for x in (1, 2, 3, 0, 5, 6)] + [0.25 * 7], strict=True)
+    for direction, step in sorted(moved):
+        accumulate_(want[:1], RUN.pool, [direction], [-0.25 * step], tensor=0)
+        accumulate_(want[1:], RUN.pool, [direction], [-0.25 * step], tensor=4)
     np.testing.assert_allclose(after.values, want.numpy(), rtol=1e-6)
-    too_many = Upload(RUN, 0, 0, 3, 1.0, np.arange(9, dtype=np.uint32), np.ones(9, np.float32))
-    with pytest.raises(FedKSeedError, match="9 scalars, at most 6 were asked for"):
-        pairs.aggregate(pairs.init(), [too_many])
+    too_many = Upload(RUN, 0, 0, 3, 1.0, np.ones(9, np.float32))
+    with pytest.raises(FedKSeedError, match="9 scalars, 6 were asked for"):
+        scalars.aggregate(scalars.init(), [too_many])
 
 
 def test_one_epoch_is_all_examples_once():

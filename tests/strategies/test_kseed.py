@@ -14,41 +14,83 @@ RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 
 
 def strategy(**changes) -> KSeed:
-    return KSeed(**{"run": RUN, "rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0, **changes})
+    return KSeed(
+        **{"run": RUN, "rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0, "wire": "exact", **changes}
+    )
 
 
-def upload(client: int, pairs: dict[int, float] | list[tuple[int, float]], **changes) -> Upload:
-    items = list(pairs.items()) if isinstance(pairs, dict) else pairs
-    directions = np.array([j for j, _ in items], np.uint32)
-    scalars = np.array([r for _, r in items], np.float32)
-    return Upload(**{
-        "run": RUN, "round": 0, "client": client, "examples": 1, "loss": 1.0, "directions": directions,
-        "scalars": scalars, **changes,
-    })  # fmt: skip
+def upload(client: int, found: list[float], **changes) -> Upload:
+    """Scalars along three directions; NaN: the probe moved nothing."""
+    three = np.array([*found, math.nan, math.nan, math.nan][: max(3, len(found))], np.float32)
+    about = {"run": RUN, "round": 0, "client": client, "examples": 1, "loss": 1.0, "scalars": three}
+    return Upload(**{**about, **changes})
+
+
+def drawn(client: int, round_: int = 0, probabilities=None) -> list[int]:
+    """What docs/wire.md says, step by step."""
+    u = np.random.Generator(np.random.PCG64(np.random.SeedSequence([1, 6, round_, client]))).random(3)
+    if probabilities is None:
+        return [min(int(x * 4), 3) for x in u]
+    sums = [sum(float(p) for p in probabilities[: j + 1]) for j in range(4)]
+    return [next(j for j in range(4) if sums[j] > x * sums[3]) for x in u]
+
+
+def sums(*moves: tuple[int, float]) -> list[float]:
+    """What lies on each of the four directions."""
+    return [sum(value for j, value in moves if j == k) for k in range(4)]
 
 
 def test_coefficients_are_minus_lr_times_the_weighted_scalars():
-    a = upload(0, [(1, 2.0), (1, 4.0), (3, -8.0)], examples=3)
-    b = upload(1, {1: 10.0}, examples=1)
-    after = strategy().aggregate(strategy().init(), [a, b])
-    np.testing.assert_array_equal(after.coefficients, [0, -0.5 * (0.75 * 6 + 0.25 * 10), 0, -0.5 * 0.75 * -8])
-    np.testing.assert_array_equal(after.magnitudes, [0, 16, 0, 8])
-    np.testing.assert_array_equal(after.counts, [0, 3, 0, 1])
+    after = strategy().aggregate(strategy().init(), [upload(0, [2.0, 4.0, -8.0], examples=3), upload(1, [10.0])])
+    i, j, k = drawn(0)
+    first = drawn(1)[0]
+    moved = sums((i, 0.75 * 2), (j, 0.75 * 4), (k, 0.75 * -8), (first, 0.25 * 10))
+    np.testing.assert_array_equal(after.coefficients, [-0.5 * x for x in moved])
+    np.testing.assert_array_equal(after.magnitudes, sums((i, 2), (j, 4), (k, 8), (first, 10)))
+    np.testing.assert_array_equal(after.counts, sums((i, 1), (j, 1), (k, 1), (first, 1)))
     assert after.round == 1
+
+
+def test_a_probe_that_moved_nothing_leaves_the_others_with_their_directions():
+    after = strategy().aggregate(strategy().init(), [upload(5, [math.nan, 4.0, 8.0])])
+    _, j, k = drawn(5)
+    np.testing.assert_array_equal(after.coefficients, sums((j, -2), (k, -4)))
+    np.testing.assert_array_equal(after.counts, sums((j, 1), (k, 1)))
+
+
+def test_signs_move_a_coefficient_by_lr_and_count_as_one():
+    signs = strategy(wire="sign", clip=0.1)  # of what clients find, not of signs
+    after = signs.aggregate(signs.init(), [upload(5, [1.0, -1.0, math.nan], wire="sign")])
+    i, j, _ = drawn(5)
+    np.testing.assert_array_equal(after.coefficients, sums((i, -0.5), (j, 0.5)))
+    np.testing.assert_array_equal(after.magnitudes, sums((i, 1), (j, 1)))
+
+
+def test_pro_draws_with_the_probabilities_that_a_client_was_sent():
+    """Of its own round: those of an older upload are in the state of then."""
+    pro = strategy(importance=True, max_staleness=2, staleness_power=0.0)
+    old = State(3, np.zeros(4), np.array([0.0, 9.0, 0.0, 0.0]), np.ones(4, np.int64))
+    now = State(4, np.zeros(4), np.array([0.0, 0.0, 0.0, 9.0]), np.ones(4, np.int64))
+    for state, uploaded, told in [(old, 3, {}), (now, 4, {}), (now, 3, {3: old})]:
+        p = pro.broadcast(old if uploaded == 3 else now, [2])[2].probabilities
+        after = pro.aggregate(state, [upload(2, [2.0, 4.0, 8.0], round=uploaded)], told)
+        i, j, k = drawn(2, uploaded, p)
+        np.testing.assert_array_equal(after.coefficients, sums((i, -1), (j, -2), (k, -4)))
+    assert drawn(2, 3, pro.broadcast(old, [2])[2].probabilities) != drawn(2, 3)
+    with pytest.raises(FedKSeedError, match=r"client 2 drew its directions in round 3; aggregate\(\) needs its state"):
+        pro.aggregate(now, [upload(2, [2.0], round=3)])
 
 
 def test_the_order_of_uploads_makes_no_difference():
     rng = np.random.default_rng(0)
-    uploads = [
-        upload(i, [(int(rng.integers(4)), float(rng.normal())) for _ in range(3)], examples=i + 1) for i in range(9)
-    ]
+    uploads = [upload(i, rng.normal(size=3).tolist(), examples=i + 1) for i in range(9)]
     states = [strategy().aggregate(strategy().init(), [uploads[i] for i in rng.permutation(9)]) for _ in range(5)]
     assert len({state.coefficients.tobytes() for state in states}) == 1
 
 
 def test_the_state_before_is_not_changed():
     state = strategy().init()
-    strategy().aggregate(state, [upload(0, {1: 2.0})])
+    strategy().aggregate(state, [upload(0, [2.0])])
     assert not state.coefficients.any()
     assert not state.counts.any()
 
@@ -69,10 +111,10 @@ def test_schedules(schedule, expected):
 def test_a_schedule_works_because_coefficients_hold_steps():
     """The same scalars in round 0 and round 5 of a linear schedule: steps of 1 and of ½."""
     linear = strategy(schedule="linear", rounds=10, lr=1.0)
-    state = linear.aggregate(linear.init(), [upload(0, {0: 2.0})])
+    state = linear.aggregate(linear.init(), [upload(0, [2.0])])
     late = State(5, state.coefficients, state.magnitudes, state.counts)
-    late = linear.aggregate(late, [upload(0, {0: 2.0}, round=5)])
-    np.testing.assert_allclose(late.coefficients, [-3, 0, 0, 0])
+    late = linear.aggregate(late, [upload(0, [2.0], round=5)])
+    np.testing.assert_allclose(late.coefficients, sums((drawn(0)[0], -2), (drawn(0, 5)[0], -1)))
 
 
 def test_importance_is_the_softmax_of_the_min_max_normalised_mean_magnitude():
@@ -104,13 +146,15 @@ def test_only_pro_sends_probabilities():
     ("uploads", "message"),
     [
         ([], "got no upload"),
-        ([upload(2, {0: 1.0}), upload(2, {1: 1.0})], "client 2 answered round 0 twice"),
-        ([upload(2, {0: 1.0}, round=1)], "answered round 1, the server is in round 0"),
-        ([upload(2, {0: 101.0})], "scalar gradient of 101, at most 100 is allowed"),
-        ([upload(2, [(0, 1.0)] * 4)], "reports 4 scalars, at most 3"),
-        ([upload(2, {0: 1.0}, run=Run(Pool(2, 4, "hadamard"), bytes(32)))], "same recipe"),
+        ([upload(2, [1.0]), upload(2, [2.0])], "client 2 answered round 0 twice"),
+        ([upload(2, [1.0], round=1)], "answered round 1, the server is in round 0"),
+        ([upload(2, [math.nan, 101.0])], "scalar gradient of 101, at most 100 is allowed"),
+        ([upload(2, [1.0] * 4)], "reports 4 scalars, 3 were asked for"),
+        ([upload(2, [1.0], scalars=np.ones(2, np.float32))], "reports 2 scalars, 3 were asked for"),
+        ([upload(2, [1.0], wire="compact")], "sends scalars 'compact', here they travel 'exact'; use the same recipe"),
+        ([upload(2, [1.0], run=Run(Pool(2, 4, "hadamard"), bytes(32)))], "same recipe"),
         (
-            [upload(2, {0: 1.0}, run=Run(RUN.pool, b"x" * 32))],
+            [upload(2, [1.0], run=Run(RUN.pool, b"x" * 32))],
             f"digest {(b'x' * 32).hex()}, this party's has {bytes(32).hex()}",
         ),
     ],
@@ -123,17 +167,17 @@ def test_uploads_that_do_not_belong_are_refused(uploads, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"directions": np.array([4], np.uint32)}, "0 to 3, got 4"),
-        ({"scalars": np.array([np.nan], np.float32)}, "finite"),
-        ({"scalars": np.array([np.inf], np.float32)}, "finite"),
-        ({"scalars": np.zeros(2, np.float32)}, "pairs directions and scalars, got 1 and 2"),
+        ({"scalars": np.array([1, np.inf], np.float32)}, "float32 numbers or NaN, got 2 of type float32, 1 infinite"),
+        ({"scalars": np.array([1.0])}, "got 1 of type float64"),
+        ({"scalars": np.array([1.001], np.float32), "wire": "compact"}, "must be rounded to bfloat16 first"),
+        ({"scalars": np.array([0.0], np.float32), "wire": "sign"}, "signs are 1 or -1"),
+        ({"wire": "zip"}, "no wire of this message is called 'zip'; choose one of exact, compact, sign"),
         ({"examples": 0}, "at least one example"),
-        ({"directions": np.array([-1])}, "directions are uint32, got int64"),
     ],
 )
 def test_an_upload_that_is_not_sound_cannot_be_made(changes, message):
     with pytest.raises(FedKSeedError, match=message):
-        upload(0, {0: 1.0}, **changes)
+        upload(0, [1.0], **changes)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +207,7 @@ def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
 
 
 def test_scalars_that_would_overflow_the_broadcast_are_refused():
-    uploads = [upload(client, {0: 3e38}) for client in range(2)]
+    uploads = [upload(client, [3e38] * 3) for client in range(2)]
     with pytest.raises(FedKSeedError, match="overflow float32; set a clip"):
         strategy(clip=math.inf, lr=10.0).aggregate(strategy().init(), uploads)
 
@@ -189,8 +233,8 @@ run = Run(Pool(1, 4096, "hadamard"), bytes(32))
 def transport(messages):
     for client in messages:
         rng = np.random.default_rng(client)
-        directions = rng.integers(0, 4096, 200).astype(np.uint32)
-        yield client, encode(Upload(run, 0, client, 10, 1.0, directions, rng.normal(size=200).astype(np.float32)))
+        scalars = rng.integers(-99, 99, 200).astype(np.float32)
+        yield client, encode(Upload(run, 0, client, 10, 1.0, scalars, "compact"))
 
 strategy = KSeed(run, rounds=1)
 state, report = run_round(strategy, strategy.init(), range(10_000), transport)

@@ -1,5 +1,7 @@
 """What the server keeps of every round, small enough to check by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,6 +9,7 @@ from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.free import Free
 from fedkseed.local.work import LocalWork
 from fedkseed.messages import Change, History
+from fedkseed.randomness import draw_directions
 from fedkseed.strategies.common import NONE
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights import Layout
@@ -37,13 +40,21 @@ def test_settings_that_do_not_exist_are_refused():
         strategy("shared", steps_of="sgd")
 
 
-def test_drawn_pairs_are_kept_with_their_directions_merged_and_ascending():
-    replay = strategy("drawn")
-    one = Upload(RUN, 0, 4, 1, 1.0, np.array([9, 2], np.uint32), np.array([4.0, 1.0], np.float32))
-    two = Upload(RUN, 0, 1, 3, 1.0, np.array([9, 9], np.uint32), np.array([1.0, 1.0], np.float32))
+def upload(client: int, found: list[float], examples: int = 1, round_: int = 0, run: Run = RUN) -> Upload:
+    return Upload(run, round_, client, examples, 1.0, np.array(found, np.float32))
+
+
+def test_drawn_scalars_are_kept_with_their_directions_merged_and_ascending():
+    few = Run(Pool(3, 2, "rademacher"), bytes(32))
+    replay = replace(strategy("drawn", steps=3), run=few)
+    one, two = upload(4, [4.0, np.nan, 1.0], 1, run=few), upload(1, [1.0, 2.0, 3.0], 3, run=few)
+    (a, _, c), (i, j, k) = (draw_directions(3, 0, client, 3, 2, None) for client in (4, 1))
+    sums = np.zeros(2)
+    np.add.at(sums, [a, c, i, j, k], [0.25 * 4, 0.25 * 1, 0.75 * 1, 0.75 * 2, 0.75 * 3])
+    assert {a, c, i, j, k} == {0, 1}  # so that some are added up
     state = replay.aggregate(replay.init(), [one, two])
-    np.testing.assert_array_equal(state.directions, [2, 9])
-    np.testing.assert_allclose(state.coefficients, [-0.5 * 0.25, -0.5 * (0.25 * 4 + 0.75 * 2)])
+    np.testing.assert_array_equal(state.directions, [0, 1])
+    np.testing.assert_allclose(state.coefficients, -0.5 * sums)
     np.testing.assert_array_equal(state.counts, [[2]])
     np.testing.assert_array_equal(state.clients, [1, 4])
     np.testing.assert_array_equal(state.seen, [0, 0])
@@ -79,8 +90,8 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
     state = replay.init()
     for round_, cohort in enumerate([(1, 2), (2,), (2, 3)]):
         if kind == "drawn":
-            pairs = np.array([round_], np.uint32), np.ones(1, np.float32)
-            uploads = [Upload(RUN, round_, client, 1, 1.0, *pairs) for client in cohort]
+            found = [1.0, 2.0] if len(cohort) == 1 else [1.0, np.nan]  # two of each round
+            uploads = [upload(client, found, round_=round_) for client in cohort]
         else:
             values = {"shared": [1, 2], "projected": [1, 2, 3, 4], "by tensor": [1, 2, 3]}[kind]
             counts = [1, 2] if kind == "by tensor" else None
@@ -115,14 +126,14 @@ def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(kind, change
     assert weights.version == 0
 
 
-def test_pairs_that_overflow_are_refused():
-    pairs = np.array([9, 9], np.uint32), np.array([3e38, 3e38], np.float32)
+def test_scalars_that_overflow_are_refused():
     with pytest.raises(FedKSeedError, match="round 0 would overflow float32"):
-        strategy("drawn", lr=1.0).aggregate(strategy("drawn").init(), [Upload(RUN, 0, 5, 1, 1.0, *pairs)])
+        strategy("drawn", lr=2.0).aggregate(strategy("drawn").init(), [upload(5, [3e38, 3e38])])
 
 
 def test_what_does_not_fit_is_refused():
-    for replay, upload, message in [
+    for replay, sent, message in [
+        (strategy("drawn"), upload(5, [1.0]), "client 5 reports 1 scalars, 2 were asked for"),
         (strategy("shared"), change(5, [1]), "client 5 sent 1 numbers for 1 tensors, 2 numbers were asked for"),
         (strategy("projected"), change(5, [1]), "4 numbers were asked for"),
         (strategy("by tensor"), change(5, [1, 2]), "up to 4 numbers for each of 2 tensors"),
@@ -132,4 +143,4 @@ def test_what_does_not_fit_is_refused():
         (strategy("shared", lr=1e3), change(5, [1, 3e38]), "round 0 would overflow float32"),
     ]:
         with pytest.raises(FedKSeedError, match=message):
-            replay.aggregate(replay.init(), [upload])
+            replay.aggregate(replay.init(), [sent])

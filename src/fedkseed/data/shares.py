@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..config import Recipe
@@ -11,7 +12,7 @@ from ..randomness import Purpose, generator
 from .instructions import Encoded, cut, encode_all
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .sources import Example, read, read_folder
+from .sources import SAMPLES, Example, read, read_folder
 
 Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
 
@@ -37,8 +38,12 @@ class Shares:
 
     def digest(self) -> str:
         """A hash over all tokens in their order, to tell whether the data is still the same."""
-        text = repr([[e.tokens for e in part] for part in (*self.clients, self.held_out)])
-        return hashlib.sha256(text.encode()).hexdigest()
+        return digest([*self.clients, self.held_out])
+
+
+def digest(parts: Sequence[Sequence[Encoded]]) -> str:
+    """A hash over all tokens of some lists of examples, in their order."""
+    return hashlib.sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
 
 
 def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
@@ -50,23 +55,59 @@ def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
     found, limit = _find(recipe), recipe.data.max_tokens
     encoded = _encode([e for e, _ in found.training], limit, recipe, tokenizer)
     kept = [(e, owner) for e, (_, owner) in zip(encoded, found.training, strict=True) if e is not None]
-    encoded = _encode(found.held_out, recipe.evaluation.max_tokens or limit, recipe, tokenizer)
-    kept_out = [e for e in encoded if e is not None]
-    asked = len(kept_out) if recipe.evaluation.examples == "all" else recipe.evaluation.examples
-    if len(kept_out) < asked:
-        raise FedKSeedError(
-            f"[evaluation] asks for {asked} held-out examples, "
-            f"{len(kept_out)} are there within the token limit; ask for fewer or raise max_tokens"
-        )
+    evaluated = _evaluated(found.held_out, recipe, tokenizer)
     parts = _divide(kept, found.owners, recipe)
     recipe.clients.cohort_of(len(parts))
-    order = generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept_out))[:asked]
     return Shares(
         clients=[[kept[i][0] for i in part] for part in parts],
-        held_out=[kept_out[i] for i in order],
+        held_out=evaluated,
         too_long=len(found.training) - len(kept),
         too_small=found.too_small,
     )
+
+
+def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """What a client trains on that has a file of its own: what `split = "files"` gives the client of that file.
+
+    Raises:
+        FedKSeedError: the file can't be read, or too little is left of it.
+    """
+    kept = [e for e in read(recipe.data.source, recipe.data.columns) if e.category != recipe.data.held_out]
+    encoded = [e for e in _encode(kept, recipe.data.max_tokens, recipe, tokenizer) if e is not None]
+    if len(encoded) < recipe.clients.min_examples:
+        raise FedKSeedError(
+            f"the client has {len(encoded)} examples after holding out and leaving out long ones, "
+            f"[clients] min_examples says {recipe.clients.min_examples}"
+        )
+    return encoded
+
+
+def own_held_out(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """What a server evaluates on: the held-out rows of its own file or folder; nothing if it has none.
+
+    Raises:
+        FedKSeedError: what is there can't be read, or is too little for what the recipe asks.
+    """
+    source, columns = recipe.data.source, recipe.data.columns
+    path = Path(source).expanduser()
+    if source not in SAMPLES and not path.exists():
+        return []
+    parts = read_folder(source, columns) if path.is_dir() else [read(source, columns)]
+    held_out, _ = _hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe)
+    return _evaluated(held_out, recipe, tokenizer)
+
+
+def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """As many held-out examples as the recipe asks for, drawn from those that are not too long."""
+    encoded = _encode(held_out, recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe, tokenizer)
+    kept = [e for e in encoded if e is not None]
+    asked = len(kept) if recipe.evaluation.examples == "all" else recipe.evaluation.examples
+    if len(kept) < asked:
+        raise FedKSeedError(
+            f"[evaluation] asks for {asked} held-out examples, "
+            f"{len(kept)} are there within the token limit; ask for fewer or raise max_tokens"
+        )
+    return [kept[i] for i in generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept))[:asked]]
 
 
 def _find(recipe: Recipe) -> Found:

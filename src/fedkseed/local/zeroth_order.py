@@ -8,10 +8,13 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..precision import scalar
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights import Weights
@@ -23,9 +26,12 @@ Batch = TypeVar("Batch")
 class Steps:
     """What the local steps of one client found."""
 
-    directions: NDArray[np.uint32]  # (τ P,) or fewer: probes whose loss was not finite are left out
-    scalars: NDArray[np.float32]  # same shape, ρ
-    loss: float  # mean over the probes; NaN if none was finite
+    scalars: NDArray[np.float32]  # (τ P,), ρ; NaN where a probe moved nothing
+    loss: float  # mean over the others; NaN if there is none
+
+    @property
+    def skipped(self) -> int:
+        return int(np.isnan(self.scalars).sum())
 
 
 def zeroth_order_steps(
@@ -39,41 +45,43 @@ def zeroth_order_steps(
     probes: int = 1,
     points: int = 2,
     clip: float = math.inf,
+    wire: str = "exact",
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Steps:
     """Take a step with every batch, along the mean of P = `probes` estimates, and end at the new weights.
 
     With two points ρ = [L(w + ε z_j) − L(w − ε z_j)] / 2ε; with one, ρ = [L(w + ε z_j) − L(w)] / ε, where
-    L(w) is computed once a step. ρ is rounded to float32 and clipped to ±clip; once the P probes of a
+    L(w) is computed once a step. ρ is clipped to ±clip and rounded to what travels; once the P probes of a
     step are done, w ← w − η ρ z_j / P for each (c_j ← c_j − η ρ / P, where weights are w(c)). A probe
-    whose loss is NaN or infinite moves nothing and is not reported.
+    whose loss is NaN or infinite moves nothing, and its ρ is NaN.
 
     Args:
         directions: j of every probe, shape (τ P,), step after step.
+        wire: how scalars travel, see precision.py.
         points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
     """
-    taken: list[int] = []
-    scalars: list[float] = []
+    scalars = np.full(directions.size, np.nan, np.float32)
     losses: list[float] = []
-    for step, batch in zip(directions.reshape(-1, probes).tolist(), batches, strict=False):
-        first, here = len(taken), math.nan
+    for step, batch in enumerate(islice(batches, directions.size // probes)):
+        first, here = len(losses), math.nan
+        mine = range(step * probes, (step + 1) * probes)
         if points == 1:
             weights.settle()
             here = loss(batch)
-        for j in step:
+        for k in mine:
+            j = int(directions[k])
             if points == 1:
                 weights.shift(j, eps)
                 above, below = loss(batch), here
             else:
                 above, below = weights.both(j, eps, partial(loss, batch))
-            scalar = float(np.float32(min(max((above - below) / (points * eps), -clip), clip)))
-            if math.isfinite(above) and math.isfinite(below) and math.isfinite(scalar):
-                taken.append(j)
-                scalars.append(scalar)
+            found = scalar((above - below) / (points * eps), clip, wire)
+            if math.isfinite(above) and math.isfinite(below) and math.isfinite(found):
+                scalars[k] = found
                 losses.append((above + below) / 2)
-        for j, scalar in zip(taken[first:], scalars[first:], strict=True):
-            weights.move(j, -lr / probes * scalar)
+        for k in mine:
+            if not np.isnan(scalars[k]):
+                weights.move(int(directions[k]), -lr / probes * float(scalars[k]))
         on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)
     weights.settle()
-    mean = sum(losses) / len(losses) if losses else math.nan
-    return Steps(np.array(taken, np.uint32), np.array(scalars, np.float32), mean)
+    return Steps(scalars, sum(losses) / len(losses) if losses else math.nan)

@@ -14,6 +14,7 @@ import torch
 from ..algorithms import ALGORITHMS
 from ..directions import Pool
 from ..messages import Broadcast, Change, Run, Upload
+from ..precision import rounded
 from ..strategies.common import NONE
 from ..wire import encode
 from .arithmetic import Architecture, architecture, trainable
@@ -21,7 +22,8 @@ from .experiments import Experiment, Planned, Tree
 from .outcomes import Cell, Table
 
 BACKPROPAGATING = {name for name, algorithm in ALGORITHMS.items() if algorithm.backpropagates}
-PAIR = 8  # bytes: an index or seed and a scalar
+PAIR = 8  # bytes: a seed and a coefficient
+SCALAR = 4  # bytes
 
 
 def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", seconds: float | None = None) -> Table:
@@ -101,21 +103,22 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
     match method:
         case "fedkseed" | "fedkseed-pro":
             family = table.get("directions", {}).get("family", "hadamard")
-            return encoded(size, pairs, family, importance=method == "fedkseed-pro")
+            importance, wire = method == "fedkseed-pro", training.get("wire", "compact")
+            return encoded(size, pairs, family, importance=importance, wire=wire)
         case "fedkseed-plus" | "fedkseed-backprop":
-            bits = training.get("bits", 8)
+            wire = "exact" if training.get("wire") == "exact" else "compact"
             run, zeros = Run(Pool(0, size), bytes(32)), np.zeros(size, np.float32)
             down, up = (
-                Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, bits=bits),
-                Change(run, 0, 0, 1, 0, 0, zeros, NONE, bits),
+                Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, wire=wire),
+                Change(run, 0, 0, 1, 0, 0, zeros, NONE, wire),
             )
             return len(encode(down)), len(encode(up))
         case "unlimited-seeds":
-            return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * PAIR
+            return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * SCALAR
         case "uplink-seeds":
-            return 4 * of.weights, pairs * PAIR
+            return 4 * of.weights, pairs * SCALAR
         case "decomfl":
-            return (training["rounds"] - 1) * pairs * 4, pairs * 4
+            return (training["rounds"] - 1) * pairs * SCALAR, pairs * SCALAR
         case "evofed":
             return (training["rounds"] - 1) * size * 4, size * 4
         case "ferret":  # as many numbers as it chooses for each tensor
@@ -124,12 +127,12 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
             return 4 * trainable(method, of), 4 * trainable(method, of)
 
 
-def encoded(size: int, pairs: int, family: str, *, importance: bool) -> tuple[int, int]:
+def encoded(size: int, pairs: int, family: str, *, importance: bool, wire: str) -> tuple[int, int]:
     """Lengths of FedKSeed's messages."""
     run = Run(Pool(0, size, family), bytes(32))
-    zeros, p = np.zeros(size, np.float32), np.ones(size, np.float32)
-    down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p if importance else None)
-    up = Upload(run, 0, 0, 1, 0.0, np.zeros(pairs, np.uint32), np.zeros(pairs, np.float32))
+    zeros, p = np.zeros(size, np.float32), rounded(np.ones(size), wire) if importance else None
+    down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
+    up = Upload(run, 0, 0, 1, 0.0, np.ones(pairs, np.float32), wire)
     return len(encode(down)), len(encode(up))
 
 

@@ -5,7 +5,8 @@ An experiment at a scale is one tree of tables, each laid over the one before:
     common.toml     [scales.SCALE] of common.toml     NAME.toml     [scales.SCALE] of NAME.toml
 
 and its runs are all combinations of the values of its axes, times the seeds. The recipe of one run is, again each over
-the one before: `recipe`, its data set, its model, its method, the method's learning rate, the axes' own values.
+the one before: `recipe`, its data set, its model, its method, the method's learning rate, its variant, the axes' own
+values.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ from ..errors import FedKSeedError
 
 Tree: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "stories", "small", "full")
-NAMED = {"dataset": "datasets", "model": "models", "method": "methods"}  # axes whose values are names of tables
+# Axes whose values are names of tables.
+NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant": "variants"}
 COMMON = "common"
 
 
@@ -71,6 +73,7 @@ class Experiment:
     datasets: dict[str, Tree] = field(default_factory=dict)
     models: dict[str, Tree] = field(default_factory=dict)
     methods: dict[str, Tree] = field(default_factory=dict)
+    variants: dict[str, Tree] = field(default_factory=dict)  # of methods: tables laid over theirs
     lr: dict[str, float] = field(default_factory=dict)  # method -> η
     examples: dict[str, int] = field(default_factory=dict)  # data set -> mean of a client; only for estimates
 
@@ -102,13 +105,14 @@ class Experiment:
 
     def _table(self, axes: Tree, seed: int) -> Tree:
         table = self.recipe
-        for axis, tables in NAMED.items():
-            if axis in axes:
-                table = merge(table, _known(getattr(self, tables), axis, axes[axis]))
+        named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
+        variant = named.pop("variant", {})
+        for part in named.values():
+            table = merge(table, part)
         model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")
         if method in self.lr:
             table = merge(table, {"training": {"lr": self.lr[method]}})
-        table = merge(table, model.get("methods", {}).get(method, {}))
+        table = merge(merge(table, model.get("methods", {}).get(method, {})), variant)
         for axis, value in axes.items():
             if axis not in NAMED:
                 table = merge(table, nested(axis, value))

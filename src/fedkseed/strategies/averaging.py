@@ -1,11 +1,11 @@
 """Weights averaged: FedAvg and its kin, which differ in what is tuned and in the local steps.
 
 FedAvg (McMahan et al., 2017), FedZO (Fang et al., 2022), FedMeZO, FedIT (Zhang et al., 2023), FedPTuning
-and FedPrompt (Kuang et al., 2023) send weights both ways; with `uplink` = `pairs` clients send the
+and FedPrompt (Kuang et al., 2023) send weights both ways; with `uplink` = `scalars` clients send the
 scalars of their zeroth-order steps instead (BAFFLE, Feng et al., 2023, and its kind).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -19,6 +19,7 @@ from ..randomness import draw_directions
 from ..settings import require_choice
 from ..strategy import Client
 from .common import (
+    NEVER,
     NONE,
     in_order,
     merged,
@@ -48,7 +49,7 @@ class Averaging:
         start: the tuned weights before the first round, shape (d,).
         tensors: the tuned tensors' numbers in the layout, and their sizes.
         local: what a client does.
-        uplink: `weights`, or `pairs` of a direction and a scalar each.
+        uplink: `weights`, or `scalars` of the zeroth-order steps.
     """
 
     message: ClassVar[type[Values]] = Values
@@ -61,15 +62,11 @@ class Averaging:
     uplink: str = "weights"
 
     def __post_init__(self) -> None:
-        require_choice("uplink", self.uplink, ("weights",) if self.local.backpropagates else ("weights", "pairs"))
+        require_choice("uplink", self.uplink, ("weights",) if self.local.backpropagates else ("weights", "scalars"))
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
-        return (Upload if self.uplink == "pairs" else Change,)
-
-    @property
-    def asked(self) -> int:
-        return self.local.scalars if self.uplink == "pairs" else 0
+        return (Upload if self.uplink == "scalars" else Change,)
 
     def init(self) -> State:
         return State(0, self.start)
@@ -89,20 +86,22 @@ class Averaging:
         pool, asked = self.run.pool, self.local.scalars
         directions = draw_directions(pool.key, message.round, client.number, asked, pool.size, None)
         found = self.local.zeroth_order(client, message.round, message.lr, directions)
-        if self.uplink == "pairs":
-            return Upload(*about, found.loss, found.directions, found.scalars)
+        if self.uplink == "scalars":
+            return Upload(*about, found.loss, found.scalars)
         values = cast("Free", client.weights).values()
-        return Change(*about, found.loss, asked - found.scalars.size, values, NONE)
+        return Change(*about, found.loss, found.skipped, values, NONE)
 
-    def aggregate(self, state: State, uploads: Sequence[Upload] | Sequence[Change]) -> State:
-        """w = Σ_i (n_i / n) w_i, n_i the examples of client i; of pairs, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
+    def aggregate(
+        self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
+    ) -> State:
+        """w = Σ_i (n_i / n) w_i, n_i the examples of client i; of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, of another size, or
                 came twice, or a weight overflows; the state is unchanged.
         """
-        if self.uplink == "pairs":
-            return self._aggregate_pairs(state, cast("Sequence[Upload]", uploads))
+        if self.uplink == "scalars":
+            return self._aggregate_scalars(state, cast("Sequence[Upload]", uploads))
         ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
         for upload in ordered:
             if upload.values.size != state.values.size:
@@ -115,17 +114,17 @@ class Averaging:
         require_sendable(state.round, mean)
         return State(state.round + 1, mean)
 
-    def _aggregate_pairs(self, state: State, uploads: Sequence[Upload]) -> State:
-        """The server makes the directions itself: the price of sending weights down and pairs up."""
+    def _aggregate_scalars(self, state: State, uploads: Sequence[Upload]) -> State:
+        """The server makes the directions itself: the price of sending weights down and scalars up."""
         import torch
 
         from ..directions.operations import Piece, combine
 
         ordered = in_order(uploads, self.run, state.round)
         for upload in ordered:
-            require_scalars(upload, self.asked, self.local.clip)
+            require_scalars(upload, self.local.scalars, self.local.clip)
         lr = self.local.learning_rate(state.round) / self.local.probes
-        directions, coefficients = merged(ordered, lr)
+        directions, coefficients = merged(ordered, self.run, lr)
         values, start, pieces = torch.from_numpy(state.values.copy()), 0, []
         for number, size in self.tensors:
             part = values[start : start + size]

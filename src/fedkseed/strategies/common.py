@@ -1,15 +1,18 @@
 """What every algorithm's server does alike."""
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..messages import Change, Run, Upload
+from ..randomness import draw_directions
 
 NONE = np.empty(0, np.uint32)
+NEVER: Mapping[int, Any] = MappingProxyType({})  # no client began earlier
 Reply = TypeVar("Reply", bound=Upload | Change)
 
 
@@ -37,18 +40,20 @@ def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int
     return ordered
 
 
-def require_scalars(upload: Upload, asked: int, clip: float) -> None:
-    """Refuse more scalars than were asked for, and larger ones than are allowed."""
-    if upload.scalars.size > asked:
+def require_scalars(upload: Upload, asked: int, clip: float, wire: str = "exact") -> None:
+    """Refuse another number of scalars than was asked for, scalars that came another way, and too large ones."""
+    if upload.scalars.size != asked:
+        raise FedKSeedError(f"client {upload.client} reports {upload.scalars.size} scalars, {asked} were asked for")
+    if upload.wire != wire:
         raise FedKSeedError(
-            f"client {upload.client} reports {upload.scalars.size} scalars, at most {asked} were asked for"
+            f"client {upload.client} sends scalars {upload.wire!r}, here they travel {wire!r}; use the same recipe"
         )
     require_clipped(upload.client, upload.scalars, clip)
 
 
 def require_clipped(client: int, scalars: NDArray[np.float32], clip: float) -> None:
     """Refuse larger scalars than are allowed."""
-    largest = float(abs(scalars).max(initial=0))
+    largest = float(np.nan_to_num(abs(scalars)).max(initial=0))
     if largest > clip * (1 + 1e-7):  # a clip is rounded to float32 on its way
         raise FedKSeedError(f"client {client} reports a scalar gradient of {largest:g}, at most {clip:g} is allowed")
 
@@ -72,16 +77,23 @@ def require_sendable(round_: int, numbers: NDArray) -> None:
         raise FedKSeedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
 
 
-def merged(uploads: Sequence[Upload], lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """−η Σ_i (n_i / n) Σ ρ of every direction that was drawn, ascending.
+def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    """−η Σ_i (n_i / n) Σ ρ of every direction that was drawn, all equally likely; ascending.
 
     Raises:
         FedKSeedError: a sum overflows.
     """
     total = sum(upload.examples for upload in uploads)
-    drawn = np.concatenate([upload.directions for upload in uploads])
-    steps = np.concatenate([upload.scalars * np.float64(-lr * upload.examples / total) for upload in uploads])
+    drawn = np.concatenate([drawn_by(upload, run, None) for upload in uploads])
+    steps = [upload.scalars[upload.found] * np.float64(-lr * upload.examples / total) for upload in uploads]
     directions, places = np.unique(drawn, return_inverse=True)
-    sums = np.bincount(places, steps, directions.size)
+    sums = np.bincount(places, np.concatenate(steps), directions.size)
     require_sendable(uploads[0].round, sums)
     return directions.astype(np.uint32), sums.astype(np.float32)
+
+
+def drawn_by(upload: Upload, run: Run, probabilities: NDArray[np.float32] | None) -> NDArray[np.uint32]:
+    """The directions along which a client has found something, in the order of its steps, as it has drawn them."""
+    pool = run.pool
+    asked = draw_directions(pool.key, upload.round, upload.client, upload.scalars.size, pool.size, probabilities)
+    return asked[upload.found]

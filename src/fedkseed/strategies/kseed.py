@@ -7,24 +7,24 @@ moved each coefficient. Both are changes of c, so that one round can have both k
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..compact import compact
 from ..errors import FedKSeedError
 from ..local.derivatives import derivative_steps
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
 from ..messages import Broadcast, Change, Run, Upload
 from ..optimizers import NOTHING, SGD, Moments, Optimizer
+from ..precision import WIRES, rounded
 from ..randomness import draw_directions
 from ..settings import require_choice, require_settings, scheduled
 from ..strategy import Client
-from .common import NONE, in_order, require_change, require_scalars, require_sendable, require_size
+from .common import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
@@ -64,9 +64,10 @@ class KSeed:
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
             step with −Δ in place of a gradient (Reddi et al., 2021).
-        bits: 32, or 8: how coefficients travel, down and up. The server keeps c in full, so that what 8 bits
-            leave out on the way down is sent as soon as it has grown (error feedback); what they leave out on the
-            way up, at most a 254th of the largest of 128 numbers, is lost.
+        wire: how numbers travel, `exact`, `compact` or `sign` (precision.py). The server keeps c in full, so that what
+            8 bits leave out on the way down is sent as soon as it has grown (error feedback); what they leave out of
+            a change on the way up, at most a 254th of the largest of 128 numbers, is lost. With `sign`, η is how far
+            a step moves a coefficient, and all |ρ| are 1: importance is the same for all directions.
         max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
         staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.
     """
@@ -86,12 +87,13 @@ class KSeed:
     derivatives: LocalWork | None = None
     server: Optimizer = SGD
     server_lr: float = 1.0
-    bits: int = 32
+    wire: str = "compact"
     max_staleness: int = 0
     staleness_power: float = 0.5
 
     def __post_init__(self) -> None:
         require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("wire", self.wire, WIRES)
         if self.derivatives is not None:
             require_choice("kind of derivative steps", self.derivatives.steps_of, ("sgd", "adam"))
         for name in ("max_staleness", "staleness_power"):
@@ -121,8 +123,8 @@ class KSeed:
             probes=self.probes,
             clip=float(np.float32(self.clip)),
             coefficients=self.rounded(state.coefficients),
-            probabilities=self.rounded(importance(state)) if self.importance else None,
-            bits=self.bits,
+            probabilities=self.probabilities(state),
+            wire=self.wire,
         )
         return dict.fromkeys(cohort, message)
 
@@ -142,6 +144,7 @@ class KSeed:
             lr=message.lr,
             eps=message.eps,
             clip=message.clip,
+            wire=message.wire,
             on_step=client.on_step,
         )
         return Upload(
@@ -150,8 +153,8 @@ class KSeed:
             client=client.number,
             examples=client.examples,
             loss=found.loss,
-            directions=found.directions,
             scalars=found.scalars,
+            wire=message.wire,
         )
 
     def _train_with_derivatives(
@@ -177,26 +180,34 @@ class KSeed:
             skipped=moved.skipped,
             values=values,
             counts=NONE,
-            bits=self.bits,
+            wire=self.wire_of_changes,
         )
 
-    def aggregate(self, state: State, uploads: Sequence[Upload | Change]) -> State:
+    def aggregate(
+        self, state: State, uploads: Sequence[Upload | Change], earlier: Mapping[int, State] = NEVER
+    ) -> State:
         """c ← c + Δ, Δ = Σ_i (n_i / n) (1 + s_i)^−power Δ_i, n_i the examples of client i, n those of all uploads.
 
-        Δ_i is what client i moved: the change that it sent, or −η_i Σ ρ / P along each direction of its pairs. s_i are
-        the rounds since the one that it began with, η_i is the learning rate of that one. Where rounds are synchronous,
-        s_i = 0, and, with the server's optimiser left out, c is the weighted mean of the c that the clients ended with.
+        Δ_i is what client i moved: the change that it sent, or −η_i Σ ρ / P along each direction that it has drawn.
+        s_i are the rounds since the one that it began with, η_i is the learning rate of that one. Where rounds are
+        synchronous, s_i = 0, and, with the server's optimiser left out, c is the weighted mean of the c that the
+        clients ended with, plus what rounding has left out of the broadcast.
         Shares of stale uploads are not made up for: they add up to less than 1, as in FedBuff. Clients are added in
         the order of their numbers, so that float sums have one value.
 
         Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 
+        Args:
+            earlier: the states that clients of older uploads began with, by their rounds: FedKSeed-Pro's directions
+                were drawn with the probabilities of then.
+
         Raises:
             FedKSeedError: there is no upload, or one is too old, of another run, came twice, has another size than
-                c, reports a scalar above the clip, or the sum overflows; the state is unchanged.
+                was asked for, travelled in another way, reports a scalar above the clip, or began with a state that is
+                needed and not given; or the sum overflows. The state is unchanged.
         """
         ordered = in_order(uploads, self.run, state.round, self.max_staleness)
-        total = sum(upload.examples for upload in ordered)
+        total, drawn_with = sum(upload.examples for upload in ordered), dict[int, NDArray[np.float32] | None]()
         change, magnitudes, counts = np.zeros(state.counts.size), state.magnitudes.copy(), state.counts.copy()
         for upload in ordered:
             share = self._share(state, upload, total)
@@ -205,12 +216,15 @@ class KSeed:
                 require_change(upload, self.most(upload.round))
                 change += share * upload.values.astype(np.float64)
                 continue
-            require_scalars(upload, self.asked, self.clip)
-            scalars = upload.scalars.astype(np.float64)
+            require_scalars(upload, self.asked, math.inf if self.wire == "sign" else self.clip, self.wire)
+            if upload.round not in drawn_with:
+                drawn_with[upload.round] = self.probabilities(self._began(upload, state, earlier))
+            directions = drawn_by(upload, self.run, drawn_with[upload.round])
+            scalars = upload.scalars[upload.found].astype(np.float64)
             lr = self.learning_rate(upload.round) / self.probes
-            np.subtract.at(change, upload.directions, lr * share * scalars)
-            np.add.at(magnitudes, upload.directions, np.abs(scalars))
-            np.add.at(counts, upload.directions, 1)
+            np.subtract.at(change, directions, lr * share * scalars)
+            np.add.at(magnitudes, directions, np.abs(scalars))
+            np.add.at(counts, directions, 1)
         step, moments = self.server.step(Moments(state.first, state.second), -change, state.round + 1)
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
@@ -230,7 +244,26 @@ class KSeed:
 
     def rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
         """Numbers as they travel."""
-        return compact(numbers) if self.bits == 8 else numbers.astype(np.float32)
+        return rounded(numbers, self.wire)
+
+    @property
+    def wire_of_changes(self) -> str:
+        """How numbers of clients that take derivatives come up: a sign would say too little of them."""
+        return "compact" if self.wire == "sign" else self.wire
+
+    def probabilities(self, state: State) -> NDArray[np.float32] | None:
+        """What directions are drawn with in a state's round, as it travels; None: all are equally likely."""
+        return self.rounded(importance(state)) if self.importance else None
+
+    def _began(self, upload: Upload, state: State, earlier: Mapping[int, State]) -> State:
+        """The state that a client began with; where directions are drawn alike in all, any does."""
+        if upload.round == state.round or not self.importance:
+            return state
+        if upload.round not in earlier:
+            raise FedKSeedError(
+                f"client {upload.client} drew its directions in round {upload.round}; aggregate() needs its state"
+            )
+        return earlier[upload.round]
 
 
 def importance(state: State) -> NDArray[np.float64]:

@@ -4,13 +4,13 @@ The server keeps, for every round, the coefficients that moved the model, and se
 the rounds it was away. What it costs a client grows with its absence; FedKSeed's point is that its
 own cost does not.
 
-    drawn      pairs along directions that each client draws from 2^32: Zelikman et al., 2023
+    drawn      scalars along directions that each client draws from 2^32: Zelikman et al., 2023
     shared     scalars along directions that all clients of a round share: DeComFL, Li et al., 2025
     projected  a backpropagated update projected on the round's K directions: EvoFed, Rahimi et al., 2023
     by tensor  the same for each tensor by itself, more directions where more has moved: Ferret, Shu et al., 2025
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 
@@ -25,6 +25,7 @@ from ..randomness import Purpose, draw_directions, generator
 from ..settings import require_choice
 from ..strategy import Client
 from .common import (
+    NEVER,
     NONE,
     in_order,
     merged,
@@ -83,10 +84,6 @@ class Replay:
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload if self.kind == "drawn" else Change,)
-
-    @property
-    def asked(self) -> int:
-        return self.local.scalars if self.kind == "drawn" else 0
 
     @property
     def blocks(self) -> int:
@@ -163,12 +160,12 @@ class Replay:
             directions = self.implied(message.round, slice(0, asked))
         found = self.local.zeroth_order(client, message.round, message.lr, directions)
         if self.kind == "drawn":
-            return Upload(*about, found.loss, found.directions, found.scalars)
-        scalars = np.zeros(asked, np.float32)  # a probe that failed moves nothing
-        scalars[found.directions - directions[0]] = found.scalars
-        return Change(*about, found.loss, asked - found.scalars.size, scalars, NONE)
+            return Upload(*about, found.loss, found.scalars)
+        return Change(*about, found.loss, found.skipped, np.nan_to_num(found.scalars), NONE)  # NaN moves nothing
 
-    def aggregate(self, state: State, uploads: Sequence[Upload] | Sequence[Change]) -> State:
+    def aggregate(
+        self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
+    ) -> State:
         """Append the round's coefficients: Σ_i (n_i / n) of what clients found, n_i the examples of client i.
 
         Raises:
@@ -178,12 +175,12 @@ class Replay:
         """
         directions = NONE
         if self.kind == "drawn":
-            pairs = in_order(cast("Sequence[Upload]", uploads), self.run, state.round)
-            for upload in pairs:
-                require_scalars(upload, self.asked, self.local.clip)
-            ordered: Sequence[Upload] | Sequence[Change] = pairs
+            drawn = in_order(cast("Sequence[Upload]", uploads), self.run, state.round)
+            for upload in drawn:
+                require_scalars(upload, self.local.scalars, self.local.clip)
+            ordered: Sequence[Upload] | Sequence[Change] = drawn
             lr = self.local.learning_rate(state.round) / self.local.probes
-            directions, coefficients = merged(pairs, lr)
+            directions, coefficients = merged(drawn, self.run, lr)
             counts = np.array([coefficients.size], np.uint32)
         else:
             ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)

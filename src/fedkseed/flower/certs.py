@@ -1,0 +1,220 @@
+"""Who is who in a federation: a certificate authority, the server's certificate, a key for each client.
+
+ca.pem, ca.key            the authority; every client gets a copy of ca.pem, ca.key is best kept off the server
+server.pem, server.key    the server's certificate, for the names that clients dial
+client-0, client-0.pub …  keys of clients in OpenSSH's format; client 0 gets client-0, the server keeps the .pub
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ..errors import FedKSeedError
+from ..files import border
+
+OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+SOON = timedelta(days=30)
+SKEW = timedelta(hours=1)  # certificates begin so much earlier: clocks of clients may be behind
+
+
+def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
+    """Make what is missing of a federation's keys and certificates; what is there is never written over.
+
+    Args:
+        hosts: names and addresses under which clients reach the server.
+        days: that certificates are valid. To renew the server's, remove server.pem and server.key first.
+
+    Returns:
+        The files made.
+
+    Raises:
+        FedKSeedError: the directory can't be written, a pair of files is incomplete, the server's certificate is for
+            other hosts, or the authority is over.
+    """
+    now = now or datetime.now(UTC)
+    made: list[Path] = []
+    with border(f"can't make {directory}"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made += _authority(directory, now, days)
+    made += _server(directory, hosts, now, days)
+    for number in range(clients):
+        private, public = directory / f"client-{number}", directory / f"client-{number}.pub"
+        if not _pair(public, private):
+            key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
+            made.append(_write(private, _pem(key, serialization.PrivateFormat.OpenSSH)))
+            made.append(_write(public, _openssh(key.public_key())))
+    return made
+
+
+def _authority(directory: Path, now: datetime, days: int) -> list[Path]:
+    if _pair(directory / "ca.pem", directory / "ca.key"):
+        return []
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
+    builder = _builder(name, name, key, key, now, now + timedelta(days=days), ca=True)
+    return [_write(directory / "ca.key", _pem(key)), _write(directory / "ca.pem", _signed(builder, key))]
+
+
+def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> list[Path]:
+    path, path_of_key = directory / "server.pem", directory / "server.key"
+    alternatives = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
+    if _pair(path, path_of_key):
+        if missing := {*hosts} - {*names(_certificate(path))}:
+            raise FedKSeedError(
+                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
+                "clients need nothing new"
+            )
+        return []
+    ca, ca_key = _certificate(directory / "ca.pem"), _key(directory / "ca.key")
+    _require_valid(directory / "ca.pem", ca, now)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
+    builder = (
+        _builder(
+            subject, ca.subject, key, ca_key, now, min(now + timedelta(days=days), ca.not_valid_after_utc), ca=False
+        )
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    )
+    return [_write(path_of_key, _pem(key)), _write(path, _signed(builder, ca_key))]
+
+
+def check(directory: Path, now: datetime | None = None) -> str | None:
+    """Is the server's certificate good now? Returns a warning if it will not be for long.
+
+    Raises:
+        FedKSeedError: files are missing, or it is over or not begun.
+    """
+    for name in ("ca.pem", "server.pem", "server.key"):
+        if not (directory / name).is_file():
+            raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory}")
+    now, path = now or datetime.now(UTC), directory / "server.pem"
+    certificate = _certificate(path)
+    _require_valid(directory / "ca.pem", _certificate(directory / "ca.pem"), now)
+    _require_valid(path, certificate, now)
+    left = certificate.not_valid_after_utc - now
+    return (
+        f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
+    )
+
+
+def public_keys(directory: Path) -> list[Path]:
+    """The public keys of clients 0, 1, … in the order of their numbers.
+
+    Raises:
+        FedKSeedError: there is none, or one between them is missing.
+    """
+    found = {path.name for path in directory.glob("client-*.pub")}
+    ordered = [f"client-{number}.pub" for number in range(len(found))]
+    if not found or set(ordered) != found:
+        lacking = next((name for name in ordered if name not in found), "client-0.pub")
+        raise FedKSeedError(f"there is no {directory / lacking}; make it with: fedkseed certs {directory} --clients N")
+    return [directory / name for name in ordered]
+
+
+def names(certificate: x509.Certificate) -> list[str]:
+    """The hosts that a certificate is for."""
+    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*extension.get_values_for_type(x509.DNSName), *map(str, extension.get_values_for_type(x509.IPAddress))]
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey,
+    now: datetime, end: datetime, ca: bool,
+) -> x509.CertificateBuilder:  # fmt: skip
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+         "decipher_only"), False,
+    )  # fmt: skip
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not HOST.fullmatch(host):
+            raise FedKSeedError(
+                f"no host can be called {host!r}; give a name as fl.example.org, or an address"
+            ) from None
+        return x509.DNSName(host)
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _pem(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+
+
+def _key(path: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        with border(f"can't read {path}"):
+            key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (ValueError, TypeError) as error:
+        raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedKSeedError(f"{path} holds a key of another kind than elliptic curves")
+    return key
+
+
+def _certificate(path: Path) -> x509.Certificate:
+    try:
+        with border(f"can't read {path}"):
+            return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise FedKSeedError(f"{path} holds no certificate that can be read: {error}") from error
+
+
+def _require_valid(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if not begin <= now <= end:
+        raise FedKSeedError(
+            f"{path} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and today is {now:%Y-%m-%d}; make another, or "
+            "set the clock right"
+        )
+
+
+def _pair(first: Path, second: Path) -> bool:
+    """Are both files there?"""
+    if first.exists() != second.exists():
+        there, lacking = (first, second) if first.exists() else (second, first)
+        raise FedKSeedError(f"there is {there} but no {lacking}; bring it back, or remove the other to make both anew")
+    return first.exists()
+
+
+def _write(path: Path, data: bytes) -> Path:
+    """A new file for this user alone."""
+    with border(f"can't write {path}"):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "wb") as stream:
+            stream.write(data)
+    return path

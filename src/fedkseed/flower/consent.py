@@ -1,0 +1,83 @@
+"""What a client does by a server's wish: a recipe that came over the network says how to train, never what to open."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..config import OBJECTIVES, Recipe, parse
+from ..data.sources import SAMPLES
+from ..errors import FedKSeedError
+
+MAX_THREADS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the owner of a client decides."""
+
+    data: str  # the client's own file
+    model: str | None = None  # where the base model lies; None: one that an installed package carries
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
+            raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
+
+
+def consented(recipe: bytes, owner: Owner) -> Recipe:
+    """The recipe that a client follows: the server's, with the owner's file, model and device.
+
+    Raises:
+        FedKSeedError: it is no recipe, wants to run or to open something on this machine, or can't be followed by a
+            client with a file of its own.
+    """
+    try:
+        wished = parse(tomllib.loads(recipe.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedKSeedError(f"the server's recipe is not valid TOML: {error}") from error
+    require_networked(wished)
+    if (wished.clients.threads or 1) > MAX_THREADS:
+        raise FedKSeedError(f"the server's recipe asks for {wished.clients.threads} threads, at most {MAX_THREADS} go")
+    model = owner.model or _carried(wished.model.name)
+    return wished.model_copy(
+        update={
+            "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
+            "data": wished.data.model_copy(update={"source": owner.data}),
+        }
+    )
+
+
+def require_networked(recipe: Recipe) -> None:
+    """Refuse a recipe that parties with files of their own can't follow; servers ask this, and clients again.
+
+    Raises:
+        FedKSeedError: it tells what to change.
+    """
+    if recipe.training.objective not in OBJECTIVES:
+        raise FedKSeedError(
+            f"[training] objective = {recipe.training.objective!r} would run a function on the clients' machines; "
+            f"over a network it is one of {', '.join(OBJECTIVES)}"
+        )
+    if recipe.clients.split != "files":
+        raise FedKSeedError(
+            f"[clients] split = {recipe.clients.split!r} shares out data that one party holds; over a network every "
+            "client has a file of its own: set split = 'files'"
+        )
+    if not isinstance(recipe.data.held_out, str):
+        raise FedKSeedError(
+            f"[data] held_out = {recipe.data.held_out} draws from the rows of all parties, which no party sees; name a "
+            "category: each client leaves it out of its file, and the server evaluates on its own rows of it"
+        )
+    if recipe.asynchronous is not None:
+        raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
+
+
+def _carried(name: str) -> str:
+    """A model of an installed package, which reads nothing else of this machine and downloads nothing."""
+    _, _, file = name.removeprefix("package:").partition("/")
+    if not name.startswith("package:") or ".." in Path(file).parts or Path(file).is_absolute():
+        raise FedKSeedError(
+            f"the server's recipe names the base model {name!r}, and a client opens or downloads no model by a "
+            "server's wish; start the client with --model, the name or the place of the same model"
+        )
+    return name

@@ -1,0 +1,70 @@
+"""A Grid in one process: ServerApp and ClientApps as they are, no network between them. For tests and measurements."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+Deliver: TypeAlias = Callable[[Message], Iterable[Message]]  # a message to a node -> the replies that arrive
+
+
+class LoopbackGrid(Grid):
+    """Messages are delivered when their replies are asked for.
+
+    Args:
+        nodes: those who are connected now.
+        deliver: what becomes of a message; see `to_apps`. Tests of faults put their own here.
+    """
+
+    def __init__(self, nodes: Callable[[], Sequence[int]], deliver: Deliver) -> None:
+        self._nodes, self._deliver = nodes, deliver
+        self._sent: dict[str, Message] = {}
+        # Flower names the process's task in a class; without one, no message can be made (flwr 1.41).
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def set_run(self, run: Run) -> None:
+        raise NotImplementedError("there is one run")
+
+    @property
+    def run(self) -> Run:
+        raise NotImplementedError("there is no run of Flower's")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        keys = []
+        for message in messages:
+            key = message.object_id
+            message.metadata.__dict__["_message_id"] = key  # as Flower's own Grid sets it
+            self._sent[key] = message
+            keys.append(key)
+        return keys
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        for key in list(message_ids):
+            if key in self._sent:
+                yield from self._deliver(self._sent.pop(key))
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def to_apps(apps: Mapping[int, ClientApp], configs: Mapping[int, dict[str, bool | float | int | str]]) -> Deliver:
+    """Deliver messages to a ClientApp a node, with its node configuration."""
+
+    def deliver(message: Message) -> Iterable[Message]:
+        node = message.metadata.dst_node_id
+        context = Context(run_id=1, node_id=node, node_config=configs.get(node, {}), state=RecordDict(), run_config={})
+        yield apps[node](message, context)
+
+    return deliver

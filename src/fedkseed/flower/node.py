@@ -1,0 +1,134 @@
+"""A client's processes: Flower's SuperNode, watched and started again, and the worker that it hands tasks to."""
+
+import os
+import signal
+import stat
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import tomli_w
+
+from ..errors import FedKSeedError
+from ..files import border, exclusive, locked, write_atomically
+from . import sockets
+from .consent import Owner
+from .processes import COLOURS, Child, environment, free_port, program
+from .worker import Settings
+
+LOOK = 0.5  # seconds between two looks at the SuperNode
+FIRST = 5.0  # seconds before a SuperNode that ended is started again, twice as many each time
+REFUSED = 70.0  # and at least so many if it was refused: the server counts the old one as connected for 60
+LONG = 300.0  # seconds of a life after which the next death is the first again
+# flwr 1.41's SuperNode says these and then stands still, or ends.
+STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
+NO_ENTRY = "Exit Code: 305"  # the connection was refused
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the server is, and how this client proves who it is."""
+
+    server: str  # HOST:PORT
+    ca: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        host, _, port = self.server.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise FedKSeedError(f"a server is HOST:PORT, got {self.server!r}")
+        for path in (self.ca, self.key):
+            if not path.is_file():
+                raise FedKSeedError(f"there is no file {path}; whoever runs the server makes it with: fedkseed certs")
+        if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
+            raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
+
+
+class Node:
+    """A client, until it is told to stop.
+
+    Args:
+        directory: for the sockets, logs and settings of this client alone.
+    """
+
+    def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
+        self.directory, self.connection = directory.resolve(), connection
+        self.settings = Settings(owner, idle)
+        sockets.place(self.directory)
+
+    def serve(self, say=print, sleep=time.sleep) -> None:
+        """Keep a SuperNode connected.
+
+        Raises:
+            FedKSeedError: another client uses the directory, or it can't be written.
+        """
+        self.settings.write(self.directory)
+        with exclusive(
+            self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
+        ):
+            child, wait = self._child(), FIRST
+            try:
+                while True:
+                    begin, told = time.monotonic(), child.log.stat().st_size if child.log.exists() else 0
+                    child.start()
+                    say(f"connecting to {self.connection.server}; its log is {child.log}")
+                    why = self._watch(child, told, sleep)
+                    wait = FIRST if time.monotonic() - begin > LONG else wait
+                    pause = max(wait, REFUSED) if why.refused else wait
+                    say(f"{why.text}; connecting again in {pause:.0f} s")
+                    child.stop()
+                    sleep(pause)
+                    wait = min(2 * wait, REFUSED)
+            finally:
+                child.stop()
+                self.stop_worker()
+
+    def _child(self) -> Child:
+        folder, connection = self.directory, self.connection
+        write_atomically(folder / "node.toml", tomli_w.dumps({"state": str(folder)}).encode())
+        programs = folder / "bin"
+        with border(f"can't make {programs}"):
+            programs.mkdir(mode=0o700, exist_ok=True)
+            executor = programs / "flwr-clientapp"  # see executor.py
+            executor.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m fedkseed.flower.executor \"$@\"\n")
+            executor.chmod(0o700)
+        command = [
+            program("flower-supernode"), "--superlink", connection.server, "--root-certificates", str(connection.ca),
+            "--auth-supernode-private-key", str(connection.key), "--node-config", str(folder / "node.toml"),
+            "--host", "127.0.0.1", "--port", str(free_port()),
+        ]  # fmt: skip
+        return Child("SuperNode", command, folder / "supernode.log", environment(folder / "home", [programs]))
+
+    def _watch(self, child: Child, told: int, sleep) -> "Ended":
+        """Wait until a SuperNode has ended or stands still."""
+        text = ""
+        with child.log.open(errors="replace") as log:
+            log.seek(told)
+            while True:
+                ended = not child.running
+                text = (text + COLOURS.sub("", log.read()))[-20_000:]
+                if UNTRUSTED in text:
+                    return Ended("the server's certificate is not for this host, or not signed by this --ca", True)
+                if NO_ENTRY in text:
+                    return Ended("refused: the key is not registered, or its last connection not over yet", True)
+                if any(sign in text for sign in STUCK):
+                    return Ended("the connection was lost", False)
+                if ended:
+                    return Ended(child.ended(), False)
+                sleep(LOOK)
+
+    def stop_worker(self) -> None:
+        """End the worker; a task that it works on is lost, which the server notices."""
+        path = self.directory / sockets.LOCK
+        if path.exists() and locked(path):
+            os.kill(int(path.read_text()), signal.SIGTERM)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a SuperNode is no more."""
+
+    text: str
+    refused: bool

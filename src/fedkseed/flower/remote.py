@@ -1,0 +1,280 @@
+"""Clients behind a Flower Grid, as the transport of a round.
+
+A round ends when everybody has answered who can, or at its deadline. Nothing that comes over the network ends it:
+what is late, twice, broken, refused, or from a node nobody knows is told, and left out.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from ..config import Network
+from ..errors import FedKSeedError
+from ..files import border, write_atomically
+from ..progress import Progress
+from .client_app import packed, unpacked
+from .task import Reply, Status, Task, digest_of, shown
+
+NUMBERS = "clients.json"  # in a run's directory
+POLL = 0.2  # seconds; Flower's own loop takes 3
+LOOK = 1.0  # seconds between two looks at who is connected
+TRIES = 3  # how often a client is asked in vain before a deadline
+SUPERLINK = 1  # the node that errors come from if a client is gone
+ERRORS = {  # of flwr 1.41
+    1: "its ClientApp can't be loaded",
+    2: "its ClientApp failed",
+    3: "its message was lost",
+    4: "its reply was lost",
+    5: "it is gone",
+    8: "its ClientApp was killed",
+}
+
+Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
+
+
+class Numbers:
+    """Flower's node ids -> our numbers of clients, kept in a run's directory.
+
+    Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they come.
+
+    Args:
+        count: of the clients; default as many as are registered.
+
+    Raises:
+        FedKSeedError: neither says how many there are, or they disagree.
+    """
+
+    def __init__(self, directory: Path, count: int | None) -> None:
+        self.path = directory / NUMBERS
+        self._known: dict[int, int] = {}
+        self._fixed = False
+        if self.path.exists():
+            with border(f"can't read {self.path}"):
+                table = json.loads(self.path.read_bytes())
+            self._known = {int(node): number for node, number in table["nodes"].items()}
+            self._fixed = table["fixed"]
+        registered = len(self._known) if self._fixed else None
+        if registered is None and count is None:
+            raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
+        if None not in (registered, count) and registered != count:
+            raise FedKSeedError(f"[clients] count says {count}, {registered} clients are registered")
+        self.count: int = registered or count or 0
+
+    @staticmethod
+    def register(directory: Path, nodes: Sequence[int]) -> None:
+        """Fix the numbers of a run's clients: 0 for the first node."""
+        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, fixed=True)
+
+    def of(self, nodes: Sequence[int]) -> dict[int, int]:
+        """Number -> node of those that are known, or become known now."""
+        fresh = [node for node in sorted(nodes) if node not in self._known][: self.count - len(self._known)]
+        if fresh and not self._fixed:
+            self._known |= {node: number for number, node in enumerate(fresh, len(self._known))}
+            _write(self.path, self._known, fixed=False)
+        return {self._known[node]: node for node in nodes if node in self._known}
+
+
+def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
+    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known}).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A task on its way."""
+
+    client: int
+    node: int
+    exchange: int  # which call of `transport` asked
+    round: int
+    with_recipe: bool
+
+
+class Remote:
+    """Clients behind a Grid.
+
+    Args:
+        recipe: what clients follow, as TOML; it is sent to each once, and again to those that have lost it.
+        minimum: of the clients of a round that have to answer; of fewer, all.
+    """
+
+    def __init__(
+        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress
+    ) -> None:
+        self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
+        self.digest, self.minimum = digest_of(recipe), minimum
+        self._asked: dict[str, Asked] = {}  # on their way, those of earlier rounds, too: to tell who is late
+        self._holding: set[int] = set()  # clients that have answered to the recipe
+        self._strangers: set[int] = set()  # nodes that were told of
+        self._online: dict[int, int] = {}
+        self._looked = -LOOK
+        self._exchange = 0
+
+    def gather(self) -> None:
+        """Wait until all clients are connected, or, when patience is over, as many as a round needs.
+
+        Raises:
+            FedKSeedError: they are too few.
+        """
+        end, told = time.monotonic() + self.options.patience, -1
+        while len(online := self.online()) < self.numbers.count:
+            if len(online) != told:
+                told = len(online)
+                self._say(f"{told} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
+            if time.monotonic() >= end:
+                if len(online) >= self.minimum:
+                    self._say(f"going on without {self._others(online)}")
+                    return
+                raise FedKSeedError(
+                    f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs "
+                    f"{self.minimum}: start them, or look at their logs, and start the server again"
+                )
+            time.sleep(POLL)
+        self._say(f"all {self.numbers.count} clients are connected")
+
+    def online(self) -> dict[int, int]:
+        """Number -> node of those who are connected, at most `LOOK` seconds ago."""
+        if time.monotonic() - self._looked >= LOOK:
+            nodes = list(self.grid.get_node_ids())
+            self._online, self._looked = self.numbers.of(nodes), time.monotonic()
+            for node in set(nodes) - set(self._online.values()) - self._strangers:
+                self._strangers.add(node)
+                self._say(f"node {node} is none of the {self.numbers.count} clients; it is left out")
+        return self._online
+
+    def transport(self, round_: int, sent: Mapping[int, bytes], check: Check) -> Iterator[tuple[int, bytes]]:
+        """Carry the messages of a round and yield (client, its answer) as answers come.
+
+        Args:
+            check: raises if an answer can't be used.
+
+        Raises:
+            FedKSeedError: fewer than the minimum have answered, after all attempts.
+        """
+        self._exchange += 1
+        minimum = min(self.minimum, len(sent))
+        options, done, refused, tries = self.options, set[int](), dict[int, str](), Counter[int]()
+        attempt, end = 1, time.monotonic() + self.options.deadline
+        if away := [client for client in sent if client not in self.online()]:
+            self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
+        self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
+        while True:
+            online = self.online()
+            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange}
+            left = [client for client in sent if client not in done | waiting | refused.keys()]
+            ready = [client for client in left if client in online and tries[client] < TRIES]
+            tasks = {client: online[client] for client in ready}
+            tries.update(self._ask(tasks, sent, round_, end - time.monotonic()))
+            if not (waiting or ready):
+                if len(done) >= minimum:
+                    break
+                if all(client in refused or tries[client] >= TRIES for client in sent if client not in done):
+                    raise self._too_few(round_, minimum, done, refused)
+            if time.monotonic() >= end:
+                if len(done) >= minimum:
+                    break
+                if attempt == options.attempts:
+                    raise self._too_few(round_, minimum, done, refused)
+                attempt, end = attempt + 1, time.monotonic() + options.deadline
+                tries.clear()
+                self._say(
+                    f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
+                    f"{options.deadline:g} s; trying again, {attempt} of {options.attempts}"
+                )
+            for client, outcome in self._replies(round_):
+                if outcome.status is Status.DONE:
+                    try:
+                        check(client, outcome.message)
+                    except FedKSeedError as error:
+                        refused[client] = str(error)
+                        self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
+                        continue
+                    done.add(client)
+                    self.progress.advance()
+                    yield client, outcome.message
+                elif outcome.status is Status.REFUSED:
+                    refused[client] = outcome.text
+                    self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
+                elif outcome.status is Status.FAILED:
+                    tries[client] += 1
+                    self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
+            if set(sent) != done:
+                time.sleep(POLL)
+        if missing := sorted(set(sent) - done):
+            self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+
+    def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
+        """Send clients their tasks (client -> node); returns those whose task Flower did not take."""
+        if not tasks or seconds <= 0:
+            return []
+        asked, messages = [], []
+        for client, node in tasks.items():
+            new = client not in self._holding
+            task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
+            # Flower's own time to live stays at its 12 hours: it compares the clocks of two machines.
+            messages.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(round_ + 1)))
+            asked.append(Asked(client, node, self._exchange, round_, new))
+        keys = list(self.grid.push_messages(messages)) or [None] * len(asked)
+        self._asked |= {key: task for key, task in zip(keys, asked, strict=True) if key}
+        return [task.client for key, task in zip(keys, asked, strict=True) if not key]
+
+    def _replies(self, round_: int) -> Iterator[tuple[int, Reply]]:
+        """What has come for this round; the rest is told and left out."""
+        if not self._asked:
+            return
+        for message in self.grid.pull_messages(list(self._asked)):
+            asked = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if asked is None:
+                self._say("a reply came twice, or to no task; it is left out")
+                continue
+            outcome = self._read(message, asked)
+            if outcome.status is Status.DONE:
+                self._holding.add(asked.client)
+            elif outcome.status is Status.UNPREPARED:
+                self._holding.discard(asked.client)
+                if asked.with_recipe:
+                    outcome = Reply(Status.FAILED, text="it says that it has no recipe, and was sent one")
+            if asked.exchange != self._exchange:
+                self._say(f"the answer of client {asked.client} to round {asked.round + 1} is too late; it is left out")
+                continue
+            yield asked.client, outcome
+
+    def _read(self, message: Message, asked: Asked) -> Reply:
+        if message.has_error():
+            code = message.error.code
+            text = ERRORS.get(code, f"Flower's error {code}")
+            return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")
+        if message.metadata.src_node_id != asked.node:
+            return Reply(Status.FAILED, text=f"its reply is by node {message.metadata.src_node_id}, not {asked.node}")
+        try:
+            return Reply.decode(unpacked(message))
+        except FedKSeedError as error:
+            return Reply(Status.FAILED, text=f"its reply is broken: {error}")
+
+    def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
+        why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])
+        return FedKSeedError(
+            f"round {round_ + 1}: {len(done)} clients answered, {minimum} are needed"
+            + (f" ({why})" if why else "")
+            + "; mend the clients, or set [network] minimum, and start the server again: it goes on with this round"
+        )
+
+    def _others(self, online: Mapping[int, int]) -> str:
+        return _list([number for number in range(self.numbers.count) if number not in online])
+
+    def _say(self, text: str) -> None:
+        self.progress.note(text)
+
+
+def _list(clients: Sequence[int]) -> str:
+    return (
+        ("client " if len(clients) == 1 else "clients ")
+        + ", ".join(map(str, clients[:20]))
+        + (f" and {len(clients) - 20} more" if len(clients) > 20 else "")
+    )

@@ -1,0 +1,95 @@
+"""The federation of a server whose clients are elsewhere."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..config import Network, Recipe
+from ..data.shares import digest, own_held_out
+from ..data.sources import SAMPLES
+from ..errors import FedKSeedError
+from ..evaluate import Evaluation
+from ..federation import NOT_EVALUATED, Federation
+from ..messages import Lack
+from ..party import NEWCOMER
+from ..progress import Progress
+from ..randomness import cohort
+from ..round import Report, run_round
+from ..wire import decode, encode, kind_of
+from .consent import require_networked
+from .remote import Remote
+
+
+class Server(Federation):
+    """Rounds with clients of a network; held-out examples are the server's own, if it has any.
+
+    Args:
+        remote: the way to them.
+    """
+
+    def __init__(self, recipe: Recipe, remote: Remote, progress: Progress | None = None) -> None:
+        require_networked(recipe)
+        super().__init__(recipe, progress)
+        if self.algorithm.replays:
+            raise FedKSeedError(
+                f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
+                "restarted forgets: choose another [training] algorithm"
+            )
+        self.count, self.size = remote.numbers.count, recipe.clients.cohort_of(remote.numbers.count)
+        self.held_out = own_held_out(recipe, self.tokenizer)
+        if not self.held_out:
+            self.progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
+        self.take_model(serves=True)
+        self.remote, self._gathered = remote, False
+        self._kept: dict[int, bytes] = {}  # what clients were sent in the last round, if they have answered
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return {
+            "directions": str(self.weights.pool),
+            "a base model of digest": self.weights.base_digest.hex(),
+            "held-out data of digest": digest([self.held_out]),
+            "a number of clients of": str(self.count),
+        }
+
+    @property
+    def reach(self) -> int:
+        return 0
+
+    def holdings(self) -> None:
+        """Clients do not tell what they hold."""
+
+    def evaluate(self, state: Any, what: str, write: bool = True) -> Evaluation:
+        return self.score(state, self.held_out, what, write) if self.held_out else NOT_EVALUATED
+
+    def round(self, state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Report]:
+        if not self._gathered:
+            self.remote.gather()
+            self._gathered = True
+        asked = cohort(self.recipe.seed, state.round, self.count, self.size)
+
+        def check(client: int, reply: bytes) -> None:
+            """An answer is good if a round with it alone is: one bad answer must not spoil the round of the others."""
+            if kind_of(reply) is Lack and client in self._kept:
+                decode(reply, Lack)  # it was restarted, and is sent the whole
+            else:
+                run_round(self.strategy, state, [client], lambda sent: [(client, reply)])
+
+        def transport(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+            return self.remote.transport(state.round, sent, check)
+
+        after, report = run_round(self.strategy, state, asked, transport, kept=self._kept)
+        if self.algorithm.pooled:
+            message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+            self._kept = dict.fromkeys(report.clients, message)
+        return after, report
+
+
+def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
+    """A recipe as clients get it: what concerns the server alone, as paths of its machine, stays there."""
+    name, source = recipe.model.name, recipe.data.source
+    model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
+    data = recipe.data.model_copy(update={"source": source if source in SAMPLES else "the client's own file"})
+    clients = recipe.clients.model_copy(update={"count": count})
+    parts = {"model": model, "data": data, "clients": clients, "network": Network()}
+    return recipe.model_copy(update=parts).to_toml().encode()

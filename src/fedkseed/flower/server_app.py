@@ -1,0 +1,45 @@
+"""Flower's ServerApp: goes on with a run from its last committed round, in whatever Flower run it is started."""
+
+import signal
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from ..config import load_recipe
+from ..federation import Result, work
+from ..progress import Progress, Silent
+from ..store import Store
+from .child import die_with_parent
+from .journal import Journal
+from .remote import Numbers, Remote
+from .server import Server, recipe_for_clients
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Do what is left of the run whose directory the run configuration names under `run`."""
+    # Without its executor, Flower's process would wait for a SuperLink that is gone, and keep others off the run.
+    die_with_parent(signal.SIGKILL)
+    directory = Path(str(context.run_config["run"]))
+    with Journal(directory) as journal:
+        journal.result(serve(directory, grid, journal))
+
+
+def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Result:
+    """Do what is left of a run with the clients behind a Grid.
+
+    Raises:
+        FedKSeedError: there is no run, another process works on it, something of it has changed, or too few clients
+            have answered. Every round that was finished is kept.
+    """
+    store, progress = Store(directory), progress or Silent()
+    with store.locked():
+        recipe = load_recipe(store.recipe)
+        numbers = Numbers(directory, recipe.clients.count)
+        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
+        text = recipe_for_clients(recipe, numbers.count)
+        remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
+        return work(store, Server(recipe, remote, progress))

@@ -1,0 +1,107 @@
+"""A federation of three clients with a file each, and the same run in one process to compare with."""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from tomllib import loads
+
+import pytest
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from flwr.app import Message
+
+from fedkseed import start
+from fedkseed.config import parse
+from fedkseed.flower.client_app import client_app
+from fedkseed.flower.consent import Owner
+from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
+from fedkseed.flower.remote import Numbers
+from fedkseed.flower.server_app import serve
+from fedkseed.flower.worker import Member, Worker
+from fedkseed.progress import Silent
+from fedkseed.store import Store
+
+from ..conftest import recipe_text, rows
+
+NODES = (111, 222, 333)  # as Flower names them
+
+
+@dataclass
+class Notes(Silent):
+    """Keeps what was told."""
+
+    told: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.told)
+
+
+@dataclass
+class Setting:
+    """What the tests of a network start from."""
+
+    folder: Path
+    model: Path
+    kept: dict[int, Worker] = field(default_factory=dict)  # models stay loaded from test to test, as in a worker
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.folder / "data").iterdir())
+
+    def text(self, network: str = "", **changes: str) -> str:
+        lines = {
+            "count": 'split = "files"',
+            "cohort": "cohort = 3",
+            "rounds": "rounds = 3",
+            "generated": "generated = 0",
+        } | changes
+        return recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n"
+
+    def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
+        """A new run's directory, as `fedkseed server` makes it."""
+        with Store.create(directory, parse(loads(self.text(network, **changes))).to_toml()):
+            Numbers.register(directory, NODES)
+            return directory
+
+    def workers(self) -> dict[int, Worker]:
+        owners = [Owner(str(file), str(self.model)) for file in self.files]
+        return {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+
+    def deliver(self) -> Deliver:
+        workers = self.kept = self.kept or self.workers()
+        apps = {
+            node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+            for node, worker in workers.items()
+        }
+        return to_apps(apps, {})
+
+    def serve(
+        self,
+        directory: Path,
+        deliver: Callable[[Message], Iterable[Message]] | None = None,
+        nodes: Callable[[], Sequence[int]] = lambda: NODES,
+        notes: Notes | None = None,
+    ):
+        return serve(directory, LoopbackGrid(nodes, deliver or self.deliver()), notes or Notes())
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Setting:
+    folder = tmp_path_factory.mktemp("network")
+    (folder / "data").mkdir()
+    for number in range(3):
+        part = [row for k, row in enumerate(rows()) if k % 3 == number]
+        (folder / "data" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return Setting(folder, model_folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(setting: Setting, tmp_path_factory: pytest.TempPathFactory):
+    """The same recipe in one process."""
+    return start(parse(loads(setting.text())), tmp_path_factory.mktemp("alone") / "run")

@@ -1,0 +1,111 @@
+"""Keys and certificates: OpenSSL accepts them, nobody else can read them, nothing is written over, dates count."""
+
+import shutil
+import socket
+import ssl
+import stat
+import subprocess
+import threading
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+
+from fedkseed import FedKSeedError
+from fedkseed.flower.certs import check, make, public_keys
+
+NOW = datetime.now(UTC)
+
+
+def test_a_client_that_has_the_authority_trusts_the_server_by_name_and_by_address(tmp_path):
+    make(tmp_path, 1, ["fl.example.org", "192.0.2.7"], 365)
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    server.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    client = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
+    for name, good in (("fl.example.org", True), ("192.0.2.7", True), ("localhost", True), ("evil.org", False)):
+        here, there = socket.socketpair()
+        with here, there:
+
+            def accept(there=there):
+                with suppress(OSError):
+                    server.wrap_socket(there, server_side=True).close()
+
+            thread = threading.Thread(target=accept)
+            thread.start()
+            if good:
+                client.wrap_socket(here, server_hostname=name).close()
+            else:
+                with pytest.raises(ssl.SSLCertVerificationError):
+                    client.wrap_socket(here, server_hostname=name)
+                here.close()
+            thread.join()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
+def test_openssl_verifies_the_chain_for_a_tls_server(tmp_path):
+    make(tmp_path, 1, ["localhost"], 365)
+    command = ["openssl", "verify", "-x509_strict", "-purpose", "sslserver", "-CAfile", tmp_path / "ca.pem"]
+    done = subprocess.run([*command, tmp_path / "server.pem"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_files_are_for_their_owner_alone_and_keys_are_pairs(tmp_path):
+    made = make(tmp_path / "keys", 2, ["localhost"], 365)
+    assert {path.name for path in made} == {path.name for path in (tmp_path / "keys").iterdir()}
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in made)
+    assert stat.S_IMODE((tmp_path / "keys").stat().st_mode) == 0o700
+    for public in public_keys(tmp_path / "keys"):
+        private = load_ssh_private_key(public.with_suffix("").read_bytes(), None)
+        assert isinstance(private, ec.EllipticCurvePrivateKey)
+        assert load_ssh_public_key(public.read_bytes()) == private.public_key()
+
+
+def test_nothing_is_written_over_and_what_is_missing_is_made(tmp_path):
+    make(tmp_path, 2, ["localhost"], 365)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    assert make(tmp_path, 2, ["localhost"], 365) == []
+    assert {path.name for path in make(tmp_path, 3, ["localhost"], 365)} == {"client-2", "client-2.pub"}
+    assert {path: path.read_bytes() for path in before} == before
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    assert {path.name for path in make(tmp_path, 3, ["new.example.org"], 365)} == {"server.pem", "server.key"}
+
+
+def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
+    make(tmp_path, 1, ["localhost"], 365)
+    with pytest.raises(FedKSeedError, match=r"is not for other.org; remove it and server.key"):
+        make(tmp_path, 1, ["localhost", "other.org"], 365)
+    (tmp_path / "client-0").unlink()
+    with pytest.raises(FedKSeedError, match=r"there is .*client-0.pub but no .*client-0;"):
+        make(tmp_path, 1, ["localhost"], 365)
+    with pytest.raises(FedKSeedError, match="no host can be called 'a b'"):
+        make(tmp_path / "other", 1, ["a b"], 365)
+    (tmp_path / "third").mkdir()
+    make(tmp_path / "third", 1, ["localhost"], 365)
+    (tmp_path / "third" / "ca.key").write_text("nonsense")
+    (tmp_path / "third" / "server.pem").unlink()
+    (tmp_path / "third" / "server.key").unlink()
+    with pytest.raises(FedKSeedError, match="holds no private key that can be read"):
+        make(tmp_path / "third", 1, ["localhost"], 365)
+
+
+def test_dates_are_checked_when_a_server_starts(tmp_path):
+    make(tmp_path, 1, ["localhost"], 100, NOW)
+    assert check(tmp_path, NOW) is None
+    assert "valid for 9 more days" in str(check(tmp_path, NOW + timedelta(days=90, hours=1)))
+    for when in (NOW + timedelta(days=101), NOW - timedelta(days=1)):
+        with pytest.raises(FedKSeedError, match="make another, or set the clock right"):
+            check(tmp_path, when)
+
+
+def test_a_server_without_certificates_is_told_how_to_make_them(tmp_path):
+    with pytest.raises(FedKSeedError, match=r"there is no .*ca.pem; make it with: fedkseed certs"):
+        check(tmp_path)
+    with pytest.raises(FedKSeedError, match=r"there is no .*client-0.pub"):
+        public_keys(tmp_path)
+    make(tmp_path, 3, ["localhost"], 365)
+    (tmp_path / "client-1.pub").unlink()
+    with pytest.raises(FedKSeedError, match=r"there is no .*client-1.pub"):
+        public_keys(tmp_path)

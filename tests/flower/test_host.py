@@ -1,0 +1,242 @@
+"""A server's processes and a client's, as far as they can be looked at without starting Flower."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.evaluate import Evaluation
+from fedkseed.federation import Result
+from fedkseed.flower import TESTED, host, node, require_flower
+from fedkseed.flower.certs import make
+from fedkseed.flower.consent import Owner
+from fedkseed.flower.host import Host, nginx_conf
+from fedkseed.flower.journal import Follower, Journal
+from fedkseed.flower.node import Connection, Node
+from fedkseed.flower.processes import QUIET, Child, environment, wait_until
+from fedkseed.progress import Silent
+from fedkseed.round import Report
+
+from .conftest import Notes
+from .network import wait_for
+
+REPORT = Report(0, (0, 2), 344, 94, 876, float("nan"), 0, 1.5, staleness=(0, 0))
+RESULT = Result(
+    Evaluation([], [], []), Evaluation([1.0], [], []), [{"round": 0}], 5, None, 0.1, 9, "ab", Path("/run/a")
+)
+
+ANYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound
+
+
+def test_the_nginx_example_is_what_a_server_writes(monkeypatch, request):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    folder = Path("/srv/fedkseed/run/flower")
+    written = nginx_conf(folder, Path("/srv/fedkseed/keys"), ANYWHERE, 8443, 8000, "8m")
+    assert (request.config.rootpath / "deploy" / "nginx.conf").read_text() == written
+    assert "listen [::]:8443 ssl;" in nginx_conf(folder, folder, "::", 8443, 8000, "8m")
+
+
+def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "find_nginx", lambda: None)
+    with pytest.raises(
+        FedKSeedError, match=r"whoever reaches 0.0.0.0:8443 could start programs.*apt-get install nginx"
+    ):
+        Host(tmp_path, tmp_path, ANYWHERE, 8443, "8m", Silent())
+    for loopback in ("127.0.0.1", "localhost", "::1"):
+        assert Host(tmp_path, tmp_path, loopback, 8443, "8m", Silent()).inner == 8443
+
+
+def test_a_server_without_certificates_starts_nothing(tmp_path):
+    with (
+        pytest.raises(FedKSeedError, match="make it with: fedkseed certs"),
+        Host(tmp_path, tmp_path, "127.0.0.1", 8443, "8m", Silent()).running(),
+    ):
+        pytest.fail("something was started")
+
+
+def test_nothing_of_flowers_goes_out_or_into_the_home_directory(tmp_path):
+    env = environment(tmp_path, [tmp_path / "first"])
+    assert env["FLWR_HOME"] == str(tmp_path)
+    assert env["PATH"].startswith(f"{tmp_path}/first{os.pathsep}{Path(sys.executable).parent}")
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        assert env[name] == "0"
+    for name in ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"):
+        assert QUIET[name] == env[name] == "1"
+
+
+def test_a_child_ends_with_all_that_it_started_and_its_log_is_told(tmp_path):
+    script = "sleep 1000 & echo started $!; wait"
+    child = Child("sleeper", ["/bin/sh", "-c", script], tmp_path / "log", environment(tmp_path))
+    child.start()
+    wait_until(lambda: "started" in child.last(), 30, child)
+    sleeper = int(child.last().split()[-1])
+    assert host._alive(sleeper)
+    child.stop()
+    assert not child.running
+    wait_for(lambda: not host._alive(sleeper), 30, lambda: f"process {sleeper} lives on")
+    ended = Child("ender", ["/bin/sh", "-c", "echo why; exit 3"], tmp_path / "log2", environment(tmp_path))
+    ended.start()
+    with pytest.raises(FedKSeedError, match=r"ender ended with code 3: .*why"):
+        wait_until(lambda: False, 30, ended)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells children of their parent's end on Linux")
+def test_a_child_ends_when_its_parent_is_killed(tmp_path):
+    code = f"""
+from pathlib import Path
+from fedkseed.flower.processes import Child
+child = Child("sleeper", ["/bin/sleep", "1000"], Path({str(tmp_path / "log")!r}), {{"PATH": "/bin"}})
+child.start()
+print(child.process.pid, flush=True)
+import time; time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    wait_for(lambda: not host._alive(pid), 30, lambda: f"process {pid} lives on")
+
+
+def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_time(tmp_path):
+    class Watching(Notes):
+        def round_done(self, report):
+            self.told.append(report)
+
+    progress = Watching()
+    follower = Follower(tmp_path, progress)
+    assert follower.read() is None
+    with Journal(tmp_path) as journal:
+        journal.note("hello")
+        journal.round_done(REPORT)
+        assert follower.read() is None
+        assert (follower.pid, follower.committed) == (os.getpid(), 1)
+        assert progress.told[0] == "hello"
+        assert repr(progress.told[1]) == repr(REPORT), "a report with its tuples and its NaN"
+        journal._file.write('{"note": "in tw')
+        journal._file.flush()
+        assert follower.read() is None
+        journal._file.write('o parts"}\n')
+        journal._file.flush()
+        assert follower.read() is None
+        assert progress.told[2:] == ["in two parts"]
+        journal.result(RESULT)
+    assert asdict(follower.read()) == asdict(RESULT)
+    follower.close()
+
+
+def test_what_ends_a_run_reaches_whoever_follows(tmp_path):
+    with pytest.raises(RuntimeError), Journal(tmp_path):
+        raise RuntimeError("out of memory")
+    follower = Follower(tmp_path, Silent())
+    with pytest.raises(FedKSeedError, match="RuntimeError: out of memory"):
+        follower.read()
+    follower.close()
+
+
+@pytest.mark.parametrize("server", ["host", "host:", ":80", "host:70000", "host:x"])
+def test_a_server_that_is_no_address_is_refused(tmp_path, server):
+    with pytest.raises(FedKSeedError, match="a server is HOST:PORT"):
+        Connection(server, tmp_path, tmp_path)
+
+
+def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
+    make(tmp_path, 1, ["localhost"], 2)
+    ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
+    Connection("localhost:1", ca, key)
+    with pytest.raises(FedKSeedError, match="whoever runs the server makes it"):
+        Connection("localhost:1", ca, tmp_path / "client-7")
+    key.chmod(0o644)
+    with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
+        Connection("localhost:1", ca, key)
+
+
+SAID = {
+    "Exit Code: 305": (70.0, "refused: the key is not registered"),
+    "SSL/TLS handshake error detected.": (5.0, "the connection was lost"),
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed": (70.0, "certificate is not for this host"),
+    "Receiving: train message (ID: 0305305)": None,
+}
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_while(
+    monkeypatch, tmp_path, data_file, line
+):
+    make(tmp_path, 1, ["localhost"], 2)
+    client = Node(
+        tmp_path / "c", Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0"), Owner(str(data_file)), 60
+    )
+    monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    (tmp_path / "flower-supernode").write_text(f"#!/bin/sh\necho '{line}'\nexec sleep 1000\n")
+    (tmp_path / "flower-supernode").chmod(0o700)
+    said, slept = [], []
+
+    class StopError(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, 0.05))
+        slept.append(seconds)
+        if seconds > node.LOOK or len(slept) > 60:
+            raise StopError
+
+    with pytest.raises(StopError):
+        client.serve(said.append, sleep)
+    expected = SAID[line]
+    if expected is None:
+        assert set(slept) == {node.LOOK}, "it runs"
+    else:
+        assert slept[-1] == expected[0]
+        assert expected[1] in said[1]
+
+
+def test_without_flower_the_commands_tell_what_to_install(monkeypatch):
+    from fedkseed import flower
+
+    require_flower()
+    monkeypatch.setattr(flower, "version", lambda name: "1.99.0")
+    with pytest.raises(FedKSeedError, match=r"Flower 1.99.0 is installed.*pip install 'fedkseed\[flower\]'"):
+        require_flower()
+
+    def missing(name):
+        raise flower.PackageNotFoundError(name)
+
+    monkeypatch.setattr(flower, "version", missing)
+    with pytest.raises(FedKSeedError, match=r"needs Flower; install it with: pip install 'fedkseed\[flower\]'"):
+        require_flower()
+    assert TESTED
+
+
+def test_importing_fedkseed_and_its_commands_needs_no_flower():
+    code = "import sys; sys.modules['flwr'] = None; import fedkseed.cli, fedkseed.flower.commands, fedkseed.simulate"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):
+    from importlib import import_module
+
+    from fedkseed.flower import client_app, executor
+
+    theirs = import_module(executor.MODULE)
+    ran = []
+
+    def command() -> None:
+        ran.append(theirs.get_load_client_app_fn()("an id", "a version", "a hash"))
+
+    monkeypatch.setattr(theirs, executor.INSTALL, theirs.install_from_fab)  # both are put back after the test
+    monkeypatch.setattr(theirs, executor.LOAD, theirs.get_load_client_app_fn)
+    monkeypatch.setattr(import_module("flwr.supernode.cli"), "flwr_clientapp", command)
+    executor.main()
+    assert ran == [client_app.app]
+    assert theirs.install_from_fab(b"whatever", skip_prompt=True) is None
+    monkeypatch.setattr(executor, "import_module", lambda name: SimpleNamespace(install_from_fab=print))
+    with pytest.raises(SystemExit, match="was not tested, nothing is run"):
+        executor.main()

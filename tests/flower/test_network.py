@@ -1,0 +1,136 @@
+"""The three commands on loopback: TLS, node keys, nginx, Flower's own processes. Minutes; `make test-faults`."""
+
+import http.client
+import shutil
+import ssl
+import subprocess
+
+import pytest
+import tomli_w
+
+from fedkseed import FedKSeedError
+from fedkseed.flower.certs import make
+from fedkseed.flower.host import Host, find_nginx
+from fedkseed.flower.processes import environment, flwr, free_port
+from fedkseed.progress import Silent
+
+from .network import network, processes, wait_for
+
+pytestmark = [
+    pytest.mark.network,
+    pytest.mark.skipif(shutil.which("sh") is None, reason="needs a POSIX shell"),
+]
+
+
+def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(setting, undisturbed, tmp_path):
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        server = federation.server()
+        clients = [federation.client(number) for number in range(3)]
+        assert server.wait() == 0
+        assert federation.digest() == undisturbed.digest
+        for client in clients:
+            client.stop()
+            assert client.process.returncode == 0
+            assert "stopped" in client.output
+        assert not processes(str(tmp_path)), "no process is left behind"
+
+
+def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        wait_for(lambda: federation.done >= 1, 240, federation.everything)
+        server.kill()
+        wait_for(lambda: not processes(f"{tmp_path}/run"), 30, lambda: "Flower's processes end with the server")
+        assert 1 <= federation.done < 3
+        assert federation.server().wait() == 0
+        assert federation.digest() == undisturbed.digest
+
+
+@pytest.fixture(scope="module")
+def exposed(tmp_path_factory):
+    """A server's processes, without a run."""
+    if find_nginx() is None:
+        pytest.skip("nginx is not installed")
+    folder = tmp_path_factory.mktemp("exposed")
+    make(folder / "keys", 2, ["localhost"], 2)
+    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), "8m", Silent())
+    with host.running():
+        yield host
+
+
+def ask(host: Host, port: int, method: str, path: str, body: bytes = b"") -> int:
+    """The status that a path answers with."""
+    context = ssl.create_default_context(cafile=str(host.keys / "ca.pem"))
+    connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=30)
+    try:
+        connection.putrequest(method, path, skip_accept_encoding=True)
+        connection.putheader("Content-Type", "application/protobuf")
+        connection.putheader("Content-Length", str(len(body)))
+        connection.endheaders(body)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+CONTROL = ("list-runs", "start-run", "stop-run", "register-node", "unregister-node", "list-nodes")
+DETOURS = (
+    "/v1/fleet/../control/list-runs",
+    "/v1/fleet/%2e%2e/control/list-runs",
+    "/v1/fleet/..%2fcontrol/list-runs",
+    "/v1/fleet/%252e%252e/control/list-runs",
+    "/v1/fleet/..;/control/list-runs",
+    "/v1/fleet/x/../../control/list-runs",
+    "/v1/fleet/\\..\\control/list-runs",
+    "//v1/control/list-runs",
+    "/V1/CONTROL/list-runs",
+    "https://localhost/v1/control/list-runs",
+)
+OTHERS = ("/v1/runtime/acquire-task", "/v1/runtime/push-messages", "/docs", "/openapi.json", "/")
+
+
+def test_the_control_plane_can_be_used_on_the_servers_own_machine(exposed):
+    """Else the tests below could not fail."""
+    assert ask(exposed, exposed.inner, "POST", "/v1/control/list-runs") == 200
+    assert flwr(["list", "server"], exposed.env)["runs"] == []
+
+
+@pytest.mark.parametrize("path", [*(f"/v1/control/{name}" for name in CONTROL), *DETOURS])
+def test_clients_cannot_reach_the_control_plane(exposed, path):
+    for method in ("POST", "GET"):
+        assert ask(exposed, exposed.port, method, path) in (400, 403, 404), path
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/runtime/acquire-task", "/v1/runtime/push-messages", "/docs", "/openapi.json", "/"]
+)
+def test_clients_cannot_reach_the_runtime_or_anything_else(exposed, path):
+    for method in ("POST", "GET"):
+        assert ask(exposed, exposed.port, method, path) == 403
+
+
+def test_clients_reach_the_fleet_and_need_a_registered_key_for_it(exposed):
+    assert ask(exposed, exposed.port, "POST", "/v1/fleet/pull-messages") == 401
+    assert ask(exposed, exposed.port, "GET", "/v1/fleet/pull-messages") == 403
+
+
+def test_flowers_own_commands_fail_at_the_public_port(exposed, tmp_path):
+    """Runs can't be started or listed, keys can't be registered, with all that a client has."""
+    connection = {"address": f"localhost:{exposed.port}", "root-certificates": str(exposed.keys / "ca.pem")}
+    (tmp_path / "home").mkdir()
+    table = {"superlink": {"default": "public", "public": connection}}
+    (tmp_path / "home" / "config.toml").write_text(tomli_w.dumps(table))
+    shutil.copytree(exposed.folder / "app", tmp_path / "app")
+    key = str(exposed.keys / "client-0.pub")
+    for command in (["list"], ["run", str(tmp_path / "app")], ["supernode", "list"], ["supernode", "register", key]):
+        with pytest.raises(FedKSeedError, match=r"failed: .*(403|Forbidden|denied)"):
+            flwr([*command, "public"], environment(tmp_path / "home"))
+    assert flwr(["list", "server"], exposed.env)["runs"] == []
+    assert len(flwr(["supernode", "list", "server"], exposed.env)["nodes"]) == 2
+
+
+def test_the_superlink_listens_on_loopback_alone(exposed):
+    done = subprocess.run(["ss", "-ltnH", f"sport = :{exposed.inner}"], capture_output=True, text=True)
+    listening = [line.split()[3] for line in done.stdout.splitlines()]
+    assert listening == [f"127.0.0.1:{exposed.inner}"]
