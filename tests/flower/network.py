@@ -1,6 +1,5 @@
 """Federations of real processes on loopback: the commands as a user starts them, each in a directory of its own."""
 
-import json
 import os
 import re
 import signal
@@ -121,18 +120,15 @@ def wait_for(condition: Callable[[], object], seconds: float, what: Callable[[],
         time.sleep(0.2)
 
 
-def processes(text: str) -> list[int]:
-    """Of this machine, those whose command holds a text."""
+def processes(kind: str, folder: Path) -> list[int]:
+    """Of this machine, those whose command holds a text, and whose command or FLWR_HOME lies in a folder."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*"):
         try:
-            if text in path.read_text().replace("\0", " "):
-                found.append(int(path.parent.name))
+            command = (path / "cmdline").read_text().replace("\0", " ")
+            home = f"FLWR_HOME={folder}" in (path / "environ").read_text(errors="replace")
         except OSError:
             continue
-    return found
-
-
-def journal(run: Path) -> list[dict]:
-    """What the ServerApp told."""
-    return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+        if kind in command and (home or str(folder) in command) and int(path.name) != os.getpid():
+            found.append(int(path.name))
+    return sorted(found)

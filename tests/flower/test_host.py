@@ -175,7 +175,9 @@ def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_wh
     )
     monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
     (tmp_path / "flower-supernode").write_text(f"#!/bin/sh\necho '{line}'\nexec sleep 1000\n")
-    (tmp_path / "flower-supernode").chmod(0o700)
+    (tmp_path / "flower-superexec").write_text("#!/bin/sh\nexec sleep 1000\n")
+    for name in ("flower-supernode", "flower-superexec"):
+        (tmp_path / name).chmod(0o700)
     said, slept = [], []
 
     class StopError(Exception):
@@ -195,6 +197,32 @@ def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_wh
     else:
         assert slept[-1] == expected[0]
         assert expected[1] in said[1]
+
+
+def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_path, data_file):
+    make(tmp_path, 1, ["localhost"], 2)
+    connection = Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0")
+    monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    for name in ("flower-supernode", "flower-superexec"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/{name}.pids\nexec sleep 1000\n")
+        (tmp_path / name).chmod(0o700)
+    pids, said = tmp_path / "flower-superexec.pids", []
+
+    class StopError(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        time.sleep(0.05)
+        started = pids.read_text().split() if pids.exists() else []
+        if len(started) == 2:
+            raise StopError
+        if len(started) == 1 and host._alive(int(started[0])):
+            os.kill(int(started[0]), signal.SIGKILL)
+
+    with pytest.raises(StopError):
+        Node(tmp_path / "c", connection, Owner(str(data_file)), 60).serve(said.append, sleep)
+    assert said[-1] == "superexec was killed (signal 9); it is started again"
+    wait_for(lambda: not any(host._alive(int(p)) for p in pids.read_text().split()), 30, lambda: "one lives on")
 
 
 def test_without_flower_the_commands_tell_what_to_install(monkeypatch):

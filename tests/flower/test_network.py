@@ -1,14 +1,18 @@
 """The three commands on loopback: TLS, node keys, nginx, Flower's own processes. Minutes; `make test-faults`."""
 
 import http.client
+import os
 import shutil
+import signal
 import ssl
 import subprocess
+from tomllib import loads
 
 import pytest
 import tomli_w
 
-from fedkseed import FedKSeedError
+from fedkseed import FedKSeedError, start
+from fedkseed.config import parse
 from fedkseed.flower.certs import make
 from fedkseed.flower.host import Host, find_nginx
 from fedkseed.flower.processes import environment, flwr, free_port
@@ -32,7 +36,7 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
             client.stop()
             assert client.process.returncode == 0
             assert "stopped" in client.output
-        assert not processes(str(tmp_path)), "no process is left behind"
+        assert not processes("", tmp_path), "no process is left behind"
 
 
 def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
@@ -42,10 +46,37 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
             federation.client(number)
         wait_for(lambda: federation.done >= 1, 240, federation.everything)
         server.kill()
-        wait_for(lambda: not processes(f"{tmp_path}/run"), 30, lambda: "Flower's processes end with the server")
+        wait_for(lambda: not processes("", tmp_path / "run"), 30, lambda: "Flower's processes end with the server")
         assert 1 <= federation.done < 3
         assert federation.server().wait() == 0
         assert federation.digest() == undisturbed.digest
+
+
+KINDS = (  # what, and whose
+    ("flower-superlink", "run"), ("flwr-serverapp", "run"), ("nginx: master", "run"), ("flower-superexec", "run"),
+    ("flower-superexec", "c0"), ("flower-supernode", "c1"), ("fedkseed.flower.worker", "c2"),
+)  # fmt: skip
+
+
+@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
+def test_one_process_of_every_kind_is_killed_and_nothing_shows(setting, tmp_path):
+    """Of the server's and a client's: one a round, while the round goes on."""
+    recipe = setting.text("minimum = 3", rounds="rounds = 9")
+    alone = start(parse(loads(recipe)), tmp_path / "alone").digest
+    with network(tmp_path, recipe, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        for round_, (kind, whose) in enumerate(KINDS, 1):
+            wait_for(lambda done=round_: federation.done >= done, 300, federation.everything)
+            (found, *_) = processes(kind, tmp_path / whose)
+            os.kill(found, signal.SIGKILL)
+        assert server.wait(300) == 0
+        assert federation.digest() == alone
+        assert server.output.count("was killed (signal 9); it is started again") == 3
+        assert "the ServerApp of Flower's run" in server.output
+        assert "superexec was killed (signal 9); it is started again" in federation.programs[1].output
+        assert "SuperNode was killed (signal 9); connecting again in 5 s" in federation.programs[2].output
 
 
 @pytest.fixture(scope="module")

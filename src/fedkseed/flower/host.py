@@ -11,7 +11,6 @@ away but for `state.db`, in which the SuperLink knows the clients' keys.
 import ipaddress
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -27,7 +26,7 @@ from ..files import border, exclusive, locked, write_atomically
 from ..progress import Progress
 from . import certs
 from .journal import Follower
-from .processes import GRACE, Child, accepts, environment, flwr, free_port, program, wait_until
+from .processes import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
 from .remote import Numbers
 
 START = 60.0  # seconds for a process to be ready
@@ -204,7 +203,7 @@ class Host:
             program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.inner),
             "--ssl-ca-certfile", str(self.keys / "ca.pem"), "--ssl-certfile", str(self.keys / "server.pem"),
             "--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth", "--isolation", "process",
-            "--superexec-auth-secret-file", str(self.folder / "superexec.secret"),
+            "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
             "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
         ]  # fmt: skip
 
@@ -212,18 +211,12 @@ class Host:
         return [
             program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{self.inner}",
             "--root-certificates", str(self.keys / "ca.pem"),
-            "--superexec-auth-secret-file", str(self.folder / "superexec.secret"), "--parent-pid", str(os.getpid()),
+            "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
+            "--parent-pid", str(os.getpid()),
         ]  # fmt: skip
 
     def _configure(self) -> None:
         """Write what the processes read."""
-        secret = self.folder / "superexec.secret"
-        if not secret.exists():
-            with (
-                border(f"can't write {secret}"),
-                os.fdopen(os.open(secret, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file,
-            ):
-                file.write(secrets.token_urlsafe(48))
         connection = {"address": f"127.0.0.1:{self.inner}", "root-certificates": str(self.keys / "ca.pem")}
         table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
         write_atomically(self.folder / "home" / "config.toml", tomli_w.dumps(table).encode())

@@ -5,8 +5,10 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import tomli_w
 
@@ -14,7 +16,7 @@ from ..errors import FedKSeedError
 from ..files import border, exclusive, locked, write_atomically
 from . import sockets
 from .consent import Owner
-from .processes import COLOURS, Child, environment, free_port, program
+from .processes import COLOURS, Child, environment, free_port, program, secret
 from .worker import Settings
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
@@ -25,6 +27,9 @@ LONG = 300.0  # seconds of a life after which the next death is the first again
 STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
 NO_ENTRY = "Exit Code: 305"  # the connection was refused
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+Say: TypeAlias = Callable[[str], object]
+Sleep: TypeAlias = Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +63,7 @@ class Node:
         self.settings = Settings(owner, idle)
         sockets.place(self.directory)
 
-    def serve(self, say=print, sleep=time.sleep) -> None:
+    def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:
         """Keep a SuperNode connected.
 
         Raises:
@@ -68,56 +73,74 @@ class Node:
         with exclusive(
             self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
         ):
-            child, wait = self._child(), FIRST
+            wait = FIRST
             try:
                 while True:
-                    begin, told = time.monotonic(), child.log.stat().st_size if child.log.exists() else 0
-                    child.start()
-                    say(f"connecting to {self.connection.server}; its log is {child.log}")
-                    why = self._watch(child, told, sleep)
+                    begin = time.monotonic()
+                    say(f"connecting to {self.connection.server}; logs are in {self.directory}")
+                    why = self._connect(say, sleep)
                     wait = FIRST if time.monotonic() - begin > LONG else wait
                     pause = max(wait, REFUSED) if why.refused else wait
                     say(f"{why.text}; connecting again in {pause:.0f} s")
-                    child.stop()
                     sleep(pause)
                     wait = min(2 * wait, REFUSED)
             finally:
-                child.stop()
                 self.stop_worker()
 
-    def _child(self) -> Child:
+    def _connect(self, say: Say, sleep: Sleep) -> "Ended":
+        """Start a SuperNode and its executor, and wait until the first has ended or stands still."""
+        node, executor = self._children()
+        told, text = node.log.stat().st_size if node.log.exists() else 0, ""
+        try:
+            node.start()
+            executor.start()
+            with node.log.open(errors="replace") as log:
+                log.seek(told)
+                while True:
+                    running = node.running
+                    text = (text + COLOURS.sub("", log.read()))[-20_000:]
+                    if UNTRUSTED in text:
+                        return Ended("the server's certificate is not for this host, or not signed by this --ca", True)
+                    if NO_ENTRY in text:
+                        return Ended("refused: the key is not registered, or its last connection not over yet", True)
+                    if any(sign in text for sign in STUCK):
+                        return Ended("the connection was lost", False)
+                    if not running:
+                        return Ended(node.ended(), False)
+                    if not executor.running:
+                        say(f"{executor.ended()}; it is started again")
+                        executor.stop()
+                        executor.start()
+                    sleep(LOOK)
+        finally:
+            node.stop()
+            executor.stop()
+
+    def _children(self) -> tuple[Child, Child]:
+        """A SuperNode, and the executor that starts a process for each of its messages."""
         folder, connection = self.directory, self.connection
         write_atomically(folder / "node.toml", tomli_w.dumps({"state": str(folder)}).encode())
         programs = folder / "bin"
         with border(f"can't make {programs}"):
             programs.mkdir(mode=0o700, exist_ok=True)
-            executor = programs / "flwr-clientapp"  # see executor.py
-            executor.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m fedkseed.flower.executor \"$@\"\n")
-            executor.chmod(0o700)
-        command = [
+            ours = programs / "flwr-clientapp"  # see executor.py
+            ours.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m fedkseed.flower.executor \"$@\"\n")
+            ours.chmod(0o700)
+        port, known = str(free_port()), ["--superexec-auth-secret-file", str(secret(folder / "superexec.secret"))]
+        node = [
             program("flower-supernode"), "--superlink", connection.server, "--root-certificates", str(connection.ca),
             "--auth-supernode-private-key", str(connection.key), "--node-config", str(folder / "node.toml"),
-            "--host", "127.0.0.1", "--port", str(free_port()),
+            "--isolation", "process", "--host", "127.0.0.1", "--port", port, *known,
         ]  # fmt: skip
-        return Child("SuperNode", command, folder / "supernode.log", environment(folder / "home", [programs]))
-
-    def _watch(self, child: Child, told: int, sleep) -> "Ended":
-        """Wait until a SuperNode has ended or stands still."""
-        text = ""
-        with child.log.open(errors="replace") as log:
-            log.seek(told)
-            while True:
-                ended = not child.running
-                text = (text + COLOURS.sub("", log.read()))[-20_000:]
-                if UNTRUSTED in text:
-                    return Ended("the server's certificate is not for this host, or not signed by this --ca", True)
-                if NO_ENTRY in text:
-                    return Ended("refused: the key is not registered, or its last connection not over yet", True)
-                if any(sign in text for sign in STUCK):
-                    return Ended("the connection was lost", False)
-                if ended:
-                    return Ended(child.ended(), False)
-                sleep(LOOK)
+        executor = [
+            program("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *known,
+            "--parent-pid", str(os.getpid()),
+        ]  # fmt: skip
+        env = environment(folder / "home", [programs])
+        return (
+            Child("SuperNode", node, folder / "supernode.log", env),
+            Child("superexec", executor, folder / "superexec.log", env),
+        )
 
     def stop_worker(self) -> None:
         """End the worker; a task that it works on is lost, which the server notices."""

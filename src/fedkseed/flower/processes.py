@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -131,6 +132,15 @@ def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 60.0
         said = table.get("error-message") or COLOURS.sub("", done.stderr or done.stdout).strip()
         raise FedKSeedError(f"{name} failed: {' '.join(said.split())[-500:]}")
     return table
+
+
+def secret(path: Path) -> Path:
+    """A file with what Flower's executor has to know to be given work, made if it is not there."""
+    if not path.exists():
+        with border(f"can't write {path}"):
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(48))
+    return path
 
 
 def free_port(host: str = "127.0.0.1") -> int:
