@@ -1,0 +1,245 @@
+"""How many clients a server takes: aggregation, rounds over Flower's Grid without a network, and the SuperLink itself.
+
+    python benchmarks/scale.py [--only aggregation grid shards polls] [--clients 100000] [--json]
+
+Uploads are those of FedKSeed, compact, K = 4,096 and 200 steps; nobody trains. Each row has a process of its own;
+memory is the most that was resident, less what was before. A MB is 10^6 bytes.
+
+    aggregation   decode and aggregate, as a round does it
+    grid          the second round of a server whose clients answer at once, with Flower's records and no network; what
+                  their answers cost is left out
+    shards        the same uploads in groups, each aggregated by itself: are the sums the same bits?
+    polls         clients that ask the SuperLink for work when there is none, as fast as they can, over TLS, with keys
+"""
+
+import argparse
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message
+from flwr.supernode.fleet_http_connection import http_request_response
+
+from bytes import SIZES, made, upload
+from fedkseed import Upload, decode, encode
+from fedkseed.config import Network, parse
+from fedkseed.federation import peak_memory
+from fedkseed.flower.certs import make as make_keys
+from fedkseed.flower.client_app import packed
+from fedkseed.flower.host import Host
+from fedkseed.flower.loopback import LoopbackGrid
+from fedkseed.flower.processes import free_port
+from fedkseed.flower.remote import Numbers, Remote
+from fedkseed.flower.server import Server
+from fedkseed.flower.task import Reply, Status
+from fedkseed.progress import Silent
+from fedkseed.strategies.common import drawn_by
+from table import Row, show
+from traffic import untrained
+
+MB = 1e6
+CONNECT, SECONDS = 25.0, 8.0  # until all clients poll, on a busy machine; of polling
+
+
+def aggregation(clients: int) -> Row:
+    """A round's work on what clients have sent."""
+    strategy = made("fedkseed", "compact")
+    state = strategy.init()
+    replies = {client: encode(upload(strategy, 0, client)) for client in range(clients)}
+    before, begin = peak_memory(), perf_counter()
+    uploads = [decode(data, Upload) for data in replies.values()]
+    decoded = perf_counter()
+    strategy.aggregate(state, uploads)
+    end = perf_counter()
+    return {
+        "clients": clients,
+        "decode, s": decoded - begin,
+        "aggregate, s": end - decoded,
+        "µs a client": (end - begin) / clients * 1e6,
+        "messages, MB": sum(map(len, replies.values())) / MB,
+        "memory beside them, MB": (peak_memory() - before) / MB,
+    }
+
+
+def grid(clients: int, model: Path) -> Row:
+    """A round of a server, from the broadcast to the next state."""
+    nodes = range(1, clients + 1)
+    answers: dict[int, bytes] = {}
+    answering = 0.0
+
+    def deliver(message: Message) -> Iterable[Message]:
+        nonlocal answering
+        begin = perf_counter()
+        answer = Message(packed(answers[message.metadata.dst_node_id]), reply_to=message)
+        answering += perf_counter() - begin
+        yield answer
+
+    with tempfile.TemporaryDirectory() as name:
+        recipe = parse(
+            {
+                "model": {"name": str(model)},
+                "data": {"source": str(Path(name) / "none"), "held_out": "none"},
+                "clients": {"split": "files", "cohort": clients},
+                "directions": {"family": "hadamard", "size": SIZES["fedkseed"]},
+                "training": {"rounds": 2, "wire": "compact", "steps": 200},
+            }
+        )
+        Numbers.register(Path(name), nodes)
+        numbers = Numbers(Path(name), None)
+        remote = Remote(LoopbackGrid(lambda: nodes, deliver), numbers, b"[model]", clients, Network(), Silent())
+        server = Server(recipe, remote)
+        state, before = server.strategy.init(), 0
+        for round_ in range(2):
+            for node in nodes:
+                reply = Reply(Status.DONE, encode(upload(server.strategy, round_, node - 1)))
+                answers[node] = reply.encode()
+            before = before or peak_memory()
+            answering, begin = 0.0, perf_counter()
+            state, report = server.round(state, {}.__getitem__)  # nobody began earlier
+        seconds = perf_counter() - begin - answering
+        used = peak_memory() - before
+    assert len(report.clients) == clients
+    return {
+        "clients": clients,
+        "seconds": seconds,
+        "ms a client": seconds / clients * 1e3,
+        "down, bytes": report.bytes_down,
+        "up, bytes": report.bytes_up,
+        "memory of two rounds, MB": used / MB,
+    }
+
+
+def shards(count: int, clients: int) -> Row:
+    """Sums of the same uploads, grouped in shards of neighbouring clients, and those of one server."""
+    strategy = made("fedkseed", "compact")
+    state = strategy.init()
+    uploads = [upload(strategy, 0, client) for client in range(clients)]
+    groups = [uploads[s * clients // count : (s + 1) * clients // count] for s in range(count)]
+    whole, total = strategy.aggregate(state, uploads), sum(u.examples for u in uploads)
+    parts = [(sum(u.examples for u in group), strategy.aggregate(state, group)) for group in groups]
+    tree = sum(examples / total * part.coefficients for examples, part in parts)
+    magnitudes, counts = (sum(getattr(part, name) for _, part in parts) for name in ("magnitudes", "counts"))
+    grouped = [fixed_point(strategy, group) for group in groups]
+    return {
+        "shards": count,
+        "clients": clients,
+        "c that differ": int((tree != whole.coefficients).sum()),
+        "by, of the largest": float(abs(tree - whole.coefficients).max() / abs(whole.coefficients).max()),
+        "as broadcast": int((strategy.rounded(tree) != strategy.rounded(whole.coefficients)).sum()),
+        "Σ |ρ|": int((magnitudes != whole.magnitudes).sum()),
+        "counts": int((counts != whole.counts).sum()),
+        "in fixed point": int((sum(grouped) != fixed_point(strategy, uploads)).sum()),
+    }
+
+
+def fixed_point(strategy, uploads: list[Upload]) -> np.ndarray:
+    """Σ n ρ of every direction in units of 2^-24, (K,), i64: integers add up to the same whatever the grouping."""
+    sums = np.zeros(strategy.run.pool.size, np.int64)
+    for one in uploads:
+        scaled = np.rint(np.ldexp(one.scalars[one.found].astype(np.float64), 24)).astype(np.int64)
+        np.add.at(sums, drawn_by(one, strategy.run, None), one.examples * scaled)
+    return sums
+
+
+def poll(number: int, folder: Path, port: int, begin: float) -> int:
+    """How often one client is answered that there is no work, from a moment on."""
+    key = load_ssh_private_key((folder / "keys" / f"client-{number}").read_bytes(), None)
+    ca = str(folder / "keys" / "ca.pem")
+    with http_request_response(f"localhost:{port}", False, ca, (key, key.public_key())) as (_, receive, *_rest):
+        receive()
+        time.sleep(max(0.0, begin - time.time()))
+        count, end = 0, begin + SECONDS
+        while time.time() < end:
+            assert receive() is None
+            count += 1
+    return count
+
+
+def polls(clients: int, through: str) -> Row:
+    """Requests that the SuperLink answers, through nginx or past it."""
+    with tempfile.TemporaryDirectory(prefix="fks") as name:
+        folder = Path(name)
+        make_keys(folder / "keys", clients, ["localhost"], 40)
+        (folder / "run").mkdir()
+        host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), "8m", Silent())
+        with host.running(), ProcessPoolExecutor(clients, get_context("spawn")) as pool:
+            port = host.port if through == "nginx" else host.inner
+            begin = time.time() + CONNECT
+            waiting = [pool.submit(poll, number, folder, port, begin) for number in range(clients)]
+            time.sleep(begin - time.time())
+            before = cpu_seconds(host)
+            time.sleep(SECONDS)
+            used = {child: seconds - before[child] for child, seconds in cpu_seconds(host).items()}
+            count = sum(task.result() for task in waiting)
+    return {
+        "through": through,
+        "clients": clients,
+        "requests a second": count / SECONDS,
+        "SuperLink, CPU ms a request": used["SuperLink"] / count * 1e3,
+        "nginx, CPU ms a request": used["nginx"] / count * 1e3,
+    }
+
+
+def cpu_seconds(host: Host) -> dict[str, float]:
+    """Of each of a server's processes, with those that it has started."""
+    stats = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended
+            about, _, rest = path.read_text().rpartition(")")
+            stats.append((int(about.split()[0]), rest.split()))
+    found = {}
+    for name, child in host.children.items():
+        family = {child.process.pid} if child.process else set[int]()
+        while more := {own for own, fields in stats if int(fields[1]) in family} - family:
+            family |= more
+        ticks = sum(int(fields[11]) + int(fields[12]) for own, fields in stats if own in family)  # user's, system's
+        found[name] = ticks / os.sysconf("SC_CLK_TCK")
+    return found
+
+
+def alone(job: Callable[[], Row]) -> Row:
+    """A row, by a process of its own."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(job).result()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("aggregation", "grid", "shards", "polls")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--clients", type=int, default=100_000, help="the most, of an aggregation")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sizes = [10**power for power in range(3, 10) if 10**power <= options.clients]
+    with tempfile.TemporaryDirectory() as name:
+        jobs: dict[str, tuple[str, list[Callable[[], Row]]]] = {
+            "aggregation": ("decode and aggregate", [partial(aggregation, size) for size in sizes]),
+            "shards": (
+                "coefficients, of 4,096, that sums of shards do not share with the sums of one server",
+                [partial(shards, count, 10_000) for count in (1, 10, 100)],
+            ),
+            "polls": (
+                "clients that ask for work, as fast as they can",
+                [partial(polls, 3, through) for through in ("nginx", "nothing")],
+            ),
+        }
+        if "grid" in options.only:
+            model = untrained(Path(name) / "model")
+            rounds = [partial(grid, 10**power, model) for power in (1, 2, 3, 4)]
+            jobs["grid"] = "a server's round over a Grid without a network", rounds
+        for part in options.only:
+            title, rows = jobs[part]
+            show(title, [alone(job) for job in rows], as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""Bytes of a client and round over Flower: our messages beside all that crosses a TCP connection.
+
+    python benchmarks/traffic.py [--only compact …] [--rounds 4] [--idle 90] [--json]
+
+Each row is a federation of real processes on loopback: `fedkseed server` with nginx, Flower's SuperLink and its
+executors, and three times `fedkseed client`, each through a proxy of its own that counts what it passes on: TLS, HTTP
+and Flower's records, without the headers of TCP and IP. Rounds after the first are counted, when clients have the
+recipe and the model, and keep the last broadcast. Before the first row, two of the three clients wait for the third:
+what they send and receive then is idle traffic.
+
+The model has 0.14 million weights. What FedKSeed sends does not depend on that; for algorithms that send weights, the
+column of SmolLM2-135M is arithmetic: 4 bytes a tuned weight down and up.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import tomli_w
+
+from fedkseed.data.sources import read
+from fedkseed.flower.certs import make as make_keys
+from fedkseed.flower.processes import free_port
+from fedkseed.paper.arithmetic import Architecture, communication, kseed
+from fedkseed.paper.tiny import model, tokenizer
+from fedkseed.store import Store
+from table import Row, show
+
+SMOLLM2 = Architecture(576, 1536, 30, 49152, 576, 192, tied=True)  # SmolLM2-135M
+CLIENTS, EXAMPLES = 3, 24  # of each client
+SHORT = 300  # characters of an example: 200 steps in seconds
+STEPS, SIZE = 200, 4096  # τ and K of the paper
+PATIENCE = 300.0  # seconds until everything is connected, or a round is done, on a busy machine
+SETTLE = 10.0  # seconds from a connection to what counts as idle
+LOOK = 0.1  # seconds between two looks at the run
+FEDKSEED = {"algorithm": "fedkseed", "steps": STEPS, "eps": 1e-3, "lr": 1e-6}
+TRAININGS = {
+    "compact": FEDKSEED | {"wire": "compact"},
+    "exact": FEDKSEED | {"wire": "exact"},
+    "sign": FEDKSEED | {"wire": "sign", "lr": 1e-5},
+    "fedavg": {"algorithm": "fedavg", "steps": 20, "lr": 1e-3},
+    "fedit": {"algorithm": "fedit", "steps": 20, "lr": 1e-3},
+}
+
+
+@dataclass
+class Counts:
+    """What has crossed a proxy."""
+
+    down: int = 0
+    up: int = 0
+    requests: int = 0  # times that a client began to speak after it was spoken to
+    connections: int = 0
+
+    def since(self, before: "Counts") -> "Counts":
+        pairs = ((getattr(self, name), getattr(before, name)) for name in self.__annotations__)
+        return Counts(*(now - then for now, then in pairs))
+
+    @staticmethod
+    def total(counts: Sequence["Counts"]) -> "Counts":
+        return Counts(*(sum(getattr(one, name) for one in counts) for name in Counts.__annotations__))
+
+
+class Proxy:
+    """Passes connections to a port of this machine on, and counts."""
+
+    def __init__(self, target: int) -> None:
+        self.target, self.counts, self.port = target, Counts(), free_port()
+
+    @asynccontextmanager
+    async def running(self):
+        async with await asyncio.start_server(self._connected, "127.0.0.1", self.port):
+            yield
+
+    async def _connected(self, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            there, back = await asyncio.open_connection("127.0.0.1", self.target)
+        except OSError:  # the server is not up yet
+            writer.close()
+            return
+        self.counts.connections += 1
+        quiet = True  # on the client's side
+
+        def up(size: int) -> None:
+            nonlocal quiet
+            self.counts.requests += quiet
+            self.counts.up, quiet = self.counts.up + size, False
+
+        def down(size: int) -> None:
+            nonlocal quiet
+            self.counts.down, quiet = self.counts.down + size, True
+
+        await asyncio.gather(_pass(reader, back, up), _pass(there, writer, down))
+
+
+async def _pass(reader: StreamReader, writer: StreamWriter, count) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(1 << 16):
+            count(len(data))
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+class Federation:
+    """A server and three clients behind proxies, in a folder."""
+
+    def __init__(self, folder: Path, recipe: dict, data: Path, model: Path) -> None:
+        self.folder, self.data, self.model, self.port = folder, data, model, free_port()
+        self.run, self.keys = folder / "run", folder / "keys"
+        self.proxies = [Proxy(self.port) for _ in range(CLIENTS)]
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
+        make_keys(self.keys, CLIENTS, ["localhost"], 40)
+
+    def counts(self) -> Counts:
+        """Of all clients."""
+        return Counts.total([proxy.counts for proxy in self.proxies])
+
+    @asynccontextmanager
+    async def serving(self):
+        async with AsyncExitStack() as stack:
+            for proxy in self.proxies:
+                await stack.enter_async_context(proxy.running())
+            self._stack = stack
+            self._server = await self._start(
+                "server", self.folder / "recipe.toml", "--certs", self.keys, "--output", self.run, "--port", self.port
+            )
+            log = self.folder / "server.log"
+            await self._until(lambda: "clients connect to port" in log.read_text(), "a server that listens")
+            yield
+
+    async def join(self, number: int) -> None:
+        await self._start(
+            "client", "--server", f"localhost:{self.proxies[number].port}", "--data", self.data / f"{number}.jsonl",
+            "--key", self.keys / f"client-{number}", "--ca", self.keys / "ca.pem", "--model", self.model,
+            "--state", self.folder / f"c{number}",
+        )  # fmt: skip
+
+    async def until_told(self, text: str) -> None:
+        """Wait for something that the server says."""
+        journal = self.run / "progress.jsonl"
+        await self._until(lambda: journal.exists() and text in journal.read_text(), text)
+
+    async def until_done(self, rounds: int) -> list[dict]:
+        """Reports of so many rounds, once they are finished."""
+        await self._until(lambda: len(Store(self.run).reports()) >= rounds, f"round {rounds}")
+        return Store(self.run).reports()
+
+    async def _until(self, condition, what: str) -> None:
+        end = perf_counter() + PATIENCE
+        while not condition():
+            if perf_counter() > end or self._server.returncode is not None:
+                log = (self.folder / "server.log").read_text()[-2000:]
+                raise TimeoutError(f"not within {PATIENCE:g} s: {what}; the server said: {log}")
+            await asyncio.sleep(LOOK)
+
+    async def _start(self, command: str, *arguments: object) -> asyncio.subprocess.Process:
+        with (self.folder / f"{command}.log").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                Path(sys.executable), "-m", "fedkseed", command, *map(str, arguments),
+                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"},
+            )  # fmt: skip
+
+        async def stop() -> None:
+            with suppress(ProcessLookupError):
+                process.terminate()
+            await process.wait()
+
+        self._stack.push_async_callback(stop)
+        return process
+
+
+async def measure(
+    folder: Path, training: dict, data: Path, model: Path, rounds: int, idle: float
+) -> tuple[Row, Row | None]:
+    """A row of bytes a client and round, and one of idle bytes, if there are seconds to wait for them."""
+    recipe = {
+        "seed": 1,
+        "model": {"name": str(model)},
+        "data": {"source": str(folder / "none of the server's"), "max_tokens": 256, "held_out": "summarization"},
+        "clients": {"split": "files", "cohort": CLIENTS, "min_examples": 1, "threads": 1},
+        "directions": {"family": "hadamard", "size": SIZE},
+        "training": {"rounds": rounds, "batch_size": 1, **training},
+        "network": {"minimum": CLIENTS},
+    }
+    federation, waiting = Federation(folder, recipe, data, model), None
+    async with federation.serving():
+        for number in range(CLIENTS - 1):
+            await federation.join(number)
+        if idle:
+            await federation.until_told(f"{CLIENTS - 1} of {CLIENTS} clients are connected")
+            await asyncio.sleep(SETTLE)
+            before = federation.counts()
+            await asyncio.sleep(idle)
+            found, hours = federation.counts().since(before), (CLIENTS - 1) * idle / 3600
+            waiting: Row | None = {
+                "a client that waits, an hour": f"measured for {idle:g} s and multiplied",
+                "TCP down": round(found.down / hours),
+                "TCP up": round(found.up / hours),
+                "both": round((found.down + found.up) / hours),
+                "requests": round(found.requests / hours),
+                "connections": round(found.connections / hours),
+            }
+        await federation.join(CLIENTS - 1)
+        await federation.until_done(1)
+        before, begin = federation.counts(), perf_counter()
+        reports = (await federation.until_done(rounds))[1:]
+        found, seconds = federation.counts().since(before), perf_counter() - begin
+    each = CLIENTS * len(reports)
+    down = sum(report["total_down"] for report in reports) / each
+    both = sum(report["bytes_total"] for report in reports) / each
+    name, tcp = training["algorithm"], (found.down + found.up) / each
+    pooled = name == "fedkseed"
+    row: Row = {
+        "algorithm": name,
+        "wire": training.get("wire", "float32"),
+        "down": round(down),
+        "up": round(both - down),
+        "both": round(both),
+        "the paper's count": f"{sum(kseed(SIZE, STEPS)):,}" if pooled else "",
+        "TCP down": round(found.down / each),
+        "TCP up": round(found.up / each),
+        "TCP both": round(tcp),
+        "more than ours": round(tcp - both),
+        "requests": found.requests / each,
+        "seconds a round": seconds / len(reports),
+        "both, SmolLM2-135M": round(both) if pooled else weights(name),
+    }
+    return row, waiting
+
+
+def weights(algorithm: str) -> int:
+    """Bytes down and up of a client and round, 32 bits a tuned weight, both ways."""
+    return 8 * SMOLLM2.weights if algorithm == "fedavg" else communication(algorithm, SMOLLM2)
+
+
+@contextmanager
+def material() -> Iterator[tuple[Path, Path]]:
+    """A folder of a file a client, and a model."""
+    with tempfile.TemporaryDirectory(prefix="fks") as name:  # short: a worker's socket has a path of 108 characters
+        folder = Path(name)
+        (folder / "data").mkdir()
+        examples = [e for e in read("dolly-sample") if len(e.instruction + e.context + e.response) < SHORT]
+        for number in range(CLIENTS):
+            own = examples[number * EXAMPLES : (number + 1) * EXAMPLES]
+            rows = [{key: getattr(e, key) for key in ("instruction", "context", "response", "category")} for e in own]
+            (folder / "data" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        yield folder / "data", untrained(folder / "model")
+
+
+def untrained(folder: Path) -> Path:
+    """Write a model of 0.14 million random weights: it is as large as one that has learned something."""
+    tokenizer().save_pretrained(folder)
+    model().save_pretrained(folder)
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS))
+    parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")
+    parser.add_argument("--idle", type=float, default=90.0, help="seconds; 0 for none")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    rows, idle = list[Row](), list[Row]()
+    with material() as (data, model):
+        for name in options.only:
+            wait = 0.0 if idle else options.idle
+            row, waiting = asyncio.run(measure(data.parent / name, TRAININGS[name], data, model, options.rounds, wait))
+            print(row, waiting or "", file=sys.stderr)  # minutes each: what is there is not lost with the next
+            rows.append(row)
+            idle += [waiting] if waiting else []
+    title = (
+        f"bytes a client and round: {CLIENTS} clients, K = {SIZE:,}, {STEPS} steps, mean of {options.rounds - 1} rounds"
+    )
+    show(title, rows, as_json=options.json)
+    if idle:
+        show("idle", idle, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
