@@ -3,6 +3,7 @@
     python benchmarks/scale.py [--only aggregation grid shards polls] [--clients 100000] [--json]
 
 Uploads are those of FedKSeed, compact, K = 4,096 and 200 steps; nobody trains. Each row has a process of its own;
+time is the processor's, so that other programs do not count;
 memory is the most that was resident, less what was before. A MB is 10^6 bytes.
 
     aggregation   decode and aggregate, as a round does it
@@ -14,6 +15,7 @@ memory is the most that was resident, less what was before. A MB is 10^6 bytes.
 
 import argparse
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -22,65 +24,65 @@ from contextlib import suppress
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from time import perf_counter
+from time import process_time
+from typing import TYPE_CHECKING
 
 import numpy as np
-from cryptography.hazmat.primitives.serialization import load_ssh_private_key
-from flwr.app import Message
-from flwr.supernode.fleet_http_connection import http_request_response
 
 from bytes import SIZES, made, upload
-from fedkseed import Upload, decode, encode
-from fedkseed.config import Network, parse
+from fedkseed import KSeed, Upload, decode, encode
 from fedkseed.federation import peak_memory
-from fedkseed.flower.certs import make as make_keys
-from fedkseed.flower.client_app import packed
-from fedkseed.flower.host import Host
-from fedkseed.flower.loopback import LoopbackGrid
-from fedkseed.flower.processes import free_port
-from fedkseed.flower.remote import Numbers, Remote
-from fedkseed.flower.server import Server
-from fedkseed.flower.task import Reply, Status
-from fedkseed.progress import Silent
 from fedkseed.strategies.common import drawn_by
-from table import Row, show
-from traffic import untrained
+
+if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
+    from fedkseed.flower.host import Host
+    from table import Row
 
 MB = 1e6
 CONNECT, SECONDS = 25.0, 8.0  # until all clients poll, on a busy machine; of polling
 
 
-def aggregation(clients: int) -> Row:
+def aggregation(clients: int) -> "Row":
     """A round's work on what clients have sent."""
     strategy = made("fedkseed", "compact")
     state = strategy.init()
     replies = {client: encode(upload(strategy, 0, client)) for client in range(clients)}
-    before, begin = peak_memory(), perf_counter()
+    before, begin = peak_memory(), process_time()
     uploads = [decode(data, Upload) for data in replies.values()]
-    decoded = perf_counter()
+    decoded = process_time()
     strategy.aggregate(state, uploads)
-    end = perf_counter()
+    end = process_time()
     return {
         "clients": clients,
-        "decode, s": decoded - begin,
-        "aggregate, s": end - decoded,
-        "µs a client": (end - begin) / clients * 1e6,
+        "decode, CPU s": decoded - begin,
+        "aggregate, CPU s": end - decoded,
+        "CPU µs a client": (end - begin) / clients * 1e6,
         "messages, MB": sum(map(len, replies.values())) / MB,
         "memory beside them, MB": (peak_memory() - before) / MB,
     }
 
 
-def grid(clients: int, model: Path) -> Row:
+def grid(clients: int, model: Path) -> "Row":
     """A round of a server, from the broadcast to the next state."""
+    from flwr.app import Message
+
+    from fedkseed.config import Network, parse
+    from fedkseed.flower.client_app import packed
+    from fedkseed.flower.loopback import LoopbackGrid
+    from fedkseed.flower.remote import Numbers, Remote
+    from fedkseed.flower.server import Server
+    from fedkseed.flower.task import Reply, Status
+    from fedkseed.progress import Silent
+
     nodes = range(1, clients + 1)
     answers: dict[int, bytes] = {}
     answering = 0.0
 
     def deliver(message: Message) -> Iterable[Message]:
         nonlocal answering
-        begin = perf_counter()
+        begin = process_time()
         answer = Message(packed(answers[message.metadata.dst_node_id]), reply_to=message)
-        answering += perf_counter() - begin
+        answering += process_time() - begin
         yield answer
 
     with tempfile.TemporaryDirectory() as name:
@@ -103,22 +105,22 @@ def grid(clients: int, model: Path) -> Row:
                 reply = Reply(Status.DONE, encode(upload(server.strategy, round_, node - 1)))
                 answers[node] = reply.encode()
             before = before or peak_memory()
-            answering, begin = 0.0, perf_counter()
+            answering, begin = 0.0, process_time()
             state, report = server.round(state, {}.__getitem__)  # nobody began earlier
-        seconds = perf_counter() - begin - answering
+        seconds = process_time() - begin - answering
         used = peak_memory() - before
     assert len(report.clients) == clients
     return {
         "clients": clients,
-        "seconds": seconds,
-        "ms a client": seconds / clients * 1e3,
+        "CPU s": seconds,
+        "CPU ms a client": seconds / clients * 1e3,
         "down, bytes": report.bytes_down,
         "up, bytes": report.bytes_up,
         "memory of two rounds, MB": used / MB,
     }
 
 
-def shards(count: int, clients: int) -> Row:
+def shards(count: int, clients: int) -> "Row":
     """Sums of the same uploads, grouped in shards of neighbouring clients, and those of one server."""
     strategy = made("fedkseed", "compact")
     state = strategy.init()
@@ -141,7 +143,7 @@ def shards(count: int, clients: int) -> Row:
     }
 
 
-def fixed_point(strategy, uploads: list[Upload]) -> np.ndarray:
+def fixed_point(strategy: KSeed, uploads: list[Upload]) -> np.ndarray:
     """Σ n ρ of every direction in units of 2^-24, (K,), i64: integers add up to the same whatever the grouping."""
     sums = np.zeros(strategy.run.pool.size, np.int64)
     for one in uploads:
@@ -152,6 +154,9 @@ def fixed_point(strategy, uploads: list[Upload]) -> np.ndarray:
 
 def poll(number: int, folder: Path, port: int, begin: float) -> int:
     """How often one client is answered that there is no work, from a moment on."""
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.supernode.fleet_http_connection import http_request_response
+
     key = load_ssh_private_key((folder / "keys" / f"client-{number}").read_bytes(), None)
     ca = str(folder / "keys" / "ca.pem")
     with http_request_response(f"localhost:{port}", False, ca, (key, key.public_key())) as (_, receive, *_rest):
@@ -164,8 +169,13 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
     return count
 
 
-def polls(clients: int, through: str) -> Row:
+def polls(clients: int, through: str) -> "Row":
     """Requests that the SuperLink answers, through nginx or past it."""
+    from fedkseed.flower.certs import make as make_keys
+    from fedkseed.flower.host import Host
+    from fedkseed.flower.processes import free_port
+    from fedkseed.progress import Silent
+
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         folder = Path(name)
         make_keys(folder / "keys", clients, ["localhost"], 40)
@@ -189,7 +199,7 @@ def polls(clients: int, through: str) -> Row:
     }
 
 
-def cpu_seconds(host: Host) -> dict[str, float]:
+def cpu_seconds(host: "Host") -> dict[str, float]:
     """Of each of a server's processes, with those that it has started."""
     stats = []
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -206,13 +216,17 @@ def cpu_seconds(host: Host) -> dict[str, float]:
     return found
 
 
-def alone(job: Callable[[], Row]) -> Row:
+def alone(job: Callable[[], "Row"]) -> "Row":
     """A row, by a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
-        return process.submit(job).result()
+        row = process.submit(job).result()
+    print(row, file=sys.stderr)
+    return row
 
 
 def main() -> None:
+    from table import show
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("aggregation", "grid", "shards", "polls")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
@@ -233,6 +247,8 @@ def main() -> None:
             ),
         }
         if "grid" in options.only:
+            from traffic import untrained
+
             model = untrained(Path(name) / "model")
             rounds = [partial(grid, 10**power, model) for power in (1, 2, 3, 4)]
             jobs["grid"] = "a server's round over a Grid without a network", rounds
