@@ -1,6 +1,6 @@
 """How many clients a server takes: aggregation, rounds over Flower's Grid without a network, and the SuperLink itself.
 
-    python benchmarks/scale.py [--only aggregation grid shards polls] [--clients 100000] [--json]
+    python benchmarks/scale.py [--only aggregation grid shards polls] [--clients 100000 …] [--json]
 
 Uploads are those of FedKSeed, compact, K = 4,096 and 200 steps; nobody trains. Each row has a process of its own;
 time is the processor's, so that other programs do not count;
@@ -31,7 +31,6 @@ import numpy as np
 
 from bytes import SIZES, made, upload
 from fedkseed import KSeed, Upload, decode, encode
-from fedkseed.federation import peak_memory
 from fedkseed.strategies.common import drawn_by
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
@@ -199,6 +198,12 @@ def polls(clients: int, through: str) -> "Row":
     }
 
 
+def peak_memory() -> int:
+    """The most bytes that this process had resident; `federation.peak_memory` would import PyTorch."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+
+
 def cpu_seconds(host: "Host") -> dict[str, float]:
     """Of each of a server's processes, with those that it has started."""
     stats = []
@@ -225,18 +230,15 @@ def alone(job: Callable[[], "Row"]) -> "Row":
 
 
 def main() -> None:
-    from table import show
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("aggregation", "grid", "shards", "polls")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--clients", type=int, default=100_000, help="the most, of an aggregation")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="of an aggregation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    sizes = [10**power for power in range(3, 10) if 10**power <= options.clients]
     with tempfile.TemporaryDirectory() as name:
         jobs: dict[str, tuple[str, list[Callable[[], Row]]]] = {
-            "aggregation": ("decode and aggregate", [partial(aggregation, size) for size in sizes]),
+            "aggregation": ("decode and aggregate", [partial(aggregation, size) for size in options.clients]),
             "shards": (
                 "coefficients, of 4,096, that sums of shards do not share with the sums of one server",
                 [partial(shards, count, 10_000) for count in (1, 10, 100)],
@@ -250,11 +252,14 @@ def main() -> None:
             from traffic import untrained
 
             model = untrained(Path(name) / "model")
-            rounds = [partial(grid, 10**power, model) for power in (1, 2, 3, 4)]
+            rounds = [partial(grid, 10**power, model) for power in (1, 2, 3)]
             jobs["grid"] = "a server's round over a Grid without a network", rounds
         for part in options.only:
             title, rows = jobs[part]
-            show(title, [alone(job) for job in rows], as_json=options.json)
+            made_rows = [alone(job) for job in rows]
+            from table import show
+
+            show(title, made_rows, as_json=options.json)
 
 
 if __name__ == "__main__":
