@@ -212,6 +212,7 @@ async def measure(
                 "requests": round(found.requests / hours),
                 "connections": round(found.connections / hours),
             }
+            print(waiting, file=sys.stderr)  # minutes each: what was measured is not lost with what follows
         await federation.join(CLIENTS - 1)
         await federation.until_done(1)
         before, begin = federation.counts(), perf_counter()
@@ -278,7 +279,7 @@ def main() -> None:
         for name in options.only:
             wait = 0.0 if idle else options.idle
             row, waiting = asyncio.run(measure(data.parent / name, TRAININGS[name], data, model, options.rounds, wait))
-            print(row, waiting or "", file=sys.stderr)  # minutes each: what is there is not lost with the next
+            print(row, file=sys.stderr)
             rows.append(row)
             idle += [waiting] if waiting else []
     title = (
