@@ -194,7 +194,8 @@ async def measure(
         "training": {"rounds": rounds, "batch_size": 1, **training},
         "network": {"minimum": CLIENTS},
     }
-    federation, waiting = Federation(folder, recipe, data, model), None
+    federation = Federation(folder, recipe, data, model)
+    waiting: Row | None = None
     async with federation.serving():
         for number in range(CLIENTS - 1):
             await federation.join(number)
@@ -204,7 +205,7 @@ async def measure(
             before = federation.counts()
             await asyncio.sleep(idle)
             found, hours = federation.counts().since(before), (CLIENTS - 1) * idle / 3600
-            waiting: Row | None = {
+            waiting = {
                 "a client that waits, an hour": f"measured for {idle:g} s and multiplied",
                 "TCP down": round(found.down / hours),
                 "TCP up": round(found.up / hours),
