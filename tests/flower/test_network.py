@@ -68,10 +68,10 @@ def test_one_process_of_every_kind_is_killed_and_nothing_shows(setting, tmp_path
         for number in range(3):
             federation.client(number)
         for round_, (kind, whose) in enumerate(KINDS, 1):
-            wait_for(lambda done=round_: federation.done >= done, 300, federation.everything)
+            wait_for(lambda done=round_: federation.done >= done, 600, federation.everything)
             (found, *_) = processes(kind, tmp_path / whose)
             os.kill(found, signal.SIGKILL)
-        assert server.wait(300) == 0
+        assert server.wait(900) == 0
         assert federation.digest() == alone
         assert server.output.count("was killed (signal 9); it is started again") == 3
         assert "the ServerApp of Flower's run" in server.output
