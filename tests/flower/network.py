@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedkseed.flower.certs import make
@@ -18,13 +18,17 @@ START = 240.0  # seconds until everything is up on a busy machine with two cores
 
 
 class Program:
-    """A command in a process group of its own, and what it prints."""
+    """A command in a process group of its own, and what it prints.
 
-    def __init__(self, log: Path, *arguments: object) -> None:
-        self.log = log
+    Args:
+        within: a command that runs it, as `ip netns exec NAME`.
+    """
+
+    def __init__(self, log: Path, *arguments: object, within: Sequence[str] = ()) -> None:
+        self.log, self._told = log, len(log.read_text(errors="replace")) if log.exists() else 0
         with log.open("ab") as file:
             self.process = subprocess.Popen(
-                [Path(sys.executable).parent / "fedkseed", *map(str, arguments)],
+                [*within, Path(sys.executable).parent / "fedkseed", *map(str, arguments)],
                 stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"},
             )  # fmt: skip
@@ -33,8 +37,13 @@ class Program:
     def output(self) -> str:
         return self.log.read_text(errors="replace")
 
+    @property
+    def new(self) -> str:
+        """What it has printed itself, and not one before it."""
+        return self.output[self._told :]
+
     def wait_for(self, text: str, seconds: float = START) -> None:
-        wait_for(lambda: text in self.output, seconds, lambda: f"{text!r} in {self.output}")
+        wait_for(lambda: text in self.new, seconds, lambda: f"{text!r} in {self.output}")
 
     def wait(self, seconds: float = START) -> int:
         try:
@@ -50,27 +59,39 @@ class Program:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-            self.process.wait(60)
+            try:
+                self.process.wait(60)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise AssertionError(f"it did not stop within 60 s: {self.output}") from None
 
 
 class Network:
     """A server and clients on this machine; tests start, kill and restart what they like."""
 
-    def __init__(self, folder: Path, recipe: str, files: list[Path], model: Path) -> None:
+    def __init__(self, folder: Path, recipe: str, files: list[Path], model: Path, hosts: Sequence[str] = ()) -> None:
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
-        make(self.keys, len(files), ["localhost", "127.0.0.1"], 2)
+        make(self.keys, len(files), ["localhost", "127.0.0.1", *hosts], 2)
         self.programs: list[Program] = []
 
-    def server(self) -> Program:
-        arguments = ("--certs", self.keys, "--output", self.run, "--port", self.port)
-        return self._start("server.log", "server", self.folder / "recipe.toml", *arguments)
+    def server(self, *more: object, within: Sequence[str] = ()) -> Program:
+        arguments = ("--certs", self.keys, "--output", self.run, "--port", self.port, *more)
+        return self._start(within, "server.log", "server", self.folder / "recipe.toml", *arguments)
 
-    def client(self, number: int, *more: object) -> Program:
+    def client(self, number: int, *more: object, within: Sequence[str] = ()) -> Program:
         keys = ("--key", self.keys / f"client-{number}", "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--model", self.model, "--state", self.state(number))
-        return self._start(f"client-{number}.log", "client", "--server", f"localhost:{self.port}", *keys, *own, *more)
+        address = ("--server", f"localhost:{self.port}")
+        return self._start(within, f"client-{number}.log", "client", *address, *keys, *own, *more)
+
+    def cut_power(self, client: Program, number: int) -> None:
+        """All processes of a client are no more, the worker too, and had no time for a word."""
+        client.kill()
+        while left := processes("", self.state(number)):
+            kill(left)
 
     def state(self, number: int) -> Path:
         """The directory of a client."""
@@ -90,8 +111,8 @@ class Network:
         logs = sorted(self.folder.rglob("*.log"))
         return "\n".join(f"=== {log.name} ===\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
-    def _start(self, log: str, *arguments: object) -> Program:
-        program = Program(self.folder / log, *arguments)
+    def _start(self, within: Sequence[str], log: str, *arguments: object) -> Program:
+        program = Program(self.folder / log, *arguments, within=within)
         self.programs.append(program)
         return program
 
@@ -101,23 +122,44 @@ class Network:
 
 
 @contextmanager
-def network(folder: Path, recipe: str, files: list[Path], model: Path) -> Iterator[Network]:
-    """A federation whose processes end with the test; its logs are shown if the test fails."""
-    made = Network(folder, recipe, files, model)
+def network(
+    folder: Path, recipe: str, files: list[Path], model: Path, hosts: Sequence[str] = (), limit: int = 900
+) -> Iterator[Network]:
+    """A federation whose processes end with the test, after `limit` seconds at the latest; its logs are shown if the
+    test fails.
+    """
+    made = Network(folder, recipe, files, model, hosts)
+
+    def late(number: int, frame: object) -> None:
+        raise AssertionError(f"the test took more than {limit} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(limit)
     try:
         yield made
     except BaseException:
         print(made.everything())
         raise
     finally:
-        made.stop()
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+        try:
+            made.stop()
+        finally:
+            kill(processes("", folder))
 
 
 def wait_for(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, f"not within {seconds:g} s: {what()}"
-        time.sleep(0.2)
+        time.sleep(0.05)
+
+
+def kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def processes(kind: str, folder: Path) -> list[int]:

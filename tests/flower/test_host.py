@@ -1,12 +1,17 @@
 """A server's processes and a client's, as far as they can be looked at without starting Flower."""
 
 import os
+import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from dataclasses import asdict
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -21,6 +26,7 @@ from fedkseed.flower.host import Host, nginx_conf
 from fedkseed.flower.journal import Follower, Journal
 from fedkseed.flower.node import Connection, Node
 from fedkseed.flower.processes import QUIET, Child, environment, wait_until
+from fedkseed.flower.remote import Numbers
 from fedkseed.progress import Silent
 from fedkseed.round import Report
 
@@ -197,6 +203,73 @@ def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_wh
     else:
         assert slept[-1] == expected[0]
         assert expected[1] in said[1]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        (400, "this machine's clock is 400 s ahead of the server's, and Flower takes 5 s ahead and 300 s behind"),
+        (-400, "this machine's clock is 400 s behind the server's"),
+        (0, None),
+    ],
+)
+def test_a_refused_client_compares_its_clock_with_the_servers(tmp_path, data_file, ahead, said):
+    make(tmp_path, 1, ["localhost"], 2)
+
+    class Dated(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response_only(403)
+            self.send_header("Date", formatdate(time.time() - ahead))
+            self.end_headers()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with HTTPServer(("127.0.0.1", 0), Dated) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.handle_request, daemon=True).start()
+        connection = Connection(f"localhost:{server.server_port}", tmp_path / "ca.pem", tmp_path / "client-0")
+        told = Node(tmp_path / "c", connection, Owner(str(data_file)), 60).wrong_clock()
+    # the date of an answer has whole seconds
+    assert told is None if said is None else re.sub(r"\b(399|401) s", "400 s", str(told)).startswith(said)
+
+
+def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, tmp_path):
+    """It was killed before it wrote down which node that is."""
+    make(tmp_path / "keys", 2, ["localhost"], 2)
+    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, "8m", Silent())
+    nodes: dict[str, int] = {}
+
+    def superlink(arguments, env, seconds=60.0):
+        """As flwr 1.41 answers."""
+        if arguments[1] == "list":
+            return {"nodes": [{"node-id": str(node)} for node in nodes.values()]}
+        if arguments[2] in nodes:
+            raise FedKSeedError("flwr supernode register failed: [code: 23] Public key already in use.")
+        nodes[arguments[2]] = 7 + len(nodes)
+        return {"node-id": str(nodes[arguments[2]])}
+
+    monkeypatch.setattr(host, "flwr", superlink)
+    (served.folder).mkdir(parents=True)
+    keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(2)]
+    nodes[str(keys[0])] = 5
+    served._register(keys)
+    assert Numbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
+    served._nodes.unlink()
+    with pytest.raises(FedKSeedError, match="already in use"):
+        served._register(keys)
+
+
+@pytest.mark.parametrize(
+    ("free", "match"), [(0, "is full: make space and start.*500"), (1 << 20, "^Server error 500$")]
+)
+def test_whatever_fails_on_a_full_disk_is_told_as_that(monkeypatch, tmp_path, free, match):
+    def failing(arguments, env, seconds=0.0):
+        raise FedKSeedError("Server error 500")
+
+    monkeypatch.setattr(host, "flwr", failing)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(FedKSeedError, match=match):
+        Host(tmp_path, tmp_path, "127.0.0.1", 1, "8m", Silent()).run()
 
 
 def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_path, data_file):

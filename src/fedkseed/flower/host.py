@@ -29,8 +29,9 @@ from .journal import Follower
 from .processes import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
 from .remote import Numbers
 
-START = 60.0  # seconds for a process to be ready
+START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
 FRUITLESS = 3  # restarts of a process without a finished round between them
+SPACE = 1 << 20  # bytes; less is a full disk: SQLite and the logs of all processes write there
 LOOK = 0.2  # seconds between two looks at the journal and the processes
 CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
 NGINX = Template("""\
@@ -128,13 +129,14 @@ class Host:
                 if time.monotonic() > end:
                     raise FedKSeedError(f"another process works on {self.directory}; stop it first")
                 time.sleep(LOOK)
-            fresh = not (self.folder / "state.db").exists()  # the SuperLink knows no key then
+            if not (self.folder / "state.db").exists():  # the SuperLink knows no key then
+                self._nodes.unlink(missing_ok=True)
             self._configure()
             if self._open():
                 raise FedKSeedError(f"port {self.port} of {self.host} is taken; choose another with --port")
             self._launch(stack, "SuperLink", self._superlink())
             self._ready("SuperLink", self.inner)
-            self._register(keys, fresh)
+            self._register(keys)
             self._launch(stack, "superexec", self._superexec())
             if self.nginx is not None:
                 self._launch(stack, "nginx", [self.nginx, "-c", str(self.folder / "nginx.conf"), "-e", "stderr"])
@@ -145,8 +147,19 @@ class Host:
         """Start the run in Flower, and follow it to its end; what dies is started again.
 
         Raises:
-            FedKSeedError: the run ended with it, or processes die again and again.
+            FedKSeedError: the run ended with it, processes die again and again, or the disk is full.
         """
+        try:
+            return self._run()
+        except FedKSeedError as error:
+            if shutil.disk_usage(self.directory).free >= SPACE:
+                raise
+            raise FedKSeedError(  # each process fails in its own words
+                f"the disk of {self.directory} is full: make space and start the server again; it goes on from the "
+                f"last finished round ({error})"
+            ) from error
+
+    def _run(self) -> Result:
         while True:
             self._stop_runs()
             follower = Follower(self.directory, self.progress)
@@ -227,17 +240,32 @@ class Host:
         # Afresh for every run: `flwr run` writes into it.
         write_atomically(self.folder / "app" / "pyproject.toml", app(self.directory).encode())
 
-    def _register(self, keys: list[Path], fresh: bool) -> None:
+    @property
+    def _nodes(self) -> Path:
+        """Public key -> node, of those that are registered."""
+        return self.folder / "nodes.json"
+
+    def _register(self, keys: list[Path]) -> None:
         """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers."""
-        path = self.folder / "nodes.json"
-        known: dict[str, int] = json.loads(path.read_bytes()) if path.exists() and not fresh else {}
+        known: dict[str, int] = json.loads(self._nodes.read_bytes()) if self._nodes.exists() else {}
         texts = [key.read_text().strip() for key in keys]
         for number, (key, text) in enumerate(zip(keys, texts, strict=True)):
             if text not in known:
                 self.progress.note(f"registering the key of client {number}")
-                known[text] = int(flwr(["supernode", "register", str(key), CONNECTION], self.env)["node-id"])
-                write_atomically(path, json.dumps(known).encode())
+                known[text] = self._node(key, {*known.values()})
+                write_atomically(self._nodes, json.dumps(known).encode())
         Numbers.register(self.directory, [known[text] for text in texts])
+
+    def _node(self, key: Path, others: set[int]) -> int:
+        """Register a key. If a server was killed before it wrote the node down, it is the one node not written down."""
+        try:
+            return int(flwr(["supernode", "register", str(key), CONNECTION], self.env)["node-id"])
+        except FedKSeedError as error:
+            listed = flwr(["supernode", "list", CONNECTION], self.env)["nodes"]
+            unknown = {int(node["node-id"]) for node in listed} - others
+            if "already in use" not in str(error) or len(unknown) != 1:
+                raise
+            return unknown.pop()
 
     def _stop_runs(self) -> None:
         """End what is left of earlier runs in Flower's eyes: their ServerApps are gone."""

@@ -2,11 +2,15 @@
 
 import os
 import signal
+import ssl
 import stat
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import TypeAlias
 
@@ -27,6 +31,7 @@ LONG = 300.0  # seconds of a life after which the next death is the first again
 STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
 NO_ENTRY = "Exit Code: 305"  # the connection was refused
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+AHEAD, BEHIND = 5.0, 300.0  # seconds that flwr 1.41 lets a client's clock be ahead of the server's and behind it
 
 Say: TypeAlias = Callable[[str], object]
 Sleep: TypeAlias = Callable[[float], object]
@@ -49,6 +54,18 @@ class Connection:
                 raise FedKSeedError(f"there is no file {path}; whoever runs the server makes it with: fedkseed certs")
         if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
             raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
+
+    def ahead(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the server's, by the date of an answer; None: it has none."""
+        host, _, port = self.server.rpartition(":")
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca))
+            with closing(HTTPSConnection(host.strip("[]"), int(port), context=context, timeout=10)) as connection:
+                connection.request("GET", "/")
+                theirs = parsedate_to_datetime(connection.getresponse().getheader("Date", ""))
+        except (OSError, HTTPException, ValueError):
+            return None
+        return time.time() - theirs.timestamp()
 
 
 class Node:
@@ -100,13 +117,16 @@ class Node:
                     running = node.running
                     text = (text + COLOURS.sub("", log.read()))[-20_000:]
                     if UNTRUSTED in text:
-                        return Ended("the server's certificate is not for this host, or not signed by this --ca", True)
+                        why = "is not for this host, not signed by this --ca, or not valid by this machine's clock"
+                        return Ended(f"the server's certificate {why}", True)
                     if NO_ENTRY in text:
-                        return Ended("refused: the key is not registered, or its last connection not over yet", True)
+                        key = "the key is not registered, or its last connection not over yet"
+                        return Ended(f"refused: {self.wrong_clock() or key}", True)
                     if any(sign in text for sign in STUCK):
                         return Ended("the connection was lost", False)
-                    if not running:
-                        return Ended(node.ended(), False)
+                    if not running:  # flwr 1.41 ends without a word if the server does not take its clock
+                        wrong = self.wrong_clock()
+                        return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
                     if not executor.running:
                         say(f"{executor.ended()}; it is started again")
                         executor.stop()
@@ -115,6 +135,16 @@ class Node:
         finally:
             node.stop()
             executor.stop()
+
+    def wrong_clock(self) -> str | None:
+        """What is wrong with this machine's clock, if that is why the server refuses it."""
+        ahead = self.connection.ahead()
+        if ahead is None or -BEHIND < ahead < AHEAD:
+            return None
+        return (
+            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's, and "
+            f"Flower takes {AHEAD:.0f} s ahead and {BEHIND:.0f} s behind; set both by NTP"
+        )
 
     def _children(self) -> tuple[Child, Child]:
         """A SuperNode, and the executor that starts a process for each of its messages."""

@@ -104,7 +104,7 @@ class Child:
         return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
 
 
-def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 60.0) -> dict[str, Any]:
+def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.0) -> dict[str, Any]:
     """What a command of `flwr` says in JSON.
 
     Raises:

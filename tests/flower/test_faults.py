@@ -1,0 +1,284 @@
+"""What can go wrong, with the real processes on loopback, nginx and Flower's own. Minutes; `make test-faults`.
+
+Each ends with the digest of a run that nothing happened to, or with the rounds that the others have done.
+"""
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tomllib import loads
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import fedkseed
+from fedkseed import start
+from fedkseed.config import parse
+from fedkseed.flower.host import find_nginx
+from fedkseed.store import Store
+
+from .network import Network, kill, network, processes, wait_for
+
+pytestmark = pytest.mark.network
+
+LONG = {"steps": "steps = 150", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
+LATER = 300.0  # seconds for what Flower notices by itself: its heartbeats take 60
+
+
+@pytest.fixture(scope="module")
+def slowly(setting, tmp_path_factory) -> str:
+    """The digest of `LONG` when nothing happens."""
+    return start(parse(loads(setting.text(**LONG))), tmp_path_factory.mktemp("slowly") / "run").digest
+
+
+def at_work(federation: Network, number: int) -> bool:
+    """Is a message with this client?"""
+    return bool(processes("fedkseed.flower.executor", federation.state(number)))
+
+
+def computed(federation: Network, number: int) -> float:
+    """Processor seconds of a client's worker."""
+    fields = [Path(f"/proc/{pid}/stat").read_text() for pid in processes("flower.worker", federation.state(number))]
+    ticks = sum(int(text.rpartition(")")[2].split()[11]) for text in fields)  # utime
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def who(federation: Network) -> list[list[int]]:
+    """The clients of each finished round."""
+    return [report["clients"] for report in Store(federation.run).reports()]
+
+
+@pytest.mark.parametrize(("when", "back"), [("before", "at once"), ("during", "when missed"), ("after", "at once")])
+def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(setting, slowly, tmp_path, when, back):
+    """As by a power cut: its supernode and its worker, too. A new one is refused while the old one still counts."""
+    with network(tmp_path, setting.text("minimum = 3", **LONG), setting.files, setting.model) as federation:
+        server = federation.server()
+        clients = [federation.client(number) for number in range(3)]
+        wait_for(lambda: federation.done >= 1, LATER, federation.everything)
+        wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
+        begun = computed(federation, 2)
+        if when == "during":
+            wait_for(lambda: computed(federation, 2) > begun + 0.2, LATER, federation.everything)
+            assert at_work(federation, 2)
+        if when == "after":
+            wait_for(lambda: not at_work(federation, 2), LATER, federation.everything)
+        federation.cut_power(clients[2], 2)
+        killed = time.monotonic()
+        if back == "when missed":
+            server.wait_for("client 2 did not answer: it is gone")
+            print(f"missed after {time.monotonic() - killed:.0f} s")
+        again = federation.client(2)
+        assert server.wait(LATER) == 0
+        print(f"the run ended {time.monotonic() - killed:.0f} s after the client")
+        assert federation.digest() == slowly
+        if when == "before":
+            assert "its last connection not over yet" in again.output
+
+
+def test_a_client_killed_for_good_is_left_out_and_the_others_complete_the_rounds(setting, tmp_path):
+    with network(tmp_path, setting.text("minimum = 2", **LONG), setting.files, setting.model) as federation:
+        server = federation.server()
+        clients = [federation.client(number) for number in range(3)]
+        wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
+        federation.cut_power(clients[2], 2)
+        assert server.wait(LATER) == 0
+        assert who(federation) == [[0, 1], [0, 1]]
+        assert "client 2 did not answer: it is gone" in server.output
+        assert "round 1 goes on without client 2" in server.output
+
+
+def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tmp_path):
+    """Its worker stands still for a while, as on a machine that swaps."""
+    recipe = setting.text("minimum = 2\ndeadline = 45.0", rounds="rounds = 6")
+    with network(tmp_path, recipe, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        wait_for(lambda: federation.done >= 1, LATER, federation.everything)
+        stopped = processes("flower.worker", federation.state(2))
+        kill(stopped, signal.SIGSTOP)
+        server.wait_for("goes on without client 2")
+        kill(stopped, signal.SIGCONT)
+        assert server.wait(LATER) == 0
+        assert "is too late; it is left out" in server.output
+        assert [0, 1] in who(federation)
+        assert who(federation)[-1] == [0, 1, 2]
+
+
+def test_clients_with_another_model_type_or_version_are_refused_and_the_others_complete_the_rounds(
+    setting, tmp_path, monkeypatch
+):
+    for name, change in (("other", lambda model: model), ("half", lambda model: model.to(torch.bfloat16))):
+        shutil.copytree(setting.model, tmp_path / name)
+        model = AutoModelForCausalLM.from_pretrained(setting.model)
+        if name == "other":
+            model.model.norm.weight.data[0] += 1
+        change(model).save_pretrained(tmp_path / name)
+    shutil.copytree(Path(fedkseed.__file__).parent, tmp_path / "release" / "fedkseed")
+    for name in ("wire.py", "flower/task.py"):
+        path = tmp_path / "release" / "fedkseed" / name
+        text = path.read_text()
+        path.write_text(re.sub(r"^((MAGIC, )?VERSION = .*)1$", r"\g<1>2", text, flags=re.MULTILINE))
+        assert path.read_text() != text
+    files = [setting.files[number] for number in (0, 1, 2, 2, 2)]
+    recipe = setting.text("minimum = 2", cohort="cohort = 5", rounds="rounds = 2")
+    with network(tmp_path, recipe, files, setting.model) as federation:
+        server = federation.server()
+        federation.client(0)
+        federation.client(1)
+        federation.client(2, "--model", tmp_path / "other")
+        federation.client(3, "--model", tmp_path / "half")
+        with monkeypatch.context() as changed:
+            changed.setenv("PYTHONPATH", str(tmp_path / "release"))
+            federation.client(4)
+        assert server.wait(LATER) == 0
+        assert who(federation) == [[0, 1], [0, 1]]
+        for number in (2, 3):
+            assert f"round 1: client {number} refuses: the message is for a base model with digest" in server.output
+        assert re.search(r"client 4 .*speaks version 1 of tasks, this one 2; install one release", server.output)
+
+
+MARKS = (None, "clients connect to port", "all 3 clients are connected")
+
+
+def test_a_server_killed_at_ten_random_moments_goes_on_with_the_same_digest(setting, tmp_path):
+    """Of its start, of the time until clients are back, and of the rounds."""
+    recipe, moments = setting.text("minimum = 3", rounds="rounds = 12"), random.Random(6)
+    alone = start(parse(loads(recipe)), tmp_path / "alone").digest
+    with network(tmp_path, recipe, setting.files, setting.model, limit=1800) as federation:
+        for number in range(3):
+            federation.client(number)
+        for _ in range(10):
+            server = federation.server()
+            if mark := moments.choice(MARKS):
+                server.wait_for(mark)
+            seconds = moments.uniform(0, 8)
+            time.sleep(seconds)
+            assert server.process.poll() is None or federation.done == 12, server.output
+            server.kill()
+            print(f"killed {seconds:.1f} s after {mark or 'its start'}, {federation.done} rounds are done")
+        assert federation.server().wait(LATER) == 0
+        assert federation.done == 12
+        assert federation.digest() == alone
+
+
+def system(*command: object) -> None:
+    subprocess.run([str(part) for part in command], check=True, timeout=30)
+
+
+ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@contextmanager
+def two_machines() -> Iterator[tuple[list[str], list[str], str]]:
+    """Two network namespaces and a cable: what runs a command in each, and the interface of the first's end."""
+    names = [f"fks{os.getpid()}{end}" for end in "ab"]
+    try:
+        for name in names:
+            system("ip", "netns", "add", name)
+            system("ip", "-n", name, "link", "set", "lo", "up")
+        system(
+            "ip", "link", "add", "fks0", "netns", names[0], "type", "veth", "peer", "name", "fks1", "netns", names[1]
+        )
+        for end, name in enumerate(names):
+            system("ip", "-n", name, "address", "add", f"10.77.0.{end + 1}/24", "dev", f"fks{end}")
+            system("ip", "-n", name, "link", "set", f"fks{end}", "up")
+        yield (*(["ip", "netns", "exec", name] for name in names), names[0])
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
+
+
+@ROOT
+@pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
+@pytest.mark.skipif(find_nginx() is None, reason="needs nginx: the server serves another address than loopback")
+def test_a_network_cut_for_a_minute_does_not_show(setting, slowly, tmp_path):
+    with (
+        two_machines() as (here, there, cable),
+        network(
+            tmp_path, setting.text("minimum = 3", **LONG), setting.files, setting.model, ["10.77.0.1"]
+        ) as federation,
+    ):
+        server = federation.server("--host", "10.77.0.1", within=here)
+        for number in range(3):
+            federation.client(number, "--server", f"10.77.0.1:{federation.port}", within=there if number == 2 else here)
+        wait_for(lambda: federation.done >= 1, LATER, federation.everything)
+        wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
+        system("ip", "-n", cable, "link", "set", "fks0", "down")
+        time.sleep(60)
+        assert federation.done == 1, "the client's answer can't have come"
+        system("ip", "-n", cable, "link", "set", "fks0", "up")
+        begin = time.monotonic()
+        assert server.wait(LATER) == 0
+        print(f"the run ended {time.monotonic() - begin:.0f} s after the cut")
+        assert federation.digest() == slowly
+
+
+@ROOT
+def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_space(setting, undisturbed, tmp_path):
+    (tmp_path / "disk").mkdir()
+    system("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path / "disk")
+    try:
+        with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+            federation.run = tmp_path / "disk" / "run"
+            server = federation.server()
+            for number in range(3):
+                federation.client(number)
+            wait_for(lambda: federation.done >= 1, LATER, federation.everything)
+            with suppress(OSError), (tmp_path / "disk" / "ballast").open("wb", buffering=0) as ballast:
+                while True:
+                    ballast.write(bytes(4096))
+            assert server.wait(LATER) == 2
+            assert re.search(r"the disk of .* is full: make space and start the server again", server.output)
+            assert 1 <= federation.done < 3
+            (tmp_path / "disk" / "ballast").unlink()
+            assert federation.server().wait(LATER) == 0
+            assert federation.digest() == undisturbed.digest
+    finally:
+        system("umount", "--lazy", tmp_path / "disk")
+
+
+CLOCK = """
+import datetime, time
+
+shift, real = {shift}, time.time
+
+
+class Shifted(datetime.datetime):
+    @classmethod
+    def now(cls, tz=None):
+        return super().now(tz) + datetime.timedelta(seconds=shift)
+
+
+time.time, datetime.datetime = lambda: real() + shift, Shifted
+"""
+
+
+@pytest.mark.parametrize(("shift", "said"), [(-600, "s behind the server's"), (60, "s ahead of the server's")])
+def test_a_client_whose_clock_is_wrong_is_told_so_and_takes_part_once_it_is_right(
+    setting, undisturbed, tmp_path, monkeypatch, shift, said
+):
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(CLOCK.format(shift=shift))
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        server = federation.server()
+        server.wait_for("clients connect to port")
+        with monkeypatch.context() as changed:
+            changed.setenv("PYTHONPATH", str(tmp_path / "clock"), prepend=os.pathsep)
+            wrong = federation.client(2)
+        for number in range(2):
+            federation.client(number)
+        wrong.wait_for(said)
+        assert federation.done == 0
+        wrong.stop()
+        federation.client(2)
+        assert server.wait(LATER) == 0
+        assert federation.digest() == undisturbed.digest
