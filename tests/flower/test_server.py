@@ -21,8 +21,9 @@ from fedkseed.store import Store
 
 from .conftest import NODES, Notes
 
-ONE_OF_THREE = "minimum = 1\ndeadline = 5.0\nattempts = 1\npatience = 0.5"
-ALL = "minimum = 3\ndeadline = 0.6\nattempts = 3\npatience = 0.5"
+ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
+ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"
+SHORT = "minimum = 3\ndeadline = 4.0\nattempts = 3\npatience = 0.5"  # some of these pass: seconds
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +195,7 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
 
     from fedkseed.flower.server_app import serve
 
-    network = "minimum = 1\ndeadline = 2.0\nattempts = 1"
+    network = "minimum = 1\ndeadline = 5.0\nattempts = 1"
     result = serve(setting.begin(tmp_path / "run", network), Slow(lambda: NODES, deliver), notes)
     assert [r["clients"] for r in result.reports] == [[1, 2], [0, 1, 2], [0, 1, 2]]
     assert notes.has("round 1 goes on without client 0")
@@ -233,7 +234,7 @@ def test_a_client_that_is_offline_is_skipped_and_said_so(setting, tmp_path):
 
 
 def test_too_few_clients_stop_the_run_and_it_goes_on_when_they_are_back(setting, undisturbed, tmp_path):
-    directory, notes, deliver, gone = setting.begin(tmp_path / "run", ALL), Notes(), setting.deliver(), []
+    directory, notes, deliver, gone = setting.begin(tmp_path / "run", SHORT), Notes(), setting.deliver(), []
 
     def leaving(message):
         if round_of(message) == 1:

@@ -91,6 +91,6 @@ def test_a_round_without_answers_changes_nothing(simulation):
 def test_a_state_is_the_same_after_flowers_arrays():
     state = State(7, np.arange(4.0), np.ones(4), np.arange(4))
     assert equal(from_arrays(to_arrays(state), State), state)
-    with pytest.raises(FedKSeedError, match=r"got \['w'\]; use initial_arrays"):
+    with pytest.raises(FedKSeedError, match=r"got \['w'\]; begin with initial_arrays"):
         from_arrays(ArrayRecord({"w": Array(np.ones(2))}), State)
     assert math.isfinite(from_arrays(to_arrays(state), State).coefficients.sum())
