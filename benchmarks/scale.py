@@ -25,7 +25,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -98,16 +98,18 @@ def grid(clients: int, model: Path) -> "Row":
         numbers = Numbers(Path(name), None)
         remote = Remote(LoopbackGrid(lambda: nodes, deliver), numbers, b"[model]", clients, Network(), Silent())
         server = Server(recipe, remote)
-        state, before = server.strategy.init(), 0
+        strategy = cast("KSeed", server.strategy)
+        state, report, before, begin = strategy.init(), None, 0, 0.0
         for round_ in range(2):
             for node in nodes:
-                reply = Reply(Status.DONE, encode(upload(server.strategy, round_, node - 1)))
+                reply = Reply(Status.DONE, encode(upload(strategy, round_, node - 1)))
                 answers[node] = reply.encode()
             before = before or peak_memory()
             answering, begin = 0.0, process_time()
             state, report = server.round(state, {}.__getitem__)  # nobody began earlier
         seconds = process_time() - begin - answering
         used = peak_memory() - before
+    assert report is not None
     assert len(report.clients) == clients
     return {
         "clients": clients,
@@ -127,18 +129,18 @@ def shards(count: int, clients: int) -> "Row":
     groups = [uploads[s * clients // count : (s + 1) * clients // count] for s in range(count)]
     whole, total = strategy.aggregate(state, uploads), sum(u.examples for u in uploads)
     parts = [(sum(u.examples for u in group), strategy.aggregate(state, group)) for group in groups]
-    tree = sum(examples / total * part.coefficients for examples, part in parts)
-    magnitudes, counts = (sum(getattr(part, name) for _, part in parts) for name in ("magnitudes", "counts"))
-    grouped = [fixed_point(strategy, group) for group in groups]
+    tree = np.sum([examples / total * part.coefficients for examples, part in parts], 0)
+    magnitudes, counts = (np.sum([getattr(part, name) for _, part in parts], 0) for name in ("magnitudes", "counts"))
+    grouped = np.sum([fixed_point(strategy, group) for group in groups], 0)
     return {
         "shards": count,
         "clients": clients,
-        "c that differ": int((tree != whole.coefficients).sum()),
+        "c that differ": int(np.sum(tree != whole.coefficients)),
         "by, of the largest": float(abs(tree - whole.coefficients).max() / abs(whole.coefficients).max()),
-        "as broadcast": int((strategy.rounded(tree) != strategy.rounded(whole.coefficients)).sum()),
-        "Σ |ρ|": int((magnitudes != whole.magnitudes).sum()),
-        "counts": int((counts != whole.counts).sum()),
-        "in fixed point": int((sum(grouped) != fixed_point(strategy, uploads)).sum()),
+        "as broadcast": int(np.sum(strategy.rounded(tree) != strategy.rounded(whole.coefficients))),
+        "Σ |ρ|": int(np.sum(magnitudes != whole.magnitudes)),
+        "counts": int(np.sum(counts != whole.counts)),
+        "in fixed point": int(np.sum(grouped != fixed_point(strategy, uploads))),
     }
 
 
@@ -153,10 +155,12 @@ def fixed_point(strategy: KSeed, uploads: list[Upload]) -> np.ndarray:
 
 def poll(number: int, folder: Path, port: int, begin: float) -> int:
     """How often one client is answered that there is no work, from a moment on."""
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supernode.fleet_http_connection import http_request_response
 
     key = load_ssh_private_key((folder / "keys" / f"client-{number}").read_bytes(), None)
+    assert isinstance(key, EllipticCurvePrivateKey)
     ca = str(folder / "keys" / "ca.pem")
     with http_request_response(f"localhost:{port}", False, ca, (key, key.public_key())) as (_, receive, *_rest):
         receive()
