@@ -111,6 +111,43 @@ def test_replies_that_come_twice_or_from_an_old_round_are_told_and_change_nothin
     assert sum("twice" in line for line in notes.told) == 10
 
 
+@pytest.mark.parametrize("lost", ["message", "reply"])
+def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting, undisturbed, tmp_path, lost):
+    deliver, notes, asked = setting.deliver(), Notes(), Counter()
+
+    def losing(message):
+        asked[round_of(message), number_of(message)] += 1
+        first = asked[1, 2] == 1 and (round_of(message), number_of(message)) == (1, 2)
+        if not first or lost == "reply":
+            replies = list(deliver(message))
+            yield from [] if first else replies
+
+    assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
+    assert asked == {
+        (round_, client): 2 if (round_, client) == (1, 2) else 1 for round_ in range(3) for client in range(3)
+    }
+    assert notes.has("round 2: client 2 is silent; it is asked again")
+
+
+def test_a_client_that_is_asked_again_answers_once(setting, undisturbed, tmp_path):
+    """Its first answer is only slow: the second is the same, and is left out."""
+    deliver, kept = setting.deliver(), []
+
+    def slow(message):
+        replies = list(deliver(message))
+        if (round_of(message), number_of(message)) == (1, 0) and not kept:
+            kept.extend(replies)
+        elif kept and (round_of(message), number_of(message)) == (1, 0):
+            yield from kept
+            yield from replies
+        else:
+            yield from replies
+
+    result = setting.serve(setting.begin(tmp_path / "run", ALL), slow)
+    assert result.digest == undisturbed.digest
+    assert [r["clients"] for r in result.reports] == [[0, 1, 2]] * 3
+
+
 def test_an_old_answer_in_place_of_a_new_one_is_left_out_and_the_round_goes_on(setting, tmp_path):
     deliver, notes, old = setting.deliver(), Notes(), {}
 

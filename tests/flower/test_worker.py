@@ -125,6 +125,23 @@ def test_a_task_whose_time_is_over_is_given_up(first, owner):
     assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
 
 
+def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
+    member = Member(owner, first.recipe)
+    taken, steps = member.answer, []
+
+    def counting(task, on_step):
+        steps.append(task.message)
+        return taken(task, on_step)
+
+    member.answer = counting
+    worker = Worker(lambda recipe: member)
+    again = replace(first, seconds=1.0, recipe=b"")
+    assert worker.reply(first.encode()) == worker.reply(again.encode())
+    assert len(steps) == 1
+    worker.reply(replace(first, client=2).encode())
+    assert len(steps) == 2
+
+
 def test_tasks_that_cannot_be_answered_are_refused_with_a_text(first, owner, setting):
     worker = Worker(partial(Member, owner))
     unknown = replace(first, recipe=b"")

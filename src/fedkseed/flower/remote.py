@@ -5,6 +5,7 @@ what is late, twice, broken, refused, or from a node nobody knows is told, and l
 """
 
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,9 @@ NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds; Flower's own loop takes 3
 LOOK = 1.0  # seconds between two looks at who is connected
 TRIES = 3  # how often a client is asked in vain before a deadline
+# A client that is silent for a third of a deadline is asked again: of a message that is lost on the way, Flower tells
+# nobody (1.41: a SuperLink forgets a message once a SuperNode has asked for it). Its worker does no work twice.
+AGAIN = 3
 SUPERLINK = 1  # the node that errors come from if a client is gone
 ERRORS = {  # of flwr 1.41
     1: "its ClientApp can't be loaded",
@@ -164,13 +168,19 @@ class Remote:
         if away := [client for client in sent if client not in self.online()]:
             self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
         self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
+        asked_at: dict[int, float] = {}
         while True:
-            online = self.online()
-            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange}
-            left = [client for client in sent if client not in done | waiting | refused.keys()]
+            online, now = self.online(), time.monotonic()
+            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange} - done
+            silent = {client for client in waiting if now - asked_at.get(client, -math.inf) > options.deadline / AGAIN}
+            left = [client for client in sent if client not in done | (waiting - silent) | refused.keys()]
             ready = [client for client in left if client in online and tries[client] < TRIES]
+            for client in silent.intersection(ready):
+                tries[client] += 1
+                self._say(f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost")
+            asked_at.update(dict.fromkeys(ready, now))
             tasks = {client: online[client] for client in ready}
-            tries.update(self._ask(tasks, sent, round_, end - time.monotonic()))
+            tries.update(self._ask(tasks, sent, round_, end - now))
             if not (waiting or ready):
                 if len(done) >= minimum:
                     break
@@ -183,11 +193,14 @@ class Remote:
                     raise self._too_few(round_, minimum, done, refused)
                 attempt, end = attempt + 1, time.monotonic() + options.deadline
                 tries.clear()
+                asked_at.clear()
                 self._say(
                     f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
                     f"{options.deadline:g} s; trying again, {attempt} of {options.attempts}"
                 )
             for client, outcome in self._replies(round_):
+                if client in done:  # it was asked again, and nothing was lost
+                    continue
                 if outcome.status is Status.DONE:
                     try:
                         check(client, outcome.message)
