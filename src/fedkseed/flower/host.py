@@ -40,6 +40,7 @@ daemon off;
 ${user}worker_processes auto;
 pid $folder/nginx.pid;
 error_log stderr warn;
+worker_rlimit_nofile 8192;  # two a client that is being answered
 events { worker_connections 4096; }
 http {
   access_log off;
@@ -51,6 +52,11 @@ http {
   fastcgi_temp_path $folder/nginx-other;
   uwsgi_temp_path $folder/nginx-other;
   scgi_temp_path $folder/nginx-other;
+  upstream superlink {
+    server 127.0.0.1:$port;
+    keepalive 64;          # else a TLS handshake a request
+    keepalive_timeout 4s;  # the SuperLink ends them after 5
+  }
   server {
     listen $address ssl;
     ssl_certificate $certs/server.pem;
@@ -58,7 +64,7 @@ http {
     ssl_protocols TLSv1.2 TLSv1.3;
     location /v1/fleet/ {
       limit_except POST { deny all; }
-      proxy_pass https://127.0.0.1:$port/v1/fleet/;
+      proxy_pass https://superlink/v1/fleet/;
       proxy_http_version 1.1;
       proxy_set_header Connection "";
       proxy_ssl_verify on;

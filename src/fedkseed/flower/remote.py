@@ -163,53 +163,68 @@ class Remote:
         """
         self._exchange += 1
         minimum = min(self.minimum, len(sent))
-        options, done, refused, tries = self.options, set[int](), dict[int, str](), Counter[int]()
-        attempt, end = 1, time.monotonic() + self.options.deadline
+        done, refused = set[int](), dict[int, str]()
         if away := [client for client in sent if client not in self.online()]:
             self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
         self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
-        asked_at: dict[int, float] = {}
-        while True:
-            online, now = self.online(), time.monotonic()
-            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange} - done
-            silent = {client for client in waiting if now - asked_at.get(client, -math.inf) > options.deadline / AGAIN}
-            left = [client for client in sent if client not in done | (waiting - silent) | refused.keys()]
-            ready = [client for client in left if client in online and tries[client] < TRIES]
-            for client in silent.intersection(ready):
-                tries[client] += 1
-                self._say(f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost")
-            asked_at.update(dict.fromkeys(ready, now))
-            tasks = {client: online[client] for client in ready}
-            tries.update(self._ask(tasks, sent, round_, end - now))
-            if not (waiting or ready):
-                if len(done) >= minimum:
-                    break
-                if all(client in refused or tries[client] >= TRIES for client in sent if client not in done):
-                    raise self._too_few(round_, minimum, done, refused)
-            if time.monotonic() >= end:
-                if len(done) >= minimum:
-                    break
-                if attempt == options.attempts:
-                    raise self._too_few(round_, minimum, done, refused)
-                attempt, end = attempt + 1, time.monotonic() + options.deadline
-                tries.clear()
-                asked_at.clear()
+        for attempt in range(self.options.attempts):
+            if attempt:
                 self._say(
                     f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
-                    f"{options.deadline:g} s; trying again, {attempt} of {options.attempts}"
+                    f"{self.options.deadline:g} s; trying again, {attempt + 1} of {self.options.attempts}"
                 )
+            for client, message in self._attempt(round_, sent, minimum, done, refused):
+                try:
+                    check(client, message)
+                except FedKSeedError as error:
+                    refused[client] = str(error)
+                    self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
+                    continue
+                done.add(client)
+                self.progress.advance()
+                yield client, message
+            if len(done) >= minimum:
+                if missing := sorted(set(sent) - done):
+                    self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+                return
+        raise self._too_few(round_, minimum, done, refused)
+
+    def _attempt(
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, done: set[int], refused: dict[int, str]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Ask those of a round that have not answered, again where it was in vain, until the deadline is over.
+
+        It is over at once when nobody who is connected owes an answer, and the others are not needed.
+
+        Args:
+            done: who has answered; the caller keeps it.
+            refused: who will not, and why; the caller adds those whose answers are no good.
+
+        Raises:
+            FedKSeedError: those who are needed refuse, or were asked in vain too often.
+        """
+        end = time.monotonic() + self.options.deadline
+        tries, asked_at = Counter[int](), dict[int, float]()
+        while (now := time.monotonic()) < end:
+            online = self.online()
+            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange} - done
+            patient = {c for c in waiting if now - asked_at.get(c, -math.inf) <= self.options.deadline / AGAIN}
+            left = [client for client in sent if client not in done | patient | refused.keys()]
+            ready = [client for client in left if client in online and tries[client] < TRIES]
+            for client in waiting.intersection(ready):
+                tries[client] += 1
+                self._say(f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost")
+            asked_at |= dict.fromkeys(ready, now)
+            tries.update(self._ask({client: online[client] for client in ready}, sent, round_, end - now))
+            if not (waiting or ready):
+                if len(done) >= minimum:
+                    return
+                if all(client in refused or tries[client] >= TRIES for client in sent if client not in done):
+                    raise self._too_few(round_, minimum, done, refused)
             for client, outcome in self._replies(round_):
                 if client in done:  # it was asked again, and nothing was lost
                     continue
                 if outcome.status is Status.DONE:
-                    try:
-                        check(client, outcome.message)
-                    except FedKSeedError as error:
-                        refused[client] = str(error)
-                        self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
-                        continue
-                    done.add(client)
-                    self.progress.advance()
                     yield client, outcome.message
                 elif outcome.status is Status.REFUSED:
                     refused[client] = outcome.text
@@ -217,10 +232,9 @@ class Remote:
                 elif outcome.status is Status.FAILED:
                     tries[client] += 1
                     self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
-            if set(sent) != done:
-                time.sleep(POLL)
-        if missing := sorted(set(sent) - done):
-            self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+            if done.issuperset(sent):
+                return
+            time.sleep(POLL)
 
     def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
         """Send clients their tasks (client -> node); returns those whose task Flower did not take."""
