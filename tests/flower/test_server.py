@@ -1,5 +1,6 @@
 """The server's loop on a loopback Grid: ServerApp, ClientApp, worker and store as they are, no network between them."""
 
+import time
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
@@ -83,14 +84,39 @@ def test_a_client_that_flower_reports_lost_is_asked_again_and_nothing_shows(sett
     def losing(message):
         if (round_of(message), number_of(message)) == (1, 2) and not lost:
             lost.append(True)
-            reply = Message(Error(code, "why"), reply_to=message)
-            reply.metadata.__dict__["_src_node_id"] = remote.SUPERLINK  # as the SuperLink answers for a node
-            yield reply
+            yield lost_to(message, code)
         else:
             yield from deliver(message)
 
     assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
     assert notes.has(f"round 2: client 2 did not answer: {remote.ERRORS[code]}")
+
+
+def lost_to(message: Message, code: int) -> Message:
+    """The SuperLink's answer for a node."""
+    reply = Message(Error(code, "why"), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = 1
+    return reply
+
+
+def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed, tmp_path):
+    """Flower lists it until it is missed: a list that was asked for before that must not lead to asking it in vain."""
+    deliver, notes, back = setting.deliver(), Notes(), []
+    times = iter(range(2 * remote.TRIES))
+
+    def leaving(message):
+        if (round_of(message), number_of(message)) == (1, 2) and next(times, None) is not None:
+            back[:] = [time.monotonic() + 1.5 * remote.LOOK]
+            yield lost_to(message, remote.GONE)
+        else:
+            yield from deliver(message)
+
+    def nodes():
+        return NODES[:2] if back and time.monotonic() < back[0] else NODES
+
+    result = setting.serve(setting.begin(tmp_path / "run", ALL), leaving, nodes, notes)
+    assert result.digest == undisturbed.digest
+    assert sum("client 2 did not answer: it is gone" in told for told in notes.told) == 2 * remote.TRIES
 
 
 def test_replies_that_come_twice_or_from_an_old_round_are_told_and_change_nothing(setting, undisturbed, tmp_path):

@@ -30,13 +30,13 @@ TRIES = 3  # how often a client is asked in vain before a deadline
 # A client that is silent for a third of a deadline is asked again: of a message that is lost on the way, Flower tells
 # nobody (1.41: a SuperLink forgets a message once a SuperNode has asked for it). Its worker does no work twice.
 AGAIN = 3
-SUPERLINK = 1  # the node that errors come from if a client is gone
+GONE = 5
 ERRORS = {  # of flwr 1.41
     1: "its ClientApp can't be loaded",
     2: "its ClientApp failed",
     3: "its message was lost",
     4: "its reply was lost",
-    5: "it is gone",
+    GONE: "it is gone",
     8: "its ClientApp was killed",
 }
 
@@ -230,7 +230,7 @@ class Remote:
                     refused[client] = outcome.text
                     self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
                 elif outcome.status is Status.FAILED:
-                    tries[client] += 1
+                    tries[client] += client in self._online  # one that is gone is asked when it is back
                     self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
             if done.issuperset(sent):
                 return
@@ -275,6 +275,8 @@ class Remote:
     def _read(self, message: Message, asked: Asked) -> Reply:
         if message.has_error():
             code = message.error.code
+            if code == GONE:  # whoever asked for the list a moment ago would ask it again at once
+                self._online.pop(asked.client, None)
             text = ERRORS.get(code, f"Flower's error {code}")
             return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")
         if message.metadata.src_node_id != asked.node:
