@@ -112,7 +112,7 @@ class Network:
 
     def digest(self) -> str:
         """Of the tuned model, as the server printed it."""
-        return re.findall(r"digest of the tuned model\W+([0-9a-f]{64})", self.programs[0].output)[-1]
+        return re.findall(r"digest of the tuned model\W+([0-9a-f]{64})", (self.folder / "server.log").read_text())[-1]
 
     def everything(self) -> str:
         """All logs, for a test that failed."""
