@@ -72,11 +72,12 @@ class Bars:
 def print_result(result: Result) -> None:
     before, after, reports = result.before, result.after, result.reports
     table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
-    change = paired_change(before.losses, after.losses)
-    table.add_row(
-        f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
-        f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
-    )  # fmt: skip
+    if before.losses:
+        change = paired_change(before.losses, after.losses)
+        table.add_row(
+            f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
+            f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
+        )  # fmt: skip
     if before.rouge:
         change = paired_change(before.rouge, after.rouge)
         table.add_row(
@@ -85,7 +86,10 @@ def print_result(result: Result) -> None:
         )  # fmt: skip
         rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
         table.add_row("empty outputs", *rates, "")
-    console.print(table)
+    if before.losses:
+        console.print(table)
+    else:
+        console.print(f"{result.weights:,} weights tuned; nothing was evaluated", highlight=False)
     costs = Table("cost", Column("value", overflow="fold"))  # a digest is whole or useless
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)

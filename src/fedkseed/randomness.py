@@ -50,7 +50,9 @@ def draw_directions(
 
 def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
     """The clients that can backpropagate: so large a share of them, to the nearest number, but not none."""
-    count = max(1, round(share * clients)) if share > 0 else 0
+    if share == 0:
+        return frozenset()
+    count = max(1, round(share * clients))
     return frozenset(generator(seed, Purpose.BACKPROPAGATING).permutation(clients)[:count].tolist())
 
 

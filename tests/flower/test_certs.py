@@ -73,6 +73,20 @@ def test_nothing_is_written_over_and_what_is_missing_is_made(tmp_path):
     assert {path.name for path in make(tmp_path, 3, ["new.example.org"], 365)} == {"server.pem", "server.key"}
 
 
+def test_the_servers_certificate_is_renewed_and_clients_trust_it_with_the_authority_that_they_have(tmp_path):
+    make(tmp_path, 1, ["localhost"], 100, NOW)
+    later = NOW + timedelta(days=120)
+    with pytest.raises(FedKSeedError, match="make another"):
+        check(tmp_path, later)
+    for name in ("server.pem", "server.key"):
+        (tmp_path / name).unlink()
+    with pytest.raises(FedKSeedError, match="under which name do clients reach the server"):
+        make(tmp_path, 1, [], 100, later)
+    assert {path.name for path in make(tmp_path, 1, ["localhost"], 100, later)} == {"server.pem", "server.key"}
+    assert check(tmp_path, later + timedelta(days=60)) is None
+    assert make(tmp_path, 2, [], 100, later) != [], "more clients need no name"
+
+
 def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match=r"is not for other.org; remove it and server.key"):

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import ssl
 import subprocess
@@ -137,13 +138,21 @@ def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_tim
     follower.close()
 
 
-def test_what_ends_a_run_reaches_whoever_follows(tmp_path):
-    with pytest.raises(RuntimeError), Journal(tmp_path):
-        raise RuntimeError("out of memory")
+def test_what_ends_a_run_reaches_whoever_follows_and_what_flower_does_to_it_is_only_told(tmp_path):
+    with pytest.raises(FedKSeedError), Journal(tmp_path):
+        raise FedKSeedError("too few clients")
     follower = Follower(tmp_path, Silent())
-    with pytest.raises(FedKSeedError, match="RuntimeError: out of memory"):
+    with pytest.raises(FedKSeedError, match="too few clients"):
         follower.read()
     follower.close()
+    for error in (RuntimeError("an answer of 500"), KeyboardInterrupt(), SystemExit(0)):  # Flower's way to end it
+        with pytest.raises(type(error)), Journal(tmp_path):
+            raise error
+        notes = Notes()
+        follower = Follower(tmp_path, notes)
+        assert follower.read() is None, "it is started again"
+        follower.close()
+        assert notes.has(f"the ServerApp ended with {type(error).__name__}")
 
 
 @pytest.mark.parametrize("server", ["host", "host:", ":80", "host:70000", "host:x"])
@@ -259,6 +268,23 @@ def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, t
         served._register(keys)
 
 
+def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_came_since(monkeypatch, tmp_path):
+    make(tmp_path / "keys", 3, ["localhost"], 2)
+    keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(3)]
+    fresh = iter(range(7, 20))
+    monkeypatch.setattr(host, "flwr", lambda arguments, env, seconds=60.0: {"node-id": str(next(fresh))})
+    for name, expected in (("begun", {0: 7, 1: 8}), ("new", {0: 9, 1: 10, 2: 11})):
+        notes = Notes()
+        served = Host(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, "8m", notes)
+        served.folder.mkdir(parents=True)
+        if name == "begun":
+            served._register(keys[:2])
+            (served.directory / "run.sqlite").touch()
+        served._register(keys)
+        assert Numbers(served.directory, None).of(range(7, 20)) == expected
+        assert notes.has("the run began with 2 clients") == (name == "begun")
+
+
 @pytest.mark.parametrize(
     ("free", "match"), [(0, "is full: make space and start.*500"), (1 << 20, "^Server error 500$")]
 )
@@ -267,6 +293,7 @@ def test_whatever_fails_on_a_full_disk_is_told_as_that(monkeypatch, tmp_path, fr
         raise FedKSeedError("Server error 500")
 
     monkeypatch.setattr(host, "flwr", failing)
+    monkeypatch.setattr(Host, "_ready", lambda *_: None)
     monkeypatch.setattr(host.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(FedKSeedError, match=match):
         Host(tmp_path, tmp_path, "127.0.0.1", 1, "8m", Silent()).run()
@@ -319,6 +346,23 @@ def test_importing_fedkseed_and_its_commands_needs_no_flower():
     code = "import sys; sys.modules['flwr'] = None; import fedkseed.cli, fedkseed.flower.commands, fedkseed.simulate"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
+    """A run's type is the server's choice, and decides which program a client's executor starts."""
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    folder = node.write_programs(tmp_path / "bin")
+    env = environment(tmp_path, [folder])
+    assert len({*TASK_TYPE_TO_COMMAND.values()}) >= 6
+    for name in TASK_TYPE_TO_COMMAND.values():
+        assert shutil.which(name, path=env["PATH"]) == str(folder / name)
+        if name == node.CLIENTAPP:
+            assert "-m fedkseed.flower.executor" in (folder / name).read_text()
+        else:
+            done = subprocess.run([name, "--help"], env=env, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert f"{name} is refused" in done.stderr
 
 
 def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):

@@ -5,20 +5,23 @@ from collections import Counter
 from dataclasses import asdict
 from functools import partial
 
+import numpy as np
 import pytest
 from flwr.app import Error, Message
 from transformers import AutoModelForCausalLM
 
 from fedkseed import FedKSeedError
 from fedkseed.config import Network
-from fedkseed.flower import remote
+from fedkseed.flower import remote, server_app
 from fedkseed.flower.client_app import client_app, packed, unpacked
 from fedkseed.flower.consent import Owner
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.remote import Numbers
 from fedkseed.flower.task import Reply, Status, Task
 from fedkseed.flower.worker import Member, Worker
+from fedkseed.messages import Lack
 from fedkseed.store import Store
+from fedkseed.wire import decode, encode, kind_of
 
 from .conftest import NODES, Notes
 
@@ -92,6 +95,63 @@ def test_a_client_that_flower_reports_lost_is_asked_again_and_nothing_shows(sett
     assert notes.has(f"round 2: client 2 did not answer: {remote.ERRORS[code]}")
 
 
+def lacking(message: Message) -> Message:
+    """The answer of a client that says that it has not kept what a difference is to, whatever it was sent."""
+    task = Task.decode(unpacked(message))
+    about = decode(task.message, kind_of(task.message))
+    reply = Reply(Status.DONE, encode(Lack(about.run, about.round, task.client)))
+    return Message(packed(reply.encode()), reply_to=message)
+
+
+def test_a_client_that_lacks_what_it_was_sent_whole_is_left_out(setting, tmp_path):
+    deliver, notes = setting.deliver(), Notes()
+
+    def never_content(message):
+        return [lacking(message)] if number_of(message) == 2 else deliver(message)
+
+    result = setting.serve(setting.begin(tmp_path / "run", "minimum = 2"), never_content, notes=notes)
+    assert [report["clients"] for report in result.reports] == [[0, 1]] * 3
+    assert notes.has("round 1: the answer of client 2 is left out: expected a message of kind Upload, got Lack")
+
+
+def test_a_client_that_lacks_a_message_and_goes_leaves_the_round_to_the_others(setting, tmp_path):
+    """It was counted when it answered, and does not count when it does not answer again."""
+    deliver, notes, gone = setting.deliver(), Notes(), []
+
+    def leaving(message):
+        if number_of(message) != 2 or round_of(message) == 0:
+            yield from deliver(message)
+        elif not gone:
+            gone.append(NODES[2])
+            yield lacking(message)
+
+    def nodes():
+        return [node for node in NODES if node not in gone]
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0\nattempts = 1\npatience = 0.5")
+    result = setting.serve(directory, leaving, nodes, notes)
+    assert [report["clients"] for report in result.reports] == [[0, 1, 2], [0, 1], [0, 1]]
+
+
+def test_too_few_who_answer_are_too_few_whatever_they_lack(setting, tmp_path):
+    deliver, gone = setting.deliver(), []
+
+    def leaving(message):
+        if round_of(message) == 0 or number_of(message) == 0:
+            yield from deliver(message)
+        elif NODES[number_of(message)] not in gone:
+            gone.append(NODES[number_of(message)])
+            yield lacking(message)
+
+    def nodes():
+        return [node for node in NODES if node not in gone]
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 2.0\nattempts = 2\npatience = 0.5")
+    with pytest.raises(FedKSeedError, match="0 clients answered, 1 are needed"):
+        setting.serve(directory, leaving, nodes)
+    assert len(Store(directory).reports()) == 1
+
+
 def lost_to(message: Message, code: int) -> Message:
     """The SuperLink's answer for a node."""
     reply = Message(Error(code, "why"), reply_to=message)
@@ -99,8 +159,9 @@ def lost_to(message: Message, code: int) -> Message:
     return reply
 
 
-def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed, tmp_path):
+def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed, tmp_path, monkeypatch):
     """Flower lists it until it is missed: a list that was asked for before that must not lead to asking it in vain."""
+    monkeypatch.setattr(remote, "LOOK", 0.2)
     deliver, notes, back = setting.deliver(), Notes(), []
     times = iter(range(2 * remote.TRIES))
 
@@ -117,6 +178,44 @@ def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed,
     result = setting.serve(setting.begin(tmp_path / "run", ALL), leaving, nodes, notes)
     assert result.digest == undisturbed.digest
     assert sum("client 2 did not answer: it is gone" in told for told in notes.told) == 2 * remote.TRIES
+
+
+def test_a_reply_that_flower_cannot_read_is_one_that_is_missing(monkeypatch):
+    """Flower raises then, for all the replies of that moment, and the server would end."""
+    from flwr.app import Array
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.superlink.grid import http_grid
+
+    LoopbackGrid(lambda: NODES, lambda _: [])  # else no message can be made
+    reply = Message(packed(b"an answer"), dst_node_id=1, message_type="train")
+    objects = {key: made.deflate() for key, made in get_all_nested_objects(reply).items()}
+    *parts, whole = objects
+    array = Array(np.zeros(3))
+    head = objects[whole][: objects[whole].index(b"\x00") + 1]
+    kinds = {
+        "as it was sent": objects,
+        "nonsense after the head": {**objects, whole: head + b"\xff\xff\xff"},
+        "nothing after the head": {**objects, whole: head},
+        "no head": {**objects, whole: b"\xff"},
+        "a part that is missing": {whole: objects[whole]},
+        "no message": {array.object_id: array.deflate()},
+    }
+    waited = []
+
+    def pull(object_ids, pull_object_fn, max_time):
+        waited.append(max_time)
+        return {key: pull_object_fn(key) for key in object_ids}
+
+    monkeypatch.setattr(http_grid, "pull_objects", pull)  # and put back after the test
+    server_app.guard_pulls()
+    for name, contents in kinds.items():
+        if name == "as it was sent":
+            assert http_grid.pull_objects(list(contents), contents.__getitem__) == contents
+        else:
+            with pytest.raises(http_grid.ObjectPullError, match="it can't be read"):
+                http_grid.pull_objects(list(contents), contents.__getitem__)
+    assert waited == [server_app.PATIENCE] * len(kinds)
+    assert parts
 
 
 def test_replies_that_come_twice_or_from_an_old_round_are_told_and_change_nothing(setting, undisturbed, tmp_path):

@@ -23,6 +23,7 @@ from ..files import border
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 SOON = timedelta(days=30)
+AUTHORITY = timedelta(days=3650)  # it is with every client: it must outlive many certificates of the server
 SKEW = timedelta(hours=1)  # certificates begin so much earlier: clocks of clients may be behind
 
 
@@ -30,8 +31,9 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     """Make what is missing of a federation's keys and certificates; what is there is never written over.
 
     Args:
-        hosts: names and addresses under which clients reach the server.
-        days: that certificates are valid. To renew the server's, remove server.pem and server.key first.
+        hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
+        days: that the server's certificate is valid. To renew it, remove server.pem and server.key first. The
+            authority is valid for ten years, and clients need nothing new until then.
 
     Returns:
         The files made.
@@ -44,7 +46,7 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     made: list[Path] = []
     with border(f"can't make {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made += _authority(directory, now, days)
+    made += _authority(directory, now)
     made += _server(directory, hosts, now, days)
     for number in range(clients):
         private, public = directory / f"client-{number}", directory / f"client-{number}.pub"
@@ -55,12 +57,12 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     return made
 
 
-def _authority(directory: Path, now: datetime, days: int) -> list[Path]:
+def _authority(directory: Path, now: datetime) -> list[Path]:
     if _pair(directory / "ca.pem", directory / "ca.key"):
         return []
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
-    builder = _builder(name, name, key, key, now, now + timedelta(days=days), ca=True)
+    builder = _builder(name, name, key, key, now, now + AUTHORITY, ca=True)
     return [_write(directory / "ca.key", _pem(key)), _write(directory / "ca.pem", _signed(builder, key))]
 
 
@@ -74,6 +76,8 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
                 "clients need nothing new"
             )
         return []
+    if not hosts:
+        raise FedKSeedError(f"{path} is to be made: under which name do clients reach the server? Give --host")
     ca, ca_key = _certificate(directory / "ca.pem"), _key(directory / "ca.key")
     _require_valid(directory / "ca.pem", ca, now)
     key = ec.generate_private_key(ec.SECP256R1())
@@ -96,7 +100,9 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     """
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
-            raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory}")
+            raise FedKSeedError(
+                f"there is no {directory / name}; make it with: fedkseed certs {directory} --clients N --host NAME"
+            )
     now, path = now or datetime.now(UTC), directory / "server.pem"
     certificate = _certificate(path)
     _require_valid(directory / "ca.pem", _certificate(directory / "ca.pem"), now)

@@ -10,6 +10,7 @@ import typer
 from ..config import load_recipe
 from ..display import Bars, console, print_result
 from ..errors import FedKSeedError
+from ..files import write_atomically
 from ..store import Store
 from . import require_flower
 
@@ -18,19 +19,21 @@ def certs(
     directory: Annotated[Path, typer.Argument(help="Where keys and certificates go; made if it is not there.")],
     clients: Annotated[int, typer.Option(help="How many clients there are: each gets a key.", min=1)],
     host: Annotated[
-        list[str], typer.Option(help="A name or address under which clients reach the server; may be given again.")
-    ],
-    days: Annotated[int, typer.Option(help="How long certificates are valid.", min=1)] = 365,
+        list[str] | None,
+        typer.Option(help="A name or address under which clients reach the server; may be given again."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 365,
 ) -> None:
     """Make the keys of a federation: an authority, the server's certificate, a key for each client.
 
     Nothing is written over: call it again for more clients; to renew the server's certificate, remove server.pem and
-    server.key first. The server keeps the directory; client K gets two files of it, client-K and ca.pem.
+    server.key first, and give --host again. The server keeps the directory; client K gets two files of it, client-K
+    and ca.pem.
     """
     require_flower()
     from .certs import make
 
-    made = make(directory, clients, host, days)
+    made = make(directory, clients, host or [], days)
     for path in made:
         console.print(f"made {path}", highlight=False)
     if not made:
@@ -58,10 +61,14 @@ def server(
     wanted, directory = load_recipe(recipe).absolute(), output or Path("runs") / recipe.stem
     if (directory / "recipe.toml").exists():
         store = Store(directory)
-        if load_recipe(store.recipe) != wanted:
+        begun = load_recipe(store.recipe)
+        if begun.model_copy(update={"network": wanted.network}) != wanted:
             raise FedKSeedError(
-                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another --output"
+                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
+                "--output; only [network] may change"
             )
+        if begun != wanted:
+            write_atomically(store.recipe, wanted.to_toml().encode())
     else:
         with Store.create(directory, wanted.to_toml()):
             pass

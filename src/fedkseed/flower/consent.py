@@ -8,7 +8,14 @@ from ..config import OBJECTIVES, Recipe, parse
 from ..data.sources import SAMPLES
 from ..errors import FedKSeedError
 
-MAX_THREADS = 256
+MOST = {  # of what would take memory or threads at once; how long a task may take is the server's to say
+    ("clients", "count"): 1 << 20,
+    ("clients", "threads"): 256,
+    ("training", "batch_size"): 1 << 12,
+    ("peft", "rank"): 1 << 12,
+    ("peft", "virtual_tokens"): 1 << 12,
+    ("evaluation", "max_new_tokens"): 1 << 13,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +43,9 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedKSeedError(f"the server's recipe is not valid TOML: {error}") from error
     require_networked(wished)
-    if (wished.clients.threads or 1) > MAX_THREADS:
-        raise FedKSeedError(f"the server's recipe asks for {wished.clients.threads} threads, at most {MAX_THREADS} go")
+    for (table, name), most in MOST.items():
+        if ((value := getattr(getattr(wished, table), name)) or 0) > most:
+            raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
     model = owner.model or _carried(wished.model.name)
     return wished.model_copy(
         update={

@@ -84,7 +84,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
                 remote = Remote(grid, numbers, text, count, Network(deadline=DAY, attempts=1), progress)
 
                 def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-                    return remote.transport(len(store.reports()), sent, lambda client, reply: None)
+                    return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)
 
                 simulation.carry = carry
                 remote.gather()

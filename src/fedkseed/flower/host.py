@@ -47,6 +47,8 @@ http {
   server_tokens off;
   client_max_body_size $largest;
   client_body_buffer_size 1m;
+  client_body_timeout 60s;
+  limit_conn_zone $$binary_remote_addr zone=address:10m;
   client_body_temp_path $folder/nginx-body;
   proxy_temp_path $folder/nginx-proxy;
   fastcgi_temp_path $folder/nginx-other;
@@ -58,6 +60,7 @@ http {
     keepalive_timeout 4s;  # the SuperLink ends them after 5
   }
   server {
+    limit_conn address 256;  # bodies are kept before Flower looks at their keys
     listen $address ssl;
     ssl_certificate $certs/server.pem;
     ssl_certificate_key $certs/server.key;
@@ -167,6 +170,8 @@ class Host:
 
     def _run(self) -> Result:
         while True:
+            self._revive(0)
+            self._ready("SuperLink", self.inner)
             self._stop_runs()
             follower = Follower(self.directory, self.progress)
             follower.path.unlink(missing_ok=True)
@@ -185,19 +190,32 @@ class Host:
         while True:
             if (result := follower.read()) is not None:
                 return result
-            for child in self.children.values():
-                if not child.running:
-                    self._again(child.ended(), follower.committed - committed)
-                    committed = follower.committed
-                    child.stop()  # what it has left: nginx's workers keep the port
-                    child.start()
+            if self._revive(follower.committed - committed):
+                committed = follower.committed
             if follower.pid is None and time.monotonic() - begin > START:
                 raise FedKSeedError(f"Flower did not start the ServerApp in {START:g} s; see {self.folder}/*.log")
             if follower.pid is not None and not _alive(follower.pid):
                 return follower.read()
             time.sleep(LOOK)
 
+    def _revive(self, committed: int) -> bool:
+        """Start what has died; was there anything?"""
+        dead = [child for child in self.children.values() if not child.running]
+        for child in dead:
+            self._again(child.ended(), committed)
+            child.stop()  # what it has left: nginx's workers keep the port
+            child.start()
+        return bool(dead)
+
     def _again(self, what: str, committed: int) -> None:
+        """Tell, and wait a little, that something is started again.
+
+        Args:
+            committed: rounds finished since the last time.
+
+        Raises:
+            FedKSeedError: it was in vain too often.
+        """
         self._fruitless = 0 if committed else self._fruitless + 1
         if self._fruitless > FRUITLESS:
             raise FedKSeedError(f"{what}; no round was finished since it was last started: see {self.folder}/*.log")
@@ -252,7 +270,16 @@ class Host:
         return self.folder / "nodes.json"
 
     def _register(self, keys: list[Path]) -> None:
-        """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers."""
+        """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers.
+
+        A run that has begun goes on with as many as it began with.
+        """
+        if (self.directory / "run.sqlite").exists() and (begun := Numbers.registered(self.directory)):
+            if len(keys) > begun:
+                self.progress.note(
+                    f"the run began with {begun} clients; those that have come since take part in new runs"
+                )
+            keys = keys[:begun]
         known: dict[str, int] = json.loads(self._nodes.read_bytes()) if self._nodes.exists() else {}
         texts = [key.read_text().strip() for key in keys]
         for number, (key, text) in enumerate(zip(keys, texts, strict=True)):

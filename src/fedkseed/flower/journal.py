@@ -38,8 +38,10 @@ class Journal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._write("error", str(error) if isinstance(error, FedKSeedError) else f"{type(error).__name__}: {error}")
+        if isinstance(error, FedKSeedError):  # whoever follows gives up
+            self._write("error", str(error))
+        elif error is not None:  # Flower's own: starting the process again may help
+            self._write("note", f"the ServerApp ended with {type(error).__name__}: {error}")
         if self._file is not None:
             self._file.close()
 

@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
@@ -30,6 +30,7 @@ LONG = 300.0  # seconds of a life after which the next death is the first again
 # flwr 1.41's SuperNode says these and then stands still, or ends.
 STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
 NO_ENTRY = "Exit Code: 305"  # the connection was refused
+CLIENTAPP = "flwr-clientapp"
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 AHEAD, BEHIND = 5.0, 300.0  # seconds that flwr 1.41 lets a client's clock be ahead of the server's and behind it
 
@@ -150,12 +151,7 @@ class Node:
         """A SuperNode, and the executor that starts a process for each of its messages."""
         folder, connection = self.directory, self.connection
         write_atomically(folder / "node.toml", tomli_w.dumps({"state": str(folder)}).encode())
-        programs = folder / "bin"
-        with border(f"can't make {programs}"):
-            programs.mkdir(mode=0o700, exist_ok=True)
-            ours = programs / "flwr-clientapp"  # see executor.py
-            ours.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m fedkseed.flower.executor \"$@\"\n")
-            ours.chmod(0o700)
+        programs = write_programs(folder / "bin")
         port, known = str(free_port()), ["--superexec-auth-secret-file", str(secret(folder / "superexec.secret"))]
         node = [
             program("flower-supernode"), "--superlink", connection.server, "--root-certificates", str(connection.ca),
@@ -175,8 +171,28 @@ class Node:
     def stop_worker(self) -> None:
         """End the worker; a task that it works on is lost, which the server notices."""
         path = self.directory / sockets.LOCK
-        if path.exists() and locked(path):
-            os.kill(int(path.read_text()), signal.SIGTERM)
+        with suppress(OSError, ValueError):  # it has ended just now
+            if path.exists() and locked(path):
+                os.kill(int(path.read_text()), signal.SIGTERM)
+
+
+def write_programs(folder: Path) -> Path:
+    """Write what a client's executor finds first on its path, under the names of all of Flower's programs.
+
+    A run's server chooses its type, and that decides which of them is started: one runs a message, with our ClientApp
+    (executor.py), the others would install and run what the server sends, and refuse here.
+    """
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    with border(f"can't make {folder}"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in TASK_TYPE_TO_COMMAND.values():
+            refuses = f"echo 'fedkseed runs no program that a server sends: {name} is refused' >&2; exit 1"
+            runs = f"exec '{sys.executable}' -m fedkseed.flower.executor \"$@\""
+            path = folder / name
+            path.write_text(f"#!/bin/sh\n{runs if name == CLIENTAPP else refuses}\n")
+            path.chmod(0o700)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

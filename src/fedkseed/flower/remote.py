@@ -27,9 +27,10 @@ NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds; Flower's own loop takes 3
 LOOK = 1.0  # seconds between two looks at who is connected
 TRIES = 3  # how often a client is asked in vain before a deadline
-# A client that is silent for a third of a deadline is asked again: of a message that is lost on the way, Flower tells
+# A client that is silent for half of a deadline is asked again: of a message that is lost on the way, Flower tells
 # nobody (1.41: a SuperLink forgets a message once a SuperNode has asked for it). Its worker does no work twice.
-AGAIN = 3
+AGAIN = 2
+LATE = 60.0  # seconds after its deadline that a message is still passed on, and its answer, to tell who is late
 GONE = 5
 ERRORS = {  # of flwr 1.41
     1: "its ClientApp can't be loaded",
@@ -57,13 +58,7 @@ class Numbers:
 
     def __init__(self, directory: Path, count: int | None) -> None:
         self.path = directory / NUMBERS
-        self._known: dict[int, int] = {}
-        self._fixed = False
-        if self.path.exists():
-            with border(f"can't read {self.path}"):
-                table = json.loads(self.path.read_bytes())
-            self._known = {int(node): number for node, number in table["nodes"].items()}
-            self._fixed = table["fixed"]
+        self._known, self._fixed = _read(self.path)
         registered = len(self._known) if self._fixed else None
         if registered is None and count is None:
             raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
@@ -76,6 +71,12 @@ class Numbers:
         """Fix the numbers of a run's clients: 0 for the first node."""
         _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, fixed=True)
 
+    @staticmethod
+    def registered(directory: Path) -> int:
+        """How many clients of a run have fixed numbers."""
+        known, fixed = _read(directory / NUMBERS)
+        return len(known) if fixed else 0
+
     def of(self, nodes: Sequence[int]) -> dict[int, int]:
         """Number -> node of those that are known, or become known now."""
         fresh = [node for node in sorted(nodes) if node not in self._known][: self.count - len(self._known)]
@@ -83,6 +84,15 @@ class Numbers:
             self._known |= {node: number for number, node in enumerate(fresh, len(self._known))}
             _write(self.path, self._known, fixed=False)
         return {self._known[node]: node for node in nodes if node in self._known}
+
+
+def _read(path: Path) -> tuple[dict[int, int], bool]:
+    """Node -> number, and whether they are fixed; none if there is no file."""
+    if not path.exists():
+        return {}, False
+    with border(f"can't read {path}"):
+        table = json.loads(path.read_bytes())
+    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"]
 
 
 def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
@@ -105,7 +115,7 @@ class Remote:
 
     Args:
         recipe: what clients follow, as TOML; it is sent to each once, and again to those that have lost it.
-        minimum: of the clients of a round that have to answer; of fewer, all.
+        minimum: of clients that the run can begin with.
     """
 
     def __init__(
@@ -152,17 +162,20 @@ class Remote:
                 self._say(f"node {node} is none of the {self.numbers.count} clients; it is left out")
         return self._online
 
-    def transport(self, round_: int, sent: Mapping[int, bytes], check: Check) -> Iterator[tuple[int, bytes]]:
+    def transport(
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, check: Check
+    ) -> Iterator[tuple[int, bytes]]:
         """Carry the messages of a round and yield (client, its answer) as answers come.
 
         Args:
+            minimum: of answers; of fewer clients, all. With 0, those who are connected are waited for all the same.
             check: raises if an answer can't be used.
 
         Raises:
             FedKSeedError: fewer than the minimum have answered, after all attempts.
         """
         self._exchange += 1
-        minimum = min(self.minimum, len(sent))
+        minimum = min(minimum, len(sent))
         done, refused = set[int](), dict[int, str]()
         if away := [client for client in sent if client not in self.online()]:
             self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
@@ -244,8 +257,8 @@ class Remote:
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
-            # Flower's own time to live stays at its 12 hours: it compares the clocks of two machines.
-            messages.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(round_ + 1)))
+            content, ttl = packed(task.encode()), seconds + LATE
+            messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))
             asked.append(Asked(client, node, self._exchange, round_, new))
         keys = list(self.grid.push_messages(messages)) or [None] * len(asked)
         self._asked |= {key: task for key, task in zip(keys, asked, strict=True) if key}
@@ -268,7 +281,9 @@ class Remote:
                 if asked.with_recipe:
                     outcome = Reply(Status.FAILED, text="it says that it has no recipe, and was sent one")
             if asked.exchange != self._exchange:
-                self._say(f"the answer of client {asked.client} to round {asked.round + 1} is too late; it is left out")
+                if not message.has_error():
+                    late = f"the answer of client {asked.client} to round {asked.round + 1} is too late; it is left out"
+                    self._say(late)
                 continue
             yield asked.client, outcome
 

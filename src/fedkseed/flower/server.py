@@ -1,6 +1,6 @@
 """The federation of a server whose clients are elsewhere."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from ..data.sources import SAMPLES
 from ..errors import FedKSeedError
 from ..evaluate import Evaluation
 from ..federation import NOT_EVALUATED, Federation
-from ..messages import Lack
+from ..messages import Delta, Lack
 from ..party import NEWCOMER
 from ..progress import Progress
 from ..randomness import cohort
@@ -68,15 +68,21 @@ class Server(Federation):
             self._gathered = True
         asked = cohort(self.recipe.seed, state.round, self.count, self.size)
 
-        def check(client: int, reply: bytes) -> None:
-            """An answer is good if a round with it alone is: one bad answer must not spoil the round of the others."""
-            if kind_of(reply) is Lack and client in self._kept:
-                decode(reply, Lack)  # it was restarted, and is sent the whole
-            else:
-                run_round(self.strategy, state, [client], lambda sent: [(client, reply)])
+        needed = min(self.remote.minimum, len(asked))
 
-        def transport(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-            return self.remote.transport(state.round, sent, check)
+        def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+            nonlocal needed
+
+            def check(client: int, reply: bytes) -> None:
+                """An answer is good if a round with it alone is: a bad one must not spoil the round of the others."""
+                if kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
+                    decode(reply, Lack)  # it was restarted, and is sent the whole, by another call of `transport`
+                else:
+                    run_round(self.strategy, state, [client], lambda _: [(client, reply)])
+
+            for client, reply in self.remote.transport(state.round, sent, max(0, needed), check):
+                needed -= kind_of(reply) is not Lack
+                yield client, reply
 
         after, report = run_round(self.strategy, state, asked, transport, kept=self._kept)
         if self.algorithm.pooled:

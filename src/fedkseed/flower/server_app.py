@@ -1,12 +1,16 @@
 """Flower's ServerApp: goes on with a run from its last committed round, in whatever Flower run it is started."""
 
 import signal
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ..config import load_recipe
+from ..errors import FedKSeedError
 from ..federation import Result, work
 from ..progress import Progress, Silent
 from ..store import Store
@@ -14,6 +18,10 @@ from .child import die_with_parent
 from .journal import Journal
 from .remote import Numbers, Remote
 from .server import Server, recipe_for_clients
+
+# Where flwr 1.41 pulls replies.
+PULLS, PULL, INFLATE = "flwr.superlink.grid.http_grid", "pull_objects", "inflate_object_from_contents"
+PATIENCE = 180.0  # seconds for all parts of a reply; its sender gets no more for any of them
 
 app = ServerApp()
 
@@ -25,7 +33,36 @@ def main(grid: Grid, context: Context) -> None:
     die_with_parent(signal.SIGKILL)
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
+        guard_pulls()
         journal.result(serve(directory, grid, journal))
+
+
+def guard_pulls() -> None:
+    """Let no client's reply hold up the others', or end this process.
+
+    Where flwr 1.41 pulls replies, it waits for one that is still being sent, two hours if its parts keep coming, and
+    raises for all what it can't read of one. Here both become the error that a reply is missing.
+
+    Raises:
+        FedKSeedError: this version of Flower has no such place.
+    """
+    theirs: Any = import_module(PULLS)
+    pull: Any = getattr(theirs, PULL, None)
+    inflate: Any = getattr(theirs, INFLATE, None)
+    if pull is None or inflate is None:
+        raise FedKSeedError(f"{PULLS} has no {PULL} or {INFLATE}: this version of Flower was not tested")
+
+    def whole(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        contents = pull(object_ids, pull_object_fn, max_time=PATIENCE)
+        try:
+            found = inflate(object_ids[-1], dict(contents))  # the last is made of the others
+            if not isinstance(found, Message):
+                raise TypeError(f"a message was expected, it is a {type(found).__name__}")
+        except Exception as error:  # Protobuf's, Flower's own, an IndexError: a client wrote these bytes
+            raise theirs.ObjectPullError(object_ids[-1], f"it can't be read: {error}") from error
+        return contents
+
+    setattr(theirs, PULL, whole)
 
 
 def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Result:

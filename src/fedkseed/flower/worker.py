@@ -79,7 +79,9 @@ class Member(Party):
             return lack(task.message, task.client)
         if self.algorithm.pooled:  # kilobytes
             self._kept = whole
-        count = self.recipe.clients.count or task.client + 1
+        count = self.recipe.clients.count
+        if count is None or task.client >= count:
+            raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with computing_with(self.threads):
             client = self.client_of(task.client, count, self.examples, on_step)
             return answer(self.strategy, whole, client)
@@ -132,7 +134,9 @@ class Worker:
             return self._last[1]
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
-        except (RuntimeError, MemoryError, OSError) as error:  # PyTorch's, as a GPU that is full
+        except AbandonedError:
+            raise
+        except Exception as error:  # PyTorch's, as a GPU that is full, or what a recipe's numbers lead to
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
 
 
