@@ -8,6 +8,7 @@ import ssl
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -18,9 +19,10 @@ from types import SimpleNamespace
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.config import load_recipe
 from fedkseed.evaluate import Evaluation
 from fedkseed.federation import Result
-from fedkseed.flower import TESTED, host, node, require_flower
+from fedkseed.flower import TESTED, commands, host, node, require_flower
 from fedkseed.flower.certs import make
 from fedkseed.flower.consent import Owner
 from fedkseed.flower.host import Host, nginx_conf
@@ -385,3 +387,24 @@ def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):
     monkeypatch.setattr(executor, "import_module", lambda name: SimpleNamespace(install_from_fab=print))
     with pytest.raises(SystemExit, match="was not tested, nothing is run"):
         executor.main()
+
+
+def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(monkeypatch, setting, tmp_path):
+    class Gone(Host):
+        @contextmanager
+        def running(self):
+            raise FedKSeedError("no processes here")
+            yield
+
+    monkeypatch.setattr(host, "Host", Gone)
+    monkeypatch.setattr(commands, "_stop_when_told", lambda: None)
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    for text, match, minimum in (
+        (setting.text("minimum = 3"), "no processes here", 3),
+        (setting.text("minimum = 2"), "no processes here", 2),
+        (setting.text("minimum = 1", rounds="rounds = 7"), "only .network. may change", 2),
+    ):
+        recipe.write_text(text)
+        with pytest.raises(FedKSeedError, match=match):
+            commands.server(recipe, certs=tmp_path, output=run, host="127.0.0.1", port=1)
+        assert load_recipe(run / "recipe.toml").network.minimum == minimum

@@ -21,6 +21,7 @@ from ..errors import FedKSeedError
 from ..files import border, write_atomically
 from ..progress import Progress
 from .client_app import packed, unpacked
+from .sockets import MAX_FRAME
 from .task import Reply, Status, Task, digest_of, shown
 
 NUMBERS = "clients.json"  # in a run's directory
@@ -172,7 +173,7 @@ class Remote:
             check: raises if an answer can't be used.
 
         Raises:
-            FedKSeedError: fewer than the minimum have answered, after all attempts.
+            FedKSeedError: fewer than the minimum have answered, after all attempts, or a message is too large.
         """
         self._exchange += 1
         minimum = min(minimum, len(sent))
@@ -257,7 +258,10 @@ class Remote:
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
-            content, ttl = packed(task.encode()), seconds + LATE
+            data = task.encode()
+            if len(data) > MAX_FRAME:
+                raise FedKSeedError(f"Flower takes messages of {MAX_FRAME:,} bytes, this one has {len(data):,}")
+            content, ttl = packed(data), seconds + LATE
             messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))
             asked.append(Asked(client, node, self._exchange, round_, new))
         keys = list(self.grid.push_messages(messages)) or [None] * len(asked)

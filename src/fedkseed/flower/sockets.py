@@ -11,7 +11,7 @@ from ..errors import FedKSeedError
 from ..files import border
 
 LENGTH = struct.Struct("<I")
-MAX_FRAME = 1 << 31  # bytes; weights of half a billion numbers, as algorithms that average send them
+MAX_FRAME = 1_000_000_000  # bytes: the SuperLink keeps messages in SQLite, which takes no more
 CHUNK = 1 << 20
 LONGEST = 100  # bytes of a socket's path; the system takes 107, on macOS 103
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
