@@ -247,6 +247,73 @@ def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_s
         system("umount", "--lazy", tmp_path / "disk")
 
 
+SENDING = """
+import sys
+
+if sys.orig_argv[1:] and sys.orig_argv[1].endswith("flower-supernode"):
+    from contextlib import contextmanager
+
+    import flwr.supernode.fleet_http_connection as theirs
+
+    connect, sent = theirs.http_request_response, []
+
+    @contextmanager
+    def connection(*arguments, **options):
+        with connect(*arguments, **options) as (node, receive, send, *rest):
+
+            def sending(*message):
+                sent.append(message)
+                TRICK
+
+            yield (node, receive, sending, *rest)
+
+    theirs.http_request_response = connection
+"""
+LOST = 'return (set(), "") if len(sent) == 2 else send(*message)'  # as if it had been taken
+TWICE = "return [send(*message), send(*message)][0]"
+OLD = """
+import sys
+
+if "fedkseed.flower.worker" in sys.orig_argv:
+    import fedkseed.round as theirs
+
+    answer, given = theirs.answer, []
+
+    def again(*arguments):
+        given.append(answer(*arguments))
+        return given[0]
+
+    theirs.answer = again
+"""
+
+
+@pytest.mark.parametrize("name", ["lost", "twice", "old"])
+def test_a_reply_that_is_lost_or_comes_twice_does_not_show_and_an_old_one_is_left_out(
+    setting, undisturbed, tmp_path, monkeypatch, name
+):
+    """Client 2 is this fedkseed and this Flower, but for how it sends its replies, or what it answers."""
+    (tmp_path / "trick").mkdir()
+    text = {"lost": SENDING.replace("TRICK", LOST), "twice": SENDING.replace("TRICK", TWICE), "old": OLD}[name]
+    (tmp_path / "trick" / "sitecustomize.py").write_text(text)
+    recipe = setting.text(f"minimum = {2 if name == 'old' else 3}\ndeadline = 60.0")
+    with network(tmp_path, recipe, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(2):
+            federation.client(number)
+        with monkeypatch.context() as changed:
+            changed.setenv("PYTHONPATH", str(tmp_path / "trick"), prepend=os.pathsep)
+            federation.client(2)
+        assert server.wait(LATER) == 0
+        if name == "old":
+            assert who(federation) == [[0, 1, 2], [0, 1], [0, 1]]
+            assert (
+                "round 2: the answer of client 2 is left out: client 2 was sent round 1 and answered" in server.output
+            )
+        else:
+            assert federation.digest() == undisturbed.digest
+            assert ("client 2 is silent; it is asked again" in server.output) == (name == "lost")
+
+
 CLOCK = """
 import datetime, time
 
