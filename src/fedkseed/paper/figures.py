@@ -22,6 +22,7 @@ Draw: TypeAlias = Callable[["Figure"], None]
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 MARKS, DASHES = "osD^vP*X", ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 WIDTH, HEIGHT = 4.6, 3.5  # of a panel, inches
+ENTRIES, COLUMN = 12, 2.4  # of a legend: as many as a panel's height takes; inches of a further column
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedkseed",
     "figure.constrained_layout.use": True, "legend.frameon": False, "legend.fontsize": 8.5, "lines.markersize": 4,
@@ -79,6 +80,15 @@ def line(
     if all(w is not None for w in width):
         m, w = np.asarray(mean, float), np.asarray(width, float)
         axes.fill_between(x, m - w, m + w, color=look["color"], alpha=0.15, linewidth=0)
+
+
+def legend_beside(axes: "Axes") -> None:
+    """A legend at the right of a panel; what is more than its height takes goes into columns of a wider figure."""
+    columns = -(-len(axes.get_legend_handles_labels()[1]) // ENTRIES)
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), ncols=max(1, columns))
+    figure = axes.get_figure(root=True)
+    if figure is not None and columns > 1:
+        figure.set_figwidth(figure.get_figwidth() + COLUMN * (columns - 1))
 
 
 def powers(axes: "Axes", values: Sequence[float]) -> None:

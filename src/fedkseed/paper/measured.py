@@ -19,7 +19,7 @@ from ..directions.pool import TRANSFORMED
 from ..randomness import Purpose, generator, pool_key
 from . import arithmetic
 from .experiments import Experiment, short
-from .figures import Draw, line, panels, powers, style
+from .figures import Draw, legend_beside, line, panels, powers, style
 from .outcomes import Cell, Table
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
         axes.set(
             xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel="seconds to the latest model"
         )
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        legend_beside(axes)
 
     return Table([_cells(row) for row in rows], _notes(experiment)), draw
 
@@ -108,7 +108,7 @@ def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
             axes.plot(*zip(*points, strict=True), label=way, linewidth=1.6, **style(number))
         axes.set(yscale="log", xlabel="K", ylabel="seconds to the latest model")
         powers(axes, [row["K"] for row in rows])
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+        legend_beside(axes)
 
     return Table([_cells(row) for row in rows], _notes(experiment)), draw
 
@@ -281,7 +281,7 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
                     **look,
                 )
             axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+            legend_beside(axes)
 
     named = [{"model": row["model"], "approach": experiment.title_of("method", row["method"])} for row in rows]
     return Table([n | _costs(experiment, r) for n, r in zip(named, rows, strict=True)], _notes(experiment)), draw

@@ -11,7 +11,7 @@ from ..errors import FedKSeedError
 from ..store import Store
 from ..strategies.kseed import State, importance
 from .experiments import Experiment, short
-from .figures import Draw, bars, heat, line, panels, powers
+from .figures import Draw, bars, heat, legend_beside, line, panels, powers
 from .outcomes import MEASURES, Cell, Outcome, Spread, Table, group, spread
 
 if TYPE_CHECKING:
@@ -83,8 +83,10 @@ def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
                 widths = [s.std if error == "std" else s.error for s in found]
                 line(axes, x, [s.mean for s in found], widths, experiment.title_of(along, value), number)
             axes.set(xlabel=experiment.options.get("xlabel", "rounds"), ylabel=MEASURES[measure][0])
-            beside = {"loc": "center left", "bbox_to_anchor": (1, 0.5)}
-            axes.legend(**(beside if len(experiment.axes[along]) > 5 else {}))
+            if len(experiment.axes[along]) > 5:
+                legend_beside(axes)
+            else:
+                axes.legend()
 
     return summary(experiment, outcomes), draw
 
@@ -140,7 +142,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
             axes.set(
                 xlabel="virtual time" if virtual else "seconds of rounds", ylabel=MEASURES["change"][0], xscale="symlog"
             )
-            axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+            legend_beside(axes)
 
     return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
 
