@@ -400,7 +400,9 @@ def reproduce(
             found = estimates.estimate(experiment, with_tiny(scale, output, given), only, seconds_per_step)
             print(found.markdown(f"{wanted}, {scale}"))
             continue
-        folder = run_experiment(experiment, output, given, only=only, part=parts(part), command=sys.argv)
+        folder = run_experiment(
+            experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
+        )
         if folder is None:
             console.print("the rest is left to the other parts; call it without --part once they have ended")
         else:

@@ -221,22 +221,29 @@ class Remote:
         tries, asked_at = Counter[int](), dict[int, float]()
         while (now := time.monotonic()) < end:
             online = self.online()
-            waiting = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange} - done
-            patient = {c for c in waiting if now - asked_at.get(c, -math.inf) <= self.options.deadline / AGAIN}
-            left = [client for client in sent if client not in done | patient | refused.keys()]
-            ready = [client for client in left if client in online and tries[client] < TRIES]
-            for client in waiting.intersection(ready):
-                tries[client] += 1
-                self._say(f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost")
-            asked_at |= dict.fromkeys(ready, now)
+            owing = [client for client in sent if client not in done and client not in refused]
+            asked_now = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange}
+            waiting, ready = asked_now.intersection(owing), []
+            for client in owing:
+                if client not in online or tries[client] >= TRIES:
+                    continue
+                if client in waiting:
+                    if now - asked_at.get(client, -math.inf) <= self.options.deadline / AGAIN:
+                        continue
+                    tries[client] += 1
+                    self._say(
+                        f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost"
+                    )
+                asked_at[client] = now
+                ready.append(client)
             tries.update(self._ask({client: online[client] for client in ready}, sent, round_, end - now))
             if not (waiting or ready):
                 if len(done) >= minimum:
                     return
-                if all(client in refused or tries[client] >= TRIES for client in sent if client not in done):
+                if all(tries[client] >= TRIES for client in owing):
                     raise self._too_few(round_, minimum, done, refused)
             for client, outcome in self._replies(round_):
-                if client in done:  # it was asked again, and nothing was lost
+                if client in done or client in refused:  # it was asked again, and nothing was lost
                     continue
                 if outcome.status is Status.DONE:
                     yield client, outcome.message
