@@ -251,7 +251,7 @@ SENDING = """
 import sys
 
 if sys.orig_argv[1:] and sys.orig_argv[1].endswith("flower-supernode"):
-    from contextlib import contextmanager
+    from contextlib import contextmanager, suppress
 
     import flwr.supernode.fleet_http_connection as theirs
 
@@ -269,8 +269,14 @@ if sys.orig_argv[1:] and sys.orig_argv[1].endswith("flower-supernode"):
 
     theirs.http_request_response = connection
 """
-LOST = 'return (set(), "") if len(sent) == 2 else send(*message)'  # as if it had been taken
-TWICE = "return [send(*message), send(*message)][0]"
+TRICKS = {
+    "lost": 'return (set(), "") if len(sent) == 2 else send(*message)',  # as if it had been taken
+    "twice": """if len(sent) > 1:
+                    with suppress(Exception):
+                        send(*sent[-2])
+                return send(*message)""",
+    "half": 'return (send(*message), (set(), ""))[1] if len(sent) == 2 else send(*message)',  # its parts never come
+}
 OLD = """
 import sys
 
@@ -287,13 +293,13 @@ if "fedkseed.flower.worker" in sys.orig_argv:
 """
 
 
-@pytest.mark.parametrize("name", ["lost", "twice", "old"])
-def test_a_reply_that_is_lost_or_comes_twice_does_not_show_and_an_old_one_is_left_out(
+@pytest.mark.parametrize("name", [*TRICKS, "old"])
+def test_a_reply_that_is_lost_or_half_or_comes_twice_does_not_show_and_an_old_one_is_left_out(
     setting, undisturbed, tmp_path, monkeypatch, name
 ):
     """Client 2 is this fedkseed and this Flower, but for how it sends its replies, or what it answers."""
     (tmp_path / "trick").mkdir()
-    text = {"lost": SENDING.replace("TRICK", LOST), "twice": SENDING.replace("TRICK", TWICE), "old": OLD}[name]
+    text = OLD if name == "old" else SENDING.replace("TRICK", TRICKS[name])
     (tmp_path / "trick" / "sitecustomize.py").write_text(text)
     recipe = setting.text(f"minimum = {2 if name == 'old' else 3}\ndeadline = 60.0")
     with network(tmp_path, recipe, setting.files, setting.model) as federation:
@@ -311,7 +317,8 @@ def test_a_reply_that_is_lost_or_comes_twice_does_not_show_and_an_old_one_is_lef
             )
         else:
             assert federation.digest() == undisturbed.digest
-            assert ("client 2 is silent; it is asked again" in server.output) == (name == "lost")
+            assert ("round 2: client 2 is silent; it is asked again" in server.output) == (name == "lost")
+            assert ("round 2: client 2 did not answer: its message was lost" in server.output) == (name == "half")
 
 
 CLOCK = """

@@ -207,14 +207,14 @@ def test_a_reply_that_flower_cannot_read_is_one_that_is_missing(monkeypatch):
         return {key: pull_object_fn(key) for key in object_ids}
 
     monkeypatch.setattr(http_grid, "pull_objects", pull)  # and put back after the test
-    server_app.guard_pulls()
+    server_app.guard_pulls(3.0)
     for name, contents in kinds.items():
         if name == "as it was sent":
             assert http_grid.pull_objects(list(contents), contents.__getitem__) == contents
         else:
             with pytest.raises(http_grid.ObjectPullError, match="it can't be read"):
                 http_grid.pull_objects(list(contents), contents.__getitem__)
-    assert waited == [server_app.PATIENCE] * len(kinds)
+    assert waited == [3.0] * len(kinds)
     assert parts
 
 

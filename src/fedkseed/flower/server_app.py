@@ -9,6 +9,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from ..algorithms import ALGORITHMS
 from ..config import load_recipe
 from ..errors import FedKSeedError
 from ..federation import Result, work
@@ -21,7 +22,8 @@ from .server import Server, recipe_for_clients
 
 # Where flwr 1.41 pulls replies.
 PULLS, PULL, INFLATE = "flwr.superlink.grid.http_grid", "pull_objects", "inflate_object_from_contents"
-PATIENCE = 180.0  # seconds for all parts of a reply; its sender gets no more for any of them
+PATIENCE = 20.0  # seconds for all parts of a reply of kilobytes: no other is read in them
+LARGE = 180.0  # of one that holds weights; its sender gets no more for any part
 
 app = ServerApp()
 
@@ -33,12 +35,13 @@ def main(grid: Grid, context: Context) -> None:
     die_with_parent(signal.SIGKILL)
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
-        guard_pulls()
+        algorithm = load_recipe(Store(directory).recipe).training.algorithm
+        guard_pulls(PATIENCE if ALGORITHMS[algorithm].pooled else LARGE)
         journal.result(serve(directory, grid, journal))
 
 
-def guard_pulls() -> None:
-    """Let no client's reply hold up the others', or end this process.
+def guard_pulls(seconds: float) -> None:
+    """Let no client's reply hold up the others' for long, or end this process.
 
     Where flwr 1.41 pulls replies, it waits for one that is still being sent, two hours if its parts keep coming, and
     raises for all what it can't read of one. Here both become the error that a reply is missing.
@@ -53,7 +56,7 @@ def guard_pulls() -> None:
         raise FedKSeedError(f"{PULLS} has no {PULL} or {INFLATE}: this version of Flower was not tested")
 
     def whole(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
-        contents = pull(object_ids, pull_object_fn, max_time=PATIENCE)
+        contents = pull(object_ids, pull_object_fn, max_time=seconds)
         try:
             found = inflate(object_ids[-1], dict(contents))  # the last is made of the others
             if not isinstance(found, Message):
