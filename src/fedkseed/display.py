@@ -72,18 +72,15 @@ class Bars:
 def print_result(result: Result) -> None:
     before, after, reports = result.before, result.after, result.reports
     table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
+
+    def compare(what: str, before: Sequence[float], after: Sequence[float]) -> None:
+        change = paired_change(before, after)
+        table.add_row(what, f"{estimate(before)}", f"{estimate(after)}", f"{change.mean:+.4f} ± {change.error:.4f}")
+
     if before.losses:
-        change = paired_change(before.losses, after.losses)
-        table.add_row(
-            f"held-out loss, {len(before.losses)} examples (nats a token)", f"{estimate(before.losses)}",
-            f"{estimate(after.losses)}", f"{change.mean:+.4f} ± {change.error:.4f}",
-        )  # fmt: skip
+        compare(f"held-out loss, {len(before.losses)} examples (nats a token)", before.losses, after.losses)
     if before.rouge:
-        change = paired_change(before.rouge, after.rouge)
-        table.add_row(
-            f"Rouge-L, {len(before.rouge)} answers", f"{estimate(before.rouge)}",
-            f"{estimate(after.rouge)}", f"{change.mean:+.4f} ± {change.error:.4f}",
-        )  # fmt: skip
+        compare(f"Rouge-L, {len(before.rouge)} answers", before.rouge, after.rouge)
         rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
         table.add_row("empty outputs", *rates, "")
     if before.losses:
