@@ -19,7 +19,7 @@ from flwr.app import Context, RecordDict
 from fedkseed import FedKSeedError, decode, encode
 from fedkseed.config import parse
 from fedkseed.files import locked
-from fedkseed.flower import sockets
+from fedkseed.flower import client_app, sockets
 from fedkseed.flower.client_app import relay
 from fedkseed.flower.consent import Owner
 from fedkseed.flower.server import recipe_for_clients
@@ -56,6 +56,8 @@ def directory(owner, tmp_path_factory):
     yield made
     if locked(made / sockets.LOCK):
         os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
+    for process in client_app._started:  # Python warns of those that nobody has waited for
+        process.wait(60)
 
 
 def longer(task: Task, steps: int) -> Task:
