@@ -67,15 +67,14 @@ def server(
                 f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
                 "--output; only [network] may change"
             )
-        if begun != wanted:
-            write_atomically(store.recipe, wanted.to_toml().encode())
     else:
         with Store.create(directory, wanted.to_toml()):
             pass
     try:
         with Bars(wanted.training.rounds) as bars:
             running = Host(directory, certs, host, port, _largest(wanted.training.algorithm), bars)
-            with running.running():
+            with running.running():  # no other server works on the run now
+                write_atomically(directory / "recipe.toml", wanted.to_toml().encode())  # [network] may have changed
                 bars.note(f"clients connect to port {port} of {host}")
                 result = running.run()
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ..config import OBJECTIVES, Recipe, parse
 from ..data.sources import SAMPLES
 from ..errors import FedKSeedError
+from ..messages import MAX_SCALARS
 
 MOST = {  # of what would take memory or threads at once; how long a task may take is the server's to say
     ("clients", "count"): 1 << 20,
@@ -46,6 +47,8 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
     for (table, name), most in MOST.items():
         if ((value := getattr(getattr(wished, table), name)) or 0) > most:
             raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
+    if (probes := wished.training.steps * wished.training.probes) > MAX_SCALARS:
+        raise FedKSeedError(f"the server's recipe asks for {probes} probes in a round, at most {MAX_SCALARS} go")
     model = owner.model or _carried(wished.model.name)
     return wished.model_copy(
         update={

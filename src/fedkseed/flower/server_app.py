@@ -22,7 +22,8 @@ from .server import Server, recipe_for_clients
 
 # Where flwr 1.41 pulls replies.
 PULLS, PULL, INFLATE = "flwr.superlink.grid.http_grid", "pull_objects", "inflate_object_from_contents"
-PATIENCE = 20.0  # seconds for all parts of a reply of kilobytes: no other is read in them
+PARTS = 3  # of a reply: the message, its record of records, and the record with its bytes
+PATIENCE = 20.0  # seconds for the parts of a reply of kilobytes, and up to 10 more: no other is read in them
 LARGE = 180.0  # of one that holds weights; its sender gets no more for any part
 
 app = ServerApp()
@@ -56,6 +57,8 @@ def guard_pulls(seconds: float) -> None:
         raise FedKSeedError(f"{PULLS} has no {PULL} or {INFLATE}: this version of Flower was not tested")
 
     def whole(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        if len(object_ids) > PARTS:
+            raise theirs.ObjectPullError(object_ids[-1], f"a reply has {PARTS} parts, this one {len(object_ids)}")
         contents = pull(object_ids, pull_object_fn, max_time=seconds)
         try:
             found = inflate(object_ids[-1], dict(contents))  # the last is made of the others

@@ -35,6 +35,7 @@ from .task import Reply, Status, Task
 
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 SETTINGS = "owner.json"
+REMEMBERED = 1 << 20  # bytes of an answer; weights are not kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,7 @@ class Worker:
         self.follow = follow
         self._digest = b""
         self._follower: Follower | None = None
-        self._last: tuple[bytes, Reply] | None = None  # what was answered last, and to what
+        self._last: tuple[tuple[int, bytes], Reply] | None = None  # what was answered last, and to what
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
@@ -124,14 +125,18 @@ class Worker:
                     raise AbandonedError
 
             if task.recipe and task.digest != self._digest:
-                self._follower, self._digest = None, b""  # first: two models may not fit
+                self._follower, self._digest, self._last = None, b"", None  # first: two models may not fit
                 self._follower, self._digest = self.follow(task.recipe), task.digest
             if self._follower is None or task.digest != self._digest:
                 return Reply(Status.UNPREPARED)
-            key = hashlib.sha256(task.client.to_bytes(4, "little") + task.digest + task.message).digest()
-            if self._last is None or self._last[0] != key:  # a server asks again where a reply may be lost
-                self._last = key, Reply(Status.DONE, self._follower.answer(task, on_step))
-            return self._last[1]
+            key = task.client, hashlib.sha256(task.message).digest()
+            if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
+                return self._last[1]
+            self._last = None
+            reply = Reply(Status.DONE, self._follower.answer(task, on_step))
+            if len(reply.message) <= REMEMBERED:
+                self._last = key, reply
+            return reply
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
         except AbandonedError:
