@@ -393,8 +393,10 @@ def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(mon
     class Gone(Host):
         @contextmanager
         def running(self):
-            raise FedKSeedError("no processes here")
             yield
+
+        def run(self):
+            raise FedKSeedError("no processes here")
 
     monkeypatch.setattr(host, "Host", Gone)
     monkeypatch.setattr(commands, "_stop_when_told", lambda: None)
