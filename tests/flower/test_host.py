@@ -177,6 +177,7 @@ def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
 SAID = {
     "Exit Code: 305": (70.0, "refused: the key is not registered"),
     "SSL/TLS handshake error detected.": (5.0, "the connection was lost"),
+    "Run ID 7 is not in `RUNNING` status. Ignoring reply message 8.": (5.0, "the server has begun anew"),
     "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed": (70.0, "certificate is not for this host"),
     "Receiving: train message (ID: 0305305)": None,
 }

@@ -29,6 +29,8 @@ REFUSED = 70.0  # and at least so many if it was refused: the server counts the 
 LONG = 300.0  # seconds of a life after which the next death is the first again
 # flwr 1.41's SuperNode says these and then stands still, or ends.
 STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
+# What is left of a server's run that was ended: from then on it sends each reply only when the next message has come.
+LEFT_OVER = "Ignoring reply message"
 NO_ENTRY = "Exit Code: 305"  # the connection was refused
 CLIENTAPP = "flwr-clientapp"
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
@@ -125,6 +127,8 @@ class Node:
                         return Ended(f"refused: {self.wrong_clock() or key}", True)
                     if any(sign in text for sign in STUCK):
                         return Ended("the connection was lost", False)
+                    if LEFT_OVER in text:
+                        return Ended("the server has begun anew", False)
                     if not running:  # flwr 1.41 ends without a word if the server does not take its clock
                         wrong = self.wrong_clock()
                         return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
