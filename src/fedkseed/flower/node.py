@@ -100,10 +100,10 @@ class Node:
                     say(f"connecting to {self.connection.server}; logs are in {self.directory}")
                     why = self._connect(say, sleep)
                     wait = FIRST if time.monotonic() - begin > LONG else wait
-                    pause = max(wait, REFUSED) if why.refused else wait
+                    pause = max(wait, REFUSED) if why.refused else FIRST if why.anew else wait
                     say(f"{why.text}; connecting again in {pause:.0f} s")
                     sleep(pause)
-                    wait = min(2 * wait, REFUSED)
+                    wait = wait if why.anew else min(2 * wait, REFUSED)
             finally:
                 self.stop_worker()
 
@@ -126,9 +126,9 @@ class Node:
                         key = "the key is not registered, or its last connection not over yet"
                         return Ended(f"refused: {self.wrong_clock() or key}", True)
                     if any(sign in text for sign in STUCK):
-                        return Ended("the connection was lost", False)
+                        return Ended("the connection was lost")
                     if LEFT_OVER in text:
-                        return Ended("the server has begun anew", False)
+                        return Ended("the server has begun anew", anew=True)
                     if not running:  # flwr 1.41 ends without a word if the server does not take its clock
                         wrong = self.wrong_clock()
                         return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
@@ -204,4 +204,5 @@ class Ended:
     """Why a SuperNode is no more."""
 
     text: str
-    refused: bool
+    refused: bool = False
+    anew: bool = False  # nothing is wrong with this client
