@@ -22,7 +22,7 @@ def main() -> None:
     die_with_parent(signal.SIGTERM)
     if os.getppid() != parent:  # killed before the line above
         sys.exit("the parent has ended")
-    os.execvp(command[0], command)  # noqa: S606
+    os.execvp(command[0], command)  # noqa: S606 - what `Child` was given
 
 
 if __name__ == "__main__":

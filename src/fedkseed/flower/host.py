@@ -233,7 +233,7 @@ class Host:
 
     def _open(self) -> bool:
         """Does somebody listen at the public port?"""
-        return accepts("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)  # noqa: S104
+        return accepts("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)  # noqa: S104 - nothing is bound
 
     def _superlink(self) -> list[str]:
         return [

@@ -113,7 +113,7 @@ def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.
     command = [program("flwr"), *arguments, "--format", "json"]
     name = f"flwr {' '.join(arguments[:2])}"
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(  # noqa: S603 - Flower's own command
             command,
             env=dict(env),
             capture_output=True,
