@@ -23,7 +23,7 @@ check:
 
 # Of docs/wire.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev
-	$(BIN)/python -m tests.wire_vectors
+	$(BIN)/python -m tests.wire.vectors
 
 # torch first and by version, so that an index with a CPU build of it can serve that.
 .venv/installed: pyproject.toml constraints.txt

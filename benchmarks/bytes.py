@@ -5,8 +5,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fedkseed import KSeed, Pool, Run, State, Upload, encode
-from fedkseed.delta import shorten
-from fedkseed.precision import WIRES
+from fedkseed.wire.delta import shorten
+from fedkseed.wire.numbers import WIRES
 
 STEPS = 200  # τ of the paper
 SIZES = {"fedkseed": 4096, "fedkseed-pro": 1024}  # K of the paper

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from fedkseed.config import load_recipe
-from fedkseed.data.instructions import Encoded, collate
-from fedkseed.evaluate import estimate
+from fedkseed.data.batches import Encoded, collate
+from fedkseed.evaluation.statistics import estimate
 from fedkseed.models.loss import token_losses
 from fedkseed.randomness import Purpose, generator
-from fedkseed.simulate import Simulation
-from fedkseed.store import Store
+from fedkseed.recipe.schema import load_recipe
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.store import Store
 from table import Row, show
 
 

@@ -35,8 +35,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
 from fedkseed import Pool
+from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
-from fedkseed.models.loss import Batch
 from fedkseed.models.quantised import KINDS, quantise
 from peers import backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedkseed.models.loss import Batch, batch_loss
+from fedkseed.data.batches import Batch
+from fedkseed.models.loss import batch_loss
 
 LR, EPS = 3e-7, 5e-4  # the paper's for LLaMA-3B
 

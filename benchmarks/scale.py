@@ -31,10 +31,10 @@ import numpy as np
 
 from bytes import SIZES, made, upload
 from fedkseed import KSeed, Upload, decode, encode
-from fedkseed.strategies.common import drawn_by
+from fedkseed.strategies.checks import drawn_by
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
-    from fedkseed.flower.host import Host
+    from fedkseed.flower.server.processes import Host
     from table import Row
 
 MB = 1e6
@@ -65,13 +65,13 @@ def grid(clients: int, model: Path) -> "Row":
     """A round of a server, from the broadcast to the next state."""
     from flwr.app import Message
 
-    from fedkseed.config import Network, parse
-    from fedkseed.flower.client_app import packed
+    from fedkseed.flower.envelope import Reply, Status
     from fedkseed.flower.loopback import LoopbackGrid
-    from fedkseed.flower.remote import Numbers, Remote
-    from fedkseed.flower.server import Server
-    from fedkseed.flower.task import Reply, Status
-    from fedkseed.progress import Silent
+    from fedkseed.flower.messages import packed
+    from fedkseed.flower.server.federation import Server
+    from fedkseed.flower.server.grid import Numbers, Remote
+    from fedkseed.recipe.schema import Network, parse
+    from fedkseed.run.progress import Silent
 
     nodes = range(1, clients + 1)
     answers: dict[int, bytes] = {}
@@ -175,9 +175,9 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
 def polls(clients: int, through: str) -> "Row":
     """Requests that the SuperLink answers, through nginx or past it."""
     from fedkseed.flower.certs import make as make_keys
-    from fedkseed.flower.host import Host
-    from fedkseed.flower.processes import free_port
-    from fedkseed.progress import Silent
+    from fedkseed.flower.children import free_port
+    from fedkseed.flower.server.processes import Host
+    from fedkseed.run.progress import Silent
 
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         folder = Path(name)

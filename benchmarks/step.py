@@ -15,10 +15,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from fedkseed.data.batches import IGNORED, Batch
 from fedkseed.directions import Pool
 from fedkseed.models.load import DTYPES, STORAGES, load_model
-from fedkseed.models.loss import IGNORED, Batch, batch_loss
-from fedkseed.weights import MODES, Pooled, Weights, hold
+from fedkseed.models.loss import batch_loss
+from fedkseed.weights.base import Pooled, Weights
+from fedkseed.weights.hold import MODES, hold
 from peers import EPS, LR, inference, paper_step
 from table import MODEL, Row, best_of, show
 

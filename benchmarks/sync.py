@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedkseed.directions import FAMILIES, Pool
-from fedkseed.directions.numba_cpu.lanes import load_floats, number_at, store
-from fedkseed.directions.numba_cpu.team import compiled, run
+from fedkseed.directions.numba_cpu.simd import load_floats, number_at, store
+from fedkseed.directions.numba_cpu.threads import compiled, run
 from fedkseed.directions.operations import accumulate_, materialize, project
 from peers import efficient_sync, paper_sync
 from table import Row, best_of, show
@@ -38,7 +38,7 @@ COPY, ADD = "PyTorch: plain copy", "PyTorch: w.add_(z, alpha), z at hand"
 PAPER, EFFICIENT = "PyTorch: the paper's way", "PyTorch: the paper's more efficient way"
 STEP = 1e-6  # size of a coefficient: weights stay ordinary numbers however often they are moved
 
-# Instructions on 16 lanes that make 32 normals of 16 words and add them, counted from `bits.py`:
+# Instructions on 16 lanes that make 32 normals of 16 words and add them, counted from `philox.py`:
 #   normals       44: u 3, shifted 1, exponent 2, t 3, p 8, radius 6, a 3, s 1, sine 5, cosine 4, products 4, signs 4
 #   accumulation   4: two multiplies and two adds
 #   Philox        24: 8 of its 10 rounds depend on position and direction; each is 2 multiplies, 2 shifts and 4

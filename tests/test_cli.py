@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from fedkseed import Adapter
 from fedkseed.cli import app
-from fedkseed.store import Store
-from fedkseed.weights import Layout
+from fedkseed.run.store import Store
+from fedkseed.weights.layout import Layout
 
 from .conftest import recipe_text
 

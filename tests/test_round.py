@@ -7,19 +7,20 @@ import pytest
 import torch
 
 from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round
-from fedkseed.algorithms import ALGORITHMS, OUTPUT
-from fedkseed.config import Clients, Derivatives, Directions, Model, Recipe, Training
+from fedkseed.data.batches import Batch
 from fedkseed.directions import FAMILIES
-from fedkseed.free import Free
-from fedkseed.messages import Change, History
-from fedkseed.models.loss import Batch, batch_loss, graph_loss, output_loss
-from fedkseed.models.tuned import PATTERNS, Adapters, attach
-from fedkseed.party import NEWCOMER
-from fedkseed.precision import WIRES
+from fedkseed.models.loss import batch_loss, graph_loss, output_loss
+from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
-from fedkseed.store import Store
+from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT
+from fedkseed.recipe.schema import Clients, Derivatives, Directions, Model, Recipe, Training
+from fedkseed.run.setup import NEWCOMER
+from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
-from fedkseed.weights import Layout
+from fedkseed.weights.full import Free
+from fedkseed.weights.layout import Layout
+from fedkseed.wire.numbers import WIRES
+from fedkseed.wire.records import Change, History
 
 from .conftest import tiny_llama
 

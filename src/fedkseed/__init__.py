@@ -4,35 +4,35 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .adapter import Adapter, apply
-    from .config import Recipe, load_recipe
     from .directions import Pool
     from .directions.operations import accumulate_, materialize, project
     from .errors import FedKSeedError
-    from .messages import Broadcast, Run, Upload
+    from .recipe.schema import Recipe, load_recipe
     from .round import answer, run_round
-    from .simulate import Simulation, resume, start
+    from .run.simulation import Simulation, resume, start
     from .strategies.kseed import KSeed, State
     from .strategy import Client, Strategy
-    from .weights import hold
-    from .wire import decode, encode
+    from .weights.adapter import Adapter, apply
+    from .weights.hold import hold
+    from .wire.codec import decode, encode
+    from .wire.records import Broadcast, Run, Upload
 
 __version__ = "0.1.0"
 
 # Imported when first used: a server that only aggregates never loads PyTorch.
 _HOMES = {
-    "adapter": ("Adapter", "apply"),
-    "config": ("Recipe", "load_recipe"),
+    "weights.adapter": ("Adapter", "apply"),
+    "recipe.schema": ("Recipe", "load_recipe"),
     "directions": ("Pool",),
     "directions.operations": ("accumulate_", "materialize", "project"),
     "errors": ("FedKSeedError",),
-    "messages": ("Broadcast", "Run", "Upload"),
+    "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
-    "simulate": ("Simulation", "resume", "start"),
+    "run.simulation": ("Simulation", "resume", "start"),
     "strategies.kseed": ("KSeed", "State"),
     "strategy": ("Client", "Strategy"),
-    "weights": ("hold",),
-    "wire": ("decode", "encode"),
+    "weights.hold": ("hold",),
+    "wire.codec": ("decode", "encode"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -16,30 +16,31 @@ from rich.text import Text
 from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
-from .adapter import Adapter
-from .algorithms import ALGORITHMS
-from .compare import compare as measure_all
-from .config import load_recipe
-from .data.instructions import Wording
-from .data.shares import share_out
-from .data.sources import Example
+from .data.federated import share_out
+from .data.reading import Example
+from .data.wording import Wording
 from .directions.vectors import check
-from .display import Bars, console, print_costs, print_result, print_tuning
 from .errors import FedKSeedError
-from .evaluate import estimate, paired_change, respond
+from .evaluation.evaluate import respond
+from .evaluation.statistics import estimate, paired_change
 from .files import folder, write_atomically
-from .flower.commands import certs, client, server
-from .lazy import densify
+from .flower.cli import certs, client, server
 from .models.load import load_model, load_tokenizer
-from .progress import Progress
 from .randomness import Purpose, generator
-from .report import write_report
-from .simulate import Simulation
-from .simulate import resume as resume_run
-from .simulate import start as start_run
-from .store import Store
-from .tensorboard import EventFiles
-from .tune import tune as find_settings
+from .recipe.algorithms import ALGORITHMS
+from .recipe.schema import load_recipe
+from .run.progress import Progress
+from .run.simulation import Simulation
+from .run.simulation import resume as resume_run
+from .run.simulation import start as start_run
+from .run.store import Store
+from .tools.compare import compare as measure_all
+from .tools.display import Bars, console, print_costs, print_result, print_tuning
+from .tools.report import write_report
+from .tools.tensorboard import EventFiles
+from .tools.tune import tune as find_settings
+from .weights.adapter import Adapter
+from .weights.lazy import densify
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -92,7 +93,7 @@ def run(
     parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
     with _progress(parsed.training.rounds, directory, tensorboard) as progress:
         if engine == "flower":
-            from .flower.engine import run as run_on_flower
+            from .flower.simulation import run as run_on_flower
 
             result = run_on_flower(parsed, directory, progress)
         else:
@@ -342,7 +343,7 @@ def fuzz(
     Every input is refused or is a message that encodes to the same bytes; anything else ends the campaign, which then
     prints the input.
     """
-    from .fuzz import BLOCK, campaign
+    from .tools.fuzz import BLOCK, campaign
 
     begin = time.perf_counter()
     tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
@@ -378,8 +379,8 @@ def reproduce(
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
     """Run an experiment of the paper: table and figure. Stop it at any moment and call it again."""
-    from .paper import estimate as estimates
     from .paper import experiments
+    from .paper.dry_run import estimate as estimated
     from .paper.reproduce import parts, with_tiny
     from .paper.reproduce import reproduce as run_experiment
 
@@ -397,7 +398,7 @@ def reproduce(
         if seeds is not None:
             experiment = replace(experiment, seeds=seeds)
         if dry_run:
-            found = estimates.estimate(experiment, with_tiny(scale, output, given), only, seconds_per_step)
+            found = estimated(experiment, with_tiny(scale, output, given), only, seconds_per_step)
             print(found.markdown(f"{wanted}, {scale}"))
             continue
         folder = run_experiment(

@@ -20,11 +20,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from .delta import shorten
 from .errors import FedKSeedError
-from .messages import History, Lack, Run, Upload
 from .strategy import Client, Strategy
-from .wire import decode, encode, kind_of
+from .wire.codec import decode, encode, kind_of
+from .wire.delta import shorten
+from .wire.records import History, Lack, Run, Upload
 
 
 class Rounds(Protocol):
@@ -58,7 +58,7 @@ class Report:
     replayed: int = 0  # coefficients that the client that was away longest had to catch up on
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
     given_up: int = 0  # clients whose work would have come too late
-    clock: float | None = None  # virtual time of the next state, see asynchronous.py
+    clock: float | None = None  # virtual time of the next state, see run/virtual_time.py
 
 
 def run_round(

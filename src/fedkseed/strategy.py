@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
-    from .weights import Weights
+    from .weights.base import Weights
 
 
 @dataclass(frozen=True, slots=True)

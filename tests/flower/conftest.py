@@ -14,15 +14,15 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from flwr.app import Message
 
 from fedkseed import start
-from fedkseed.config import parse
-from fedkseed.flower.client_app import client_app
-from fedkseed.flower.consent import Owner
+from fedkseed.flower.client.app import client_app
+from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
-from fedkseed.flower.remote import Numbers
-from fedkseed.flower.server_app import serve
-from fedkseed.flower.worker import Member, Worker
-from fedkseed.progress import Silent
-from fedkseed.store import Store
+from fedkseed.flower.server.app import serve
+from fedkseed.flower.server.grid import Numbers
+from fedkseed.recipe.schema import parse
+from fedkseed.run.progress import Silent
+from fedkseed.run.store import Store
 
 from ..conftest import recipe_text, rows
 

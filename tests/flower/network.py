@@ -11,8 +11,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fedkseed.flower.certs import make
-from fedkseed.flower.processes import free_port
-from fedkseed.store import Store
+from fedkseed.flower.children import free_port
+from fedkseed.run.store import Store
 
 START = 240.0  # seconds until everything is up on a busy machine with two cores
 

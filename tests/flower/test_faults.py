@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 
 import fedkseed
 from fedkseed import start
-from fedkseed.config import parse
-from fedkseed.flower.host import find_nginx
-from fedkseed.store import Store
+from fedkseed.flower.server.processes import find_nginx
+from fedkseed.recipe.schema import parse
+from fedkseed.run.store import Store
 
 from .network import Network, kill, network, processes, wait_for
 
@@ -41,7 +41,7 @@ def slowly(setting, tmp_path_factory) -> str:
 
 def at_work(federation: Network, number: int) -> bool:
     """Is a message with this client?"""
-    return bool(processes("fedkseed.flower.executor", federation.state(number)))
+    return bool(processes("fedkseed.flower.client.executor", federation.state(number)))
 
 
 def computed(federation: Network, number: int) -> float:
@@ -123,7 +123,7 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
             model.model.norm.weight.data[0] += 1
         change(model).save_pretrained(tmp_path / name)
     shutil.copytree(Path(fedkseed.__file__).parent, tmp_path / "release" / "fedkseed")
-    for name in ("wire.py", "flower/task.py"):
+    for name in ("wire/codec.py", "flower/envelope.py"):
         path = tmp_path / "release" / "fedkseed" / name
         text = path.read_text()
         path.write_text(re.sub(r"^((MAGIC, )?VERSION = .*)1$", r"\g<1>2", text, flags=re.MULTILINE))
@@ -279,7 +279,7 @@ TRICKS = {
 OLD = """
 import sys
 
-if "fedkseed.flower.worker" in sys.orig_argv:
+if "fedkseed.flower.client.worker" in sys.orig_argv:
     import fedkseed.round as theirs
 
     answer, given = theirs.answer, []

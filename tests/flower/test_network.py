@@ -16,11 +16,11 @@ import pytest
 import tomli_w
 
 from fedkseed import FedKSeedError, start
-from fedkseed.config import parse
 from fedkseed.flower.certs import make
-from fedkseed.flower.host import Host, find_nginx
-from fedkseed.flower.processes import environment, flwr, free_port
-from fedkseed.progress import Silent
+from fedkseed.flower.children import environment, flwr, free_port
+from fedkseed.flower.server.processes import Host, find_nginx
+from fedkseed.recipe.schema import parse
+from fedkseed.run.progress import Silent
 
 from .network import network, processes, wait_for
 
@@ -81,7 +81,7 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
 
 KINDS = (  # what, and whose
     ("flower-superlink", "run"), ("flwr-serverapp", "run"), ("nginx: master", "run"), ("flower-superexec", "run"),
-    ("flower-superexec", "c0"), ("flower-supernode", "c1"), ("fedkseed.flower.worker", "c2"),
+    ("flower-superexec", "c0"), ("flower-supernode", "c1"), ("fedkseed.flower.client.worker", "c2"),
 )  # fmt: skip
 
 

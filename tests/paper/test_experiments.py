@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from fedkseed.config import Recipe
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import experiments
-from fedkseed.paper.estimate import estimate
+from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
-from fedkseed.paper.measured import MEASURED
-from fedkseed.paper.outputs import RUNS
+from fedkseed.paper.microbenchmarks import MEASURED
+from fedkseed.paper.tables import RUNS
+from fedkseed.recipe.schema import Recipe
 
 GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks"}
 ITEMS = {f"Table {n}" for n in (1, 2, 3)} | {f"Figure {n}" for n in (2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14)}

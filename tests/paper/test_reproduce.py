@@ -10,16 +10,16 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
-from fedkseed.config import load_recipe
 from fedkseed.errors import FedKSeedError
-from fedkseed.federation import work
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load
-from fedkseed.paper.outcomes import Outcome, Spread, Table, spread
-from fedkseed.paper.outputs import speed
 from fedkseed.paper.reproduce import parts, reproduce
-from fedkseed.simulate import Simulation, start
-from fedkseed.store import Store
+from fedkseed.paper.results import Outcome, Spread, Table, spread
+from fedkseed.paper.tables import speed
+from fedkseed.recipe.schema import load_recipe
+from fedkseed.run.loop import work
+from fedkseed.run.simulation import Simulation, start
+from fedkseed.run.store import Store
 
 FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
 

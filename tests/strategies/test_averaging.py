@@ -7,10 +7,10 @@ import torch
 from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.directions.operations import accumulate_
 from fedkseed.local.work import LocalWork
-from fedkseed.messages import Change
 from fedkseed.randomness import draw_directions
 from fedkseed.strategies.averaging import Averaging
-from fedkseed.strategies.common import NONE
+from fedkseed.strategies.checks import NONE
+from fedkseed.wire.records import Change
 
 RUN = Run(Pool(1, 1 << 32, "gaussian"), bytes(32))
 START = np.array([1.0, 2.0, 3.0], np.float32)

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
-from fedkseed.free import Free
 from fedkseed.local.work import LocalWork
-from fedkseed.messages import Change, History
 from fedkseed.randomness import draw_directions
-from fedkseed.strategies.common import NONE
+from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.replay import Replay
-from fedkseed.weights import Layout
+from fedkseed.weights.full import Free
+from fedkseed.weights.layout import Layout
+from fedkseed.wire.records import Change, History
 
 from ..conftest import tiny_llama
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from .sources import Example, decode, parse, text
+from .reading import Example, decode, parse, text
 
 LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
 TRAINING, TEST = 20, 2  # per cent of a task's examples

@@ -1,12 +1,15 @@
 """Rounds over a network, carried by Flower. Needs the extra `fedkseed[flower]`.
 
-server_app.py    Flower's ServerApp: our loop over rounds, on a Grid
-server.py        the federation of that loop
-remote.py        clients behind a Grid, as the transport of a round
-client_app.py    Flower's ClientApp: hands bytes to the worker, Flower starts a new process for each message
-worker.py        keeps a client's model loaded, and answers
-consent.py       what a client does by a server's wish, and what it refuses
-task.py          what travels around a message
+server/          a server's side: ServerApp, processes, the way to its clients
+client/          a client's side: ClientApp, worker, processes, consent
+envelope.py      what travels around a message
+messages.py      bytes in Flower's messages
+recipes.py       recipes over a network
+children.py      Flower's programs, as children that end with their parent
+certs.py cli.py  keys and certificates; the three commands
+simulation.py    many virtual clients on Flower's own engine
+strategy.py      our algorithms in a Flower project that is there already
+loopback.py      a Grid in one process
 """
 
 from importlib.metadata import PackageNotFoundError, version

@@ -19,9 +19,9 @@ from ..errors import FedKSeedError
 from ..randomness import cohort
 from ..round import answer, run_round
 from ..strategy import Client, Strategy
-from ..wire import encode
-from .client_app import packed, unpacked
-from .task import Reply, Status, Task
+from ..wire.codec import encode
+from .envelope import Reply, Status, Task
+from .messages import packed, unpacked
 
 NO_RECIPE = bytes(16)  # both sides have made the same strategy themselves
 

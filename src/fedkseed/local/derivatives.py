@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from ..optimizers import Optimizer
+from .optimizers import Optimizer
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
-    from ..weights import Pooled
+    from ..weights.base import Pooled
 
 Batch = TypeVar("Batch")
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FedKSeedError
-from ..free import Free
 from ..strategy import Client
+from ..weights.full import Free
 
 Batch = TypeVar("Batch")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # Adam as Kingma and Ba, 2015, with their defaults

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ..settings import require_choice, require_settings, scheduled
 from ..strategy import Client
+from .schedules import require_choice, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch

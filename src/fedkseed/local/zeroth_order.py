@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..precision import scalar
+from ..wire.numbers import scalar
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
-    from ..weights import Weights
+    from ..weights.base import Weights
 
 Batch = TypeVar("Batch")
 
@@ -57,7 +57,7 @@ def zeroth_order_steps(
 
     Args:
         directions: j of every probe, shape (τ P,), step after step.
-        wire: how scalars travel, see precision.py.
+        wire: how scalars travel, see numbers.py.
         points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
     """
     scalars = np.full(directions.size, np.nan, np.float32)

@@ -1,11 +1,10 @@
 """The loss: negative log-likelihood of the response's tokens, in nats."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,28 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from ..data.batches import IGNORED, Batch
 from ..errors import FedKSeedError
 
-if TYPE_CHECKING:  # which makes batches
-    from ..data.instructions import Encoded
-
 RUN_AGAIN = "_gradient_checkpointing_func"  # where transformers looks for what runs a layer
-IGNORED = -100  # label of a token that is not part of the response
 SLICE = 1 << 20  # logits whose losses are computed together
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Examples side by side, padded on the right."""
-
-    tokens: Tensor  # (B, T) int64
-    mask: Tensor  # (B, T) int64, 0 on padding
-    labels: Tensor  # (B, T) int64, IGNORED outside responses
-    examples: "Sequence[Encoded]" = ()  # B, what the rows were made of; the loss needs none
-
-    def to(self, device: torch.device) -> "Batch":
-        tokens, mask, labels = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels))
-        return replace(self, tokens=tokens, mask=mask, labels=labels)
 
 
 def response_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:

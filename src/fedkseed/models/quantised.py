@@ -23,7 +23,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 )
 
 from ..errors import FedKSeedError
-from ..lazy import TILE, Lazy, Workspace
+from ..weights.lazy import TILE, Lazy, Workspace
 
 KINDS = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
 
@@ -48,7 +48,7 @@ class Blocks:
             self.there = torch.from_numpy(np.array(raw)).to(self.device)
 
     def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        from ..directions.numba_cpu import blocks
+        from ..directions.numba_cpu import gguf as blocks
 
         columns = self.shape[1]
         if self.device.type != "cpu" and self.kind in KINDS:

@@ -19,8 +19,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..config import Recipe, parse
 from ..errors import FedKSeedError
+from ..recipe.schema import Recipe, parse
 
 Tree: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "stories", "small", "full")

@@ -18,19 +18,19 @@ from statistics import fmean
 from typing import Any
 
 from .. import __version__
-from ..config import Recipe
-from ..display import Bars
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
+from ..recipe.schema import Recipe
 from ..round import Report
-from ..simulate import resume, start
-from ..store import Store
-from . import tiny
+from ..run.simulation import resume, start
+from ..run.store import Store
+from ..tools.display import Bars
+from . import tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
-from .measured import MEASURED
-from .outcomes import Outcome, Table
-from .outputs import RUNS
+from .microbenchmarks import MEASURED
+from .results import Outcome, Table
+from .tables import RUNS
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,9 @@ def reproduce(
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
     """The paths given, and for the scale `tiny` that of its model, which is made if need be."""
     return (
-        given if scale != "tiny" or "model" in given else {**given, "model": str(tiny.make(output / "models" / "tiny"))}
+        given
+        if scale != "tiny" or "model" in given
+        else {**given, "model": str(tiny_model.make(output / "models" / "tiny"))}
     )
 
 

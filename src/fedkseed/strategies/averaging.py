@@ -13,23 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
+from ..local.schedules import require_choice
 from ..local.work import LocalWork
-from ..messages import Change, Run, Upload, Values
 from ..randomness import draw_directions
-from ..settings import require_choice
 from ..strategy import Client
-from .common import (
-    NEVER,
-    NONE,
-    in_order,
-    merged,
-    require_scalars,
-    require_sendable,
-)
+from ..wire.records import Change, Run, Upload, Values
+from .checks import NEVER, NONE, in_order, merged, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
-    from ..free import Free
-    from ..weights import Weights
+    from ..weights.base import Weights
+    from ..weights.full import Free
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,20 +16,20 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..local.derivatives import derivative_steps
+from ..local.optimizers import NOTHING, SGD, Moments, Optimizer
+from ..local.schedules import require_choice, require_settings, scheduled
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
-from ..messages import Broadcast, Change, Run, Upload
-from ..optimizers import NOTHING, SGD, Moments, Optimizer
-from ..precision import WIRES, rounded
 from ..randomness import draw_directions
-from ..settings import require_choice, require_settings, scheduled
 from ..strategy import Client
-from .common import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
+from ..wire.numbers import WIRES, rounded
+from ..wire.records import Broadcast, Change, Run, Upload
+from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
-    from ..weights import Pooled, Weights
+    from ..weights.base import Pooled, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ class KSeed:
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
             step with −Δ in place of a gradient (Reddi et al., 2021).
-        wire: how numbers travel, `exact`, `compact` or `sign` (precision.py). The server keeps c in full, so that what
-            8 bits leave out on the way down is sent as soon as it has grown (error feedback); what they leave out of
-            a change on the way up, at most a 254th of the largest of 128 numbers, is lost. With `sign`, η is how far
+        wire: how numbers travel, `exact`, `compact` or `sign` (wire/numbers.py). The server keeps c in full, so that
+            what 8 bits leave out on the way down is sent as soon as it has grown (error feedback); what they leave out
+            of a change on the way up, at most a 254th of the largest of 128 numbers, is lost. With `sign`, η is how far
             a step moves a coefficient, and all |ρ| are 1: importance is the same for all directions.
         max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
         staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.

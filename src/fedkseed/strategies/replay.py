@@ -19,25 +19,17 @@ from numpy.typing import NDArray
 
 from ..directions import Pool
 from ..errors import FedKSeedError
+from ..local.schedules import require_choice
 from ..local.work import LocalWork
-from ..messages import Change, History, Run, Upload
 from ..randomness import Purpose, draw_directions, generator
-from ..settings import require_choice
 from ..strategy import Client
-from .common import (
-    NEVER,
-    NONE,
-    in_order,
-    merged,
-    require_clipped,
-    require_scalars,
-    require_sendable,
-)
+from ..wire.records import Change, History, Run, Upload
+from .checks import NEVER, NONE, in_order, merged, require_clipped, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..directions.operations import Sum
-    from ..free import Free
-    from ..weights import Weights
+    from ..weights.base import Weights
+    from ..weights.full import Free
 
 LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
 

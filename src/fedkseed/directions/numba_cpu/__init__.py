@@ -5,8 +5,8 @@ work on one unit (`Pool.unit` positions, 16 KiB of float32 at K ≤ 4096) at a t
 any number of directions stay in registers and the first-level cache; weights are read once and
 written once.
 
-lanes.py: vectors and tiles. bits.py: random bits and normals. rounding.py: types of weights.
-units.py: one unit of a sum or of a projection. blocks.py: quantised weights. team.py: threads. Here: a
+simd.py: vectors and tiles. philox.py: random bits and normals. dtypes.py: types of weights. kernels.py: one unit of
+a sum or of a projection. gguf.py: quantised weights. threads.py: who runs them. Here: a
 whole model's tensors.
 """
 
@@ -19,11 +19,8 @@ from numpy.typing import NDArray
 
 from .. import reference as ref
 from ..pool import TRANSFORMED, Pool
-from .bits import kernel
-from .lanes import address_of, claim, copy, data_of, number_at
-from .rounding import item_size
-from .team import compiled, run
-from .units import (
+from .dtypes import item_size
+from .kernels import (
     BLOCK,
     GAUSSIAN,
     HADAMARD,
@@ -37,6 +34,9 @@ from .units import (
     combine_unit,
     project_segment,
 )
+from .philox import kernel
+from .simd import address_of, claim, copy, data_of, number_at
+from .threads import compiled, run
 
 CHUNK = 1 << 15  # positions that a thread takes at a time: 8 µs of the fastest kernel
 ALONE = 1 << 16  # positions that one thread makes before a second has begun

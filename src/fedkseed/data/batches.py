@@ -1,0 +1,60 @@
+"""Examples as tokens, and batches of them."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .reading import Example
+
+IGNORED = -100  # label of a token that is not part of the response
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Examples side by side, padded on the right."""
+
+    tokens: Tensor  # (B, T) int64
+    mask: Tensor  # (B, T) int64, 0 on padding
+    labels: Tensor  # (B, T) int64, IGNORED outside responses
+    examples: "Sequence[Encoded]" = ()  # B, what the rows were made of; the loss needs none
+
+    def to(self, device: torch.device) -> "Batch":
+        tokens, mask, labels = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels))
+        return replace(self, tokens=tokens, mask=mask, labels=labels)
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One example as the model sees it: tokens[:prompt] asks, the rest is the response and the end."""
+
+    tokens: tuple[int, ...]
+    prompt: int
+    example: Example
+
+
+def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
+    """Examples side by side, padded on the right."""
+    width = max(len(e.tokens) for e in encoded)
+    tokens = torch.full((len(encoded), width), pad)
+    mask = torch.zeros(len(encoded), width, dtype=torch.long)
+    labels = torch.full((len(encoded), width), IGNORED)
+    for row, e in enumerate(encoded):
+        n = len(e.tokens)
+        tokens[row, :n] = torch.tensor(e.tokens)
+        mask[row, :n] = 1
+        labels[row, e.prompt : n] = tokens[row, e.prompt : n]
+    return Batch(tokens, mask, labels, encoded)
+
+
+def endless_batches(encoded: Sequence[Encoded], size: int, pad: int, generator: np.random.Generator) -> Iterator[Batch]:
+    """Batches for ever, every example once in each pass; a small client's batch is all it has."""
+    size = min(size, len(encoded))
+    queue: list[int] = []
+    while True:
+        if len(queue) < size:
+            queue.extend(generator.permutation(len(encoded)).tolist())
+        yield collate([encoded[i] for i in queue[:size]], pad)
+        queue = queue[size:]

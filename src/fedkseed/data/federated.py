@@ -1,0 +1,193 @@
+"""Who holds what: read, hold out, encode and divide the data of a recipe."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from ..errors import FedKSeedError
+from ..randomness import Purpose, generator
+from ..recipe.schema import Recipe
+from .batches import Encoded
+from .natural_instructions import subsample
+from .partition import dirichlet, even
+from .reading import SAMPLES, Example, read, read_folder
+from .wording import cut, encode_all
+
+Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A recipe's examples before they are tokens."""
+
+    held_out: list[Example]
+    training: list[Owned]
+    owners: int  # how many files or tasks
+    too_small: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """How the data fell: one list of examples a client, and what is held out."""
+
+    clients: list[list[Encoded]]
+    held_out: list[Encoded]
+    too_long: int  # left out of the training examples
+    too_small: int = 0  # training tasks with too few examples to be a client
+
+    def digest(self) -> str:
+        """A hash over all tokens in their order, to tell whether the data is still the same."""
+        return digest([*self.clients, self.held_out])
+
+
+def digest(parts: Sequence[Sequence[Encoded]]) -> str:
+    """A hash over all tokens of some lists of examples, in their order."""
+    return hashlib.sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
+
+
+def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
+    """Share out a recipe's data; the same for the same recipe.
+
+    Raises:
+        FedKSeedError: the data can't be read, or is too little for what the recipe asks.
+    """
+    found, limit = _find(recipe), recipe.data.max_tokens
+    encoded = _encode([e for e, _ in found.training], limit, recipe, tokenizer)
+    kept = [(e, owner) for e, (_, owner) in zip(encoded, found.training, strict=True) if e is not None]
+    evaluated = _evaluated(found.held_out, recipe, tokenizer)
+    parts = _divide(kept, found.owners, recipe)
+    recipe.clients.cohort_of(len(parts))
+    return Shares(
+        clients=[[kept[i][0] for i in part] for part in parts],
+        held_out=evaluated,
+        too_long=len(found.training) - len(kept),
+        too_small=found.too_small,
+    )
+
+
+def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """What a client trains on that has a file of its own: what `split = "files"` gives the client of that file.
+
+    Raises:
+        FedKSeedError: the file can't be read, or too little is left of it.
+    """
+    kept = [e for e in read(recipe.data.source, recipe.data.columns) if e.category != recipe.data.held_out]
+    encoded = [e for e in _encode(kept, recipe.data.max_tokens, recipe, tokenizer) if e is not None]
+    if len(encoded) < recipe.clients.min_examples:
+        raise FedKSeedError(
+            f"the client has {len(encoded)} examples after holding out and leaving out long ones, "
+            f"[clients] min_examples says {recipe.clients.min_examples}"
+        )
+    return encoded
+
+
+def own_held_out(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """What a server evaluates on: the held-out rows of its own file or folder; nothing if it has none.
+
+    Raises:
+        FedKSeedError: what is there can't be read, or is too little for what the recipe asks.
+    """
+    source, columns = recipe.data.source, recipe.data.columns
+    path = Path(source).expanduser()
+    if source not in SAMPLES and not path.exists():
+        return []
+    parts = read_folder(source, columns) if path.is_dir() else [read(source, columns)]
+    held_out, _ = _hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe)
+    return _evaluated(held_out, recipe, tokenizer)
+
+
+def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+    """As many held-out examples as the recipe asks for, drawn from those that are not too long."""
+    encoded = _encode(held_out, recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe, tokenizer)
+    kept = [e for e in encoded if e is not None]
+    asked = len(kept) if recipe.evaluation.examples == "all" else recipe.evaluation.examples
+    if len(kept) < asked:
+        raise FedKSeedError(
+            f"[evaluation] asks for {asked} held-out examples, "
+            f"{len(kept)} are there within the token limit; ask for fewer or raise max_tokens"
+        )
+    return [kept[i] for i in generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept))[:asked]]
+
+
+def _find(recipe: Recipe) -> Found:
+    """Read the data and part what is held out."""
+    data, clients = recipe.data, recipe.clients
+    match clients.split:
+        case "tasks":
+            drawn = subsample(
+                data.source,
+                recipe.seed,
+                protocol=data.protocol,
+                max_characters=data.max_tokens,
+                least=clients.min_examples,
+            )
+            owned = [(e, owner) for owner, task in enumerate(drawn.clients) for e in task.examples]
+            held_out = [e for task in drawn.held_out for e in task.examples]
+            return Found(held_out, owned, len(drawn.clients), len(drawn.too_small))
+        case "files":
+            parts = read_folder(data.source, data.columns)
+        case _:
+            parts = [read(data.source, data.columns)]
+    return Found(*_hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe), len(parts))
+
+
+def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], list[Owned]]:
+    """Held-out and training examples: a whole category, or a random share."""
+    chosen = recipe.data.held_out
+    if isinstance(chosen, str):
+        categories = sorted({e.category for e, _ in owned})
+        if chosen not in categories:
+            raise FedKSeedError(
+                f"[data] held_out is no category of the data: {chosen!r}; it has {', '.join(categories) or 'none'}; "
+                "a number as 0.1 holds out a random share"
+            )
+        held = {i for i, (e, _) in enumerate(owned) if e.category == chosen}
+    else:
+        order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(owned))
+        held = set(order[: round(chosen * len(owned))].tolist())
+    return [owned[i][0] for i in sorted(held)], [pair for i, pair in enumerate(owned) if i not in held]
+
+
+def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: Any) -> list[Encoded | None]:
+    """Tokens; None for an example over the limit, or, where the official code cuts it, without a response left."""
+    encoded = encode_all(examples, tokenizer, recipe.data.wording)
+    if recipe.data.protocol == "official-code":
+        return [cut(e, limit) if e.prompt < limit else None for e in encoded]
+    return [e if len(e.tokens) <= limit else None for e in encoded]
+
+
+def _divide(kept: Sequence[tuple[Encoded, int]], owners: int, recipe: Recipe) -> list[list[int]]:
+    """For each client the indices of its examples."""
+    clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
+    match clients.split, clients.count:
+        case "dirichlet", int(count):
+            labels = [e.example.category for e, _ in kept]
+            return dirichlet(labels, count, clients.alpha, clients.min_examples, rng)
+        case "even", int(count):
+            return even(len(kept), count, clients.min_examples, rng)
+        case _:
+            return _by_owner([owner for _, owner in kept], owners, recipe)
+
+
+def _by_owner(owner_of: Sequence[int], owners: int, recipe: Recipe) -> list[list[int]]:
+    """One client a file or task, in their order; a task that has only long examples is no client."""
+    clients = recipe.clients
+    parts: list[list[int]] = [[] for _ in range(owners)]
+    for i, owner in enumerate(owner_of):
+        parts[owner].append(i)
+    if clients.split == "tasks":
+        parts = [part for part in parts if part]
+    if not parts or clients.count not in (None, len(parts)):
+        raise FedKSeedError(
+            f"{recipe.data.source} holds the data of {len(parts)} clients"
+            + (f", [clients] count says {clients.count}" if clients.count else "; lower [clients] min_examples")
+        )
+    if clients.split == "files" and min(map(len, parts)) < clients.min_examples:
+        least = min(range(len(parts)), key=lambda client: len(parts[client]))
+        raise FedKSeedError(
+            f"client {least} has {len(parts[least])} examples after holding out and leaving out long ones, "
+            f"[clients] min_examples says {clients.min_examples}"
+        )
+    return parts

@@ -1,0 +1,314 @@
+"""One unit of Σ_j c_j z_j, and the inner products with one unit, inside the first-level cache.
+
+A unit is `Pool.unit` positions, 16 KiB of float32 at K ≤ 4096. Arrays go by their addresses.
+"""
+
+import numpy as np
+from numba import uint32
+
+from .. import reference as ref
+from ..pool import BLOCK
+from .dtypes import item_size, put_rounded, widened
+from .philox import first_rounds, kernel, normals, one_philox, paired_sign_words, philox, sign_words, two_rounds
+from .simd import (
+    butterflies,
+    by_rows,
+    clear,
+    copy,
+    data_of,
+    fetch_ahead,
+    flipped,
+    flipped_columns,
+    float_at,
+    floats,
+    high_half,
+    joined,
+    lane_numbers,
+    load_floats,
+    low_half,
+    plus_signed,
+    put,
+    put_float,
+    put_word,
+    store,
+    take,
+    take_swapped,
+    transposed,
+    word_at,
+    words,
+    zero_tile,
+)
+
+# What a kernel does with a unit; the first two add direction by direction.
+GAUSSIAN, RADEMACHER, HADAMARD, HADAMARD_ONE, HASHED = range(5)
+
+EIGHTH, TILE, ROW = ref.EIGHTH, 256, 16  # positions
+GAUSS = uint32(ref.GAUSSIAN)
+SOME = 16  # directions whose signs are made together: 8 KiB of words
+SIGNS = 512  # bytes of words that sign a block
+ZERO = np.float32(0)
+
+
+@kernel
+def add_gaussian(acc, block, start, stop, directions, coefficients, count, tensor, k0, k1):
+    """acc += Σ c z over one block; positions outside start ≤ p < stop may be left out."""
+    for i in range(0, EIGHTH, ROW):
+        wanted = False
+        for p in range(i, BLOCK, EIGHTH):
+            wanted |= p < stop and p + ROW > start
+        if not wanted or not count:
+            continue
+        counter = words(uint32(block * EIGHTH + i)) + lane_numbers()
+        at, step = acc + 4 * i, 4 * EIGHTH
+        s0, s1, s2, s3 = load_floats(at), load_floats(at + step), load_floats(at + 2 * step), load_floats(at + 3 * step)
+        s4, s5 = load_floats(at + 4 * step), load_floats(at + 5 * step)
+        s6, s7 = load_floats(at + 6 * step), load_floats(at + 7 * step)
+        low, high = low_half(counter), high_half(counter)
+        direction = word_at(directions)
+        x0, x1, x2, x3 = philox(counter, tensor, direction, GAUSS, k0, k1)
+        for k in range(count):
+            # The bits of the next direction are made between the normals of this one: neither alone
+            # has enough independent instructions to keep the units of a core busy.
+            direction = word_at(directions + 4 * min(k + 1, count - 1))
+            c = floats(float_at(coefficients + 4 * k))
+            a0, a1, a2, a3 = first_rounds(low, tensor, direction, GAUSS, k0, k1)
+            b0, b1, b2, b3 = first_rounds(high, tensor, direction, GAUSS, k0, k1)
+            first, second = normals(x0)
+            s0, s1 = s0 + c * first, s1 + c * second
+            a0, a1, a2, a3 = two_rounds(2, a0, a1, a2, a3, k0, k1)
+            b0, b1, b2, b3 = two_rounds(2, b0, b1, b2, b3, k0, k1)
+            first, second = normals(x1)
+            s2, s3 = s2 + c * first, s3 + c * second
+            a0, a1, a2, a3 = two_rounds(4, a0, a1, a2, a3, k0, k1)
+            b0, b1, b2, b3 = two_rounds(4, b0, b1, b2, b3, k0, k1)
+            first, second = normals(x2)
+            s4, s5 = s4 + c * first, s5 + c * second
+            a0, a1, a2, a3 = two_rounds(6, a0, a1, a2, a3, k0, k1)
+            b0, b1, b2, b3 = two_rounds(6, b0, b1, b2, b3, k0, k1)
+            first, second = normals(x3)
+            s6, s7 = s6 + c * first, s7 + c * second
+            a0, a1, a2, a3 = two_rounds(8, a0, a1, a2, a3, k0, k1)
+            b0, b1, b2, b3 = two_rounds(8, b0, b1, b2, b3, k0, k1)
+            x0, x1, x2, x3 = joined(a0, b0), joined(a1, b1), joined(a2, b2), joined(a3, b3)
+        store(at, s0)
+        store(at + step, s1)
+        store(at + 2 * step, s2)
+        store(at + 3 * step, s3)
+        store(at + 4 * step, s4)
+        store(at + 5 * step, s5)
+        store(at + 6 * step, s6)
+        store(at + 7 * step, s7)
+
+
+@kernel
+def make_signs(signs, block, directions, count, tensor, k0, k1):
+    for k in range(count):
+        sign_words(signs + SIGNS * k, block, tensor, word_at(directions + 4 * k), ref.RADEMACHER, k0, k1)
+
+
+@kernel
+def add_rademacher(acc, block, directions, coefficients, count, signs, tensor, k0, k1):
+    """acc += Σ c z over one block; `signs` has room for the words of SOME directions."""
+    for first in range(0, count, SOME):
+        some = min(SOME, count - first)
+        make_signs(signs, block, directions + 4 * first, some, tensor, k0, k1)
+        for p in range(0, BLOCK, TILE):
+            tile = take(acc + 4 * p, 4 * ROW)
+            for k in range(some):
+                tile = plus_signed(tile, float_at(coefficients + 4 * (first + k)), signs + SIGNS * k, p)
+            put(acc + 4 * p, 4 * ROW, tile)
+
+
+def _finish_row(z, p, target):
+    """out = base + (addend + z), rounded once; no addend if its address is 0. 0 + z is part of the definition."""
+    out, base, addend, marker, around = target
+    size = item_size(marker)
+    total = load_floats(addend + 4 * p) + z if addend else z
+    put_rounded(out + size * p, widened(base + size * p, marker) + (floats(ZERO) + total), marker, around)
+
+
+finish = by_rows(_finish_row)
+
+
+@kernel
+def add_directions(kind, acc, unit, low, high, directions, coefficients, count, signs, tensor, k0, k1, target):
+    """out = base + (addend + Σ c z) over positions low ≤ p < high of one unit, direction by direction."""
+    out, base, addend, marker, around = target
+    no_addend = out, base, 0, marker, around
+    if kind == RADEMACHER and count <= SOME and not addend:  # the sum stays in registers
+        make_signs(signs, unit, directions, count, tensor, k0, k1)
+        for p in range(0, BLOCK, TILE):
+            tile = zero_tile()
+            for k in range(count):
+                tile = plus_signed(tile, float_at(coefficients + 4 * k), signs + SIGNS * k, p)
+            finish(tile, p, ROW, no_addend)
+        return
+    if addend:
+        copy(acc, addend, 4 * BLOCK)
+    else:
+        clear(acc, 4 * BLOCK)
+    if kind == GAUSSIAN:
+        add_gaussian(acc, unit, low, high, directions, coefficients, count, tensor, k0, k1)
+    else:
+        add_rademacher(acc, unit, directions, coefficients, count, signs, tensor, k0, k1)
+    for p in range(0, BLOCK, TILE):
+        finish(take(acc + 4 * p, 4 * ROW), p, ROW, no_addend)
+
+
+@kernel
+def transform_tile(tile, to, size):
+    """Stages 1 … 128 of the transform on 256 neighbours, given as columns, those below `size`."""
+    tile = butterflies(tile, 1, size)
+    tile = butterflies(transposed(tile), ROW, size)
+    put(to, 4 * ROW, tile)
+
+
+@kernel
+def middle_stages(z, unit_size, size):
+    """Stages 256, … of the transform of every `size` elements of z but the last four; returns the next h."""
+    h = TILE
+    while BLOCK * h < TILE * size:  # only for K > 4096
+        for begin in range(0, unit_size, 2 * h):
+            for i in range(4 * begin, 4 * (begin + h), 4 * ROW):
+                a, b = load_floats(z + i), load_floats(z + i + 4 * h)
+                store(z + i, a + b)
+                store(z + i + 4 * h, a - b)
+        h *= 2
+    return h
+
+
+@kernel
+def combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1, target):
+    """out = base + (addend + Σ c_j z_j) over one unit of a transformed family; `table` as `_plan` made it."""
+    groups = unit_size // BLOCK
+    if kind == HADAMARD:  # table: columns of c, repeated to fill a unit
+        for g in range(groups):
+            paired_sign_words(signs + SIGNS * g, unit * groups + g, tensor, ref.HADAMARD_BLOCK, k0, k1)
+        for p in range(0, unit_size, TILE):
+            fetch_ahead(target[1] + 4 * p)
+            transform_tile(flipped_columns(take(table + 4 * p, 4 * ROW), signs, p), acc + 4 * p, size)
+    stream = ref.HASHED_ROW if kind == HASHED else ref.HADAMARD_ROW
+    for g in range(groups):
+        sign_words(signs + SIGNS * g, unit * groups + g, tensor, uint32(0), stream, k0, k1)
+    if kind == HADAMARD:
+        h = middle_stages(acc, unit_size, size)
+        for p in range(0, h, ROW):
+            tile = butterflies(take(acc + 4 * p, 4 * h), h, size)
+            finish(flipped(tile, signs, p, h), p, h, target)
+    elif kind == HADAMARD_ONE:  # table: c_j H[:, j] and −c_j H[:, j]; the direction j rides at the end
+        j = np.int64(word_at(table + 8 * size))
+        for begin in range(0, unit_size, size):
+            negative = sign_at(unit * unit_size + begin + j, tensor, ref.HADAMARD_BLOCK, k0, k1)
+            for p in range(0, size, TILE):
+                tile = take(table + 4 * (size * negative + p), 4 * ROW)
+                finish(flipped(tile, signs, begin + p, ROW), begin + p, ROW, target)
+    elif size >= TILE:  # table: 16 copies of H c, number m with the lowest four bits of the index XORed with m
+        for begin in range(0, unit_size, size):
+            s = shift_at((unit * unit_size + begin) // size, size, tensor, k0, k1)
+            copy, rows, tiles = (s & 15) * size, s >> 4 & 15, s & ~255
+            for p in range(0, size, TILE):
+                tile = take_swapped(table + 4 * (copy + (p ^ tiles)), 4 * ROW, rows)
+                finish(flipped(tile, signs, begin + p, ROW), begin + p, ROW, target)
+    else:  # table: H c
+        for begin in range(0, unit_size, size):
+            s = shift_at((unit * unit_size + begin) // size, size, tensor, k0, k1)
+            for i in range(size):
+                put_word(acc + 4 * (begin + i), word_at(table + 4 * (i ^ s)))
+        for p in range(0, unit_size, TILE):
+            finish(flipped(take(acc + 4 * p, 4 * ROW), signs, p, ROW), p, ROW, target)
+
+
+@kernel
+def sign_at(position, tensor, stream, k0, k1):
+    """1 if the sign of one position is −1, else 0."""
+    lane = uint32(position // BLOCK * ref.LANES + position % ref.LANES)
+    x0, x1, x2, x3 = one_philox(lane, tensor, uint32(0), uint32(stream), k0, k1)
+    w = position // ref.QUARTER % 4
+    word = x0 if w == 0 else x1 if w == 1 else x2 if w == 2 else x3
+    return np.int64(word >> uint32(position // ref.LANES % 32) & uint32(1))
+
+
+@kernel
+def shift_at(block, size, tensor, k0, k1):
+    """s_b of the hashed family."""
+    return np.int64(one_philox(uint32(block), tensor, uint32(0), uint32(ref.HASHED_BLOCK), k0, k1)[0]) & (size - 1)
+
+
+# --- projections ----------------------------------------------------------------------------------
+
+
+@kernel
+def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1, result, acc, products, signs):
+    """result = the K inner products over positions start … start + count, inside one segment.
+
+    v, acc, products and signs are addresses, result is an array of float64.
+    """
+    stop = start + count
+    result[:] = 0
+    one, unity = np.empty(1, np.uint32), np.ones(1, np.float32)
+    for unit in range(start // unit_size, (stop + unit_size - 1) // unit_size):
+        low, high = max(start - unit * unit_size, 0), min(stop - unit * unit_size, unit_size)
+        clear(acc, 4 * unit_size)
+        copy(acc + 4 * low, v + 4 * (unit * unit_size + low - start), 4 * (high - low))
+        if kind <= RADEMACHER:
+            for j in range(pool_size):
+                one[0] = j
+                clear(products, 4 * BLOCK)
+                if kind == GAUSSIAN:
+                    add_gaussian(products, unit, 0, BLOCK, data_of(one), data_of(unity), 1, tensor, k0, k1)
+                else:
+                    add_rademacher(products, unit, data_of(one), data_of(unity), 1, signs, tensor, k0, k1)
+                result[j] += _inner(products, acc)
+        else:
+            project_unit(kind, acc, unit, unit_size, pool_size, tensor, k0, k1, result, signs)
+    if kind == HASHED:
+        h = 1
+        while h < pool_size:
+            for begin in range(0, pool_size, 2 * h):
+                for i in range(begin, begin + h):
+                    a, b = result[i], result[i + h]
+                    result[i], result[i + h] = a + b, a - b
+            h *= 2
+
+
+@kernel
+def _inner(products, v):
+    """⟨products, v⟩ over a block in float32, halves added onto each other: 2048, 1024, …"""
+    for i in range(0, 4 * BLOCK, 4 * ROW):
+        store(products + i, load_floats(products + i) * load_floats(v + i))
+    h = BLOCK // 2
+    while h >= ROW:
+        for i in range(0, 4 * h, 4 * ROW):
+            store(products + i, load_floats(products + i) + load_floats(products + 4 * h + i))
+        h //= 2
+    while h:
+        for i in range(0, 4 * h, 4):
+            put_float(products + i, float_at(products + i) + float_at(products + 4 * h + i))
+        h //= 2
+    return float_at(products)
+
+
+@kernel
+def project_unit(kind, v, unit, unit_size, size, tensor, k0, k1, result, signs):
+    """Add the inner products with one unit of a transformed family; v is overwritten."""
+    groups = unit_size // BLOCK
+    stream = ref.HASHED_ROW if kind == HASHED else ref.HADAMARD_ROW
+    for g in range(groups):
+        sign_words(signs + SIGNS * g, unit * groups + g, tensor, uint32(0), stream, k0, k1)
+    for p in range(0, unit_size, TILE):
+        tile = flipped(take(v + 4 * p, 4 * ROW), signs, p, ROW)
+        if kind == HADAMARD:
+            transform_tile(transposed(tile), v + 4 * p, size)
+        else:
+            put(v + 4 * p, 4 * ROW, tile)
+    if kind == HADAMARD:
+        for g in range(groups):
+            sign_words(signs + SIGNS * g, unit * groups + g, tensor, uint32(0), ref.HADAMARD_BLOCK, k0, k1)
+        h = middle_stages(v, unit_size, size)
+        for p in range(0, h, ROW):
+            tile = butterflies(take(v + 4 * p, 4 * h), h, size)
+            put(v + 4 * p, 4 * h, flipped(tile, signs, p, h))
+    for begin in range(0, unit_size, size):
+        s = shift_at((unit * unit_size + begin) // size, size, tensor, k0, k1) if kind == HASHED else 0
+        for j in range(size):
+            result[j] += np.float64(float_at(v + 4 * (begin + (j ^ s))))

@@ -1,0 +1,1 @@
+"""Scores of a model on held-out examples: loss, Rouge-L, objectives, and their errors."""

@@ -1,0 +1,174 @@
+"""Flower's processes, started as children that end with their parent."""
+
+import json
+import os
+import re
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..files import border
+
+GRACE = 10.0  # seconds for a process to end by itself before it is killed
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's 1 is waited for by every message
+    "PYTHONUNBUFFERED": "1",
+}
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def environment(home: Path, first: Sequence[Path] = ()) -> dict[str, str]:
+    """Variables of Flower's processes: nothing goes out but to the server, everything of Flower's lies in `home`.
+
+    Args:
+        first: where to look for programs before anywhere else.
+    """
+    paths = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+    return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": os.pathsep.join(paths)}
+
+
+def program(name: str) -> str:
+    """One of Flower's programs, of this Python.
+
+    Raises:
+        FedKSeedError: it is not there.
+    """
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise FedKSeedError(f"there is no {path}; install it with: pip install 'fedkseed[flower]'")
+    return str(path)
+
+
+class Child:
+    """A program with a log file, in a process group of its own, that ends when this process does, however it does."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
+        self.name, self.command, self.log, self.env = name, list(command), log, dict(env)
+        self.process: subprocess.Popen | None = None
+
+    def start(self) -> None:
+        with border(f"can't start {self.name}"), self.log.open("ab") as log:
+            log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}\n".encode())
+            log.flush()
+            self.process = subprocess.Popen(  # noqa: S603 - a program of Flower's or nginx, and paths
+                [sys.executable, "-m", "fedkseed.flower.die_with_parent", str(os.getpid()), *self.command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self.env,
+                start_new_session=True,
+            )
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def code(self) -> int | None:
+        return None if self.process is None else self.process.poll()
+
+    def stop(self, grace: float = GRACE) -> None:
+        """End it and what it has started."""
+        if self.process is None:
+            return
+        if self.running:
+            self.process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(grace)
+        with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has only ended processes
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ended(self) -> str:
+        """How it ended."""
+        if self.code is not None and self.code < 0:
+            return f"{self.name} was killed (signal {-self.code})"
+        return f"{self.name} ended with code {self.code}: {self.last()}"
+
+    def last(self, lines: int = 3) -> str:
+        """The end of its log."""
+        text = COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+
+
+def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.0) -> dict[str, Any]:
+    """What a command of `flwr` says in JSON.
+
+    Raises:
+        FedKSeedError: it failed, or took too long.
+    """
+    command = [program("flwr"), *arguments, "--format", "json"]
+    name = f"flwr {' '.join(arguments[:2])}"
+    try:
+        done = subprocess.run(  # noqa: S603 - Flower's own command
+            command,
+            env=dict(env),
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise FedKSeedError(f"{name} did not end within {seconds:g} s") from error
+    try:
+        table = json.loads(done.stdout[done.stdout.index("{") : done.stdout.rindex("}") + 1])
+    except ValueError:
+        table = {}
+    if done.returncode or not table.get("success"):
+        said = table.get("error-message") or COLOURS.sub("", done.stderr or done.stdout).strip()
+        raise FedKSeedError(f"{name} failed: {' '.join(said.split())[-500:]}")
+    return table
+
+
+def secret(path: Path) -> Path:
+    """A file with what Flower's executor has to know to be given work, made if it is not there."""
+    if not path.exists():
+        with border(f"can't write {path}"):
+            path.touch(mode=0o600)
+            path.write_text(secrets.token_urlsafe(48))
+    return path
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]
+
+
+def wait_until(ready: Callable[[], bool], seconds: float, child: Child) -> None:
+    """Wait for something that a child has to do first.
+
+    Raises:
+        FedKSeedError: it ended, or did not do it in time; the end of its log is told.
+    """
+    end = time.monotonic() + seconds
+    while not ready():
+        if not child.running:
+            raise FedKSeedError(child.ended())
+        if time.monotonic() > end:
+            raise FedKSeedError(f"{child.name} was not ready after {seconds:g} s, see {child.log}: {child.last()}")
+        time.sleep(0.1)
+
+
+def accepts(host: str, port: int) -> bool:
+    """Does somebody listen?"""
+    try:
+        with socket.create_connection((host, port), 1.0):
+            return True
+    except OSError:
+        return False

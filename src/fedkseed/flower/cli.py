@@ -1,0 +1,139 @@
+"""Three commands that bring up a federation: certs, server, client."""
+
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import FedKSeedError
+from ..files import write_atomically
+from ..recipe.schema import load_recipe
+from ..run.store import Store
+from ..tools.display import Bars, console, print_result
+from . import require_flower
+
+
+def certs(
+    directory: Annotated[Path, typer.Argument(help="Where keys and certificates go; made if it is not there.")],
+    clients: Annotated[int, typer.Option(help="How many clients there are: each gets a key.", min=1)],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name or address under which clients reach the server; may be given again."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 365,
+) -> None:
+    """Make the keys of a federation: an authority, the server's certificate, a key for each client.
+
+    Nothing is written over: call it again for more clients; to renew the server's certificate, remove server.pem and
+    server.key first, and give --host again. The server keeps the directory; client K gets two files of it, client-K
+    and ca.pem.
+    """
+    require_flower()
+    from .certs import make
+
+    made = make(directory, clients, host or [], days)
+    for path in made:
+        console.print(f"made {path}", highlight=False)
+    if not made:
+        console.print(f"{directory} has all of it already", highlight=False)
+
+
+def server(
+    recipe: Annotated[Path, typer.Argument(help="A recipe with [clients] split = 'files'.")],
+    certs: Annotated[Path, typer.Option(help="What `fedkseed certs` has made.")],
+    output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
+    host: Annotated[
+        str, typer.Option(help="The address to serve; 0.0.0.0 for other machines, which needs nginx.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)] = 8443,
+) -> None:
+    """Tune with clients elsewhere: start Flower, wait for the clients, do the rounds, write the adapter.
+
+    Stop it at any moment, or let it be killed: the same command goes on from the last finished round. Clients reach
+    one path of one port, over TLS, with keys that `fedkseed certs` made; docs/deployment.md has the rest.
+    """
+    require_flower()
+    from .server.processes import Host
+
+    _stop_when_told()
+    wanted, directory = load_recipe(recipe).absolute(), output or Path("runs") / recipe.stem
+    if (directory / "recipe.toml").exists():
+        store = Store(directory)
+        begun = load_recipe(store.recipe)
+        if begun.model_copy(update={"network": wanted.network}) != wanted:
+            raise FedKSeedError(
+                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
+                "--output; only [network] may change"
+            )
+    else:
+        with Store.create(directory, wanted.to_toml()):
+            pass
+    try:
+        with Bars(wanted.training.rounds) as bars:
+            running = Host(directory, certs, host, port, _largest(wanted.training.algorithm), bars)
+            with running.running():  # no other server works on the run now
+                write_atomically(directory / "recipe.toml", wanted.to_toml().encode())  # [network] may have changed
+                bars.note(f"clients connect to port {port} of {host}")
+                result = running.run()
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from the last finished round", highlight=False)
+        raise typer.Exit(130) from None
+    print_result(result)
+
+
+def client(
+    server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
+    data: Annotated[str, typer.Option(help="This client's own examples: .jsonl, .jsonl.gz or .parquet.")],
+    key: Annotated[Path, typer.Option(help="This client's key, client-K of `fedkseed certs`.")],
+    ca: Annotated[Path, typer.Option(help="ca.pem of `fedkseed certs`.")],
+    model: Annotated[
+        str | None,
+        typer.Option(help="The base model: a folder, a .gguf file, owner/name. Needed unless a package carries it."),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, … auto: a GPU.")] = "auto",
+    state: Annotated[
+        Path | None, typer.Option(help="A directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
+    ] = None,
+    idle: Annotated[float, typer.Option(help="Seconds without work after which the model is let go of.", min=1)] = 1800,
+) -> None:
+    """Be a client: train on a file of this machine, for a server elsewhere, until stopped.
+
+    The examples stay here; scalars go up. The server's recipe says how to train. It can't name a file, a model or a
+    function of this machine, and no program that the server sends is run. If the connection is lost, it is made
+    again, also by a client that was killed and is started anew.
+    """
+    require_flower()
+    from .client.consent import Owner
+    from .client.supervisor import Connection, Node
+
+    _stop_when_told()
+    path = Path(data).expanduser()
+    place = Path(model).expanduser() if model is not None else None
+    owner = Owner(
+        str(path.resolve()) if path.exists() else data,
+        str(place.resolve()) if place is not None and place.exists() else model,
+        device,
+    )
+    connection = Connection(server, ca.resolve(), key.resolve())
+    node = Node(state or Path("runs") / key.name, connection, owner, idle)
+    with suppress(KeyboardInterrupt):
+        node.serve(lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
+    console.print("stopped")
+
+
+def _largest(algorithm: str) -> str:
+    """Of a client's request: K numbers are small, weights are not."""
+    from ..recipe.algorithms import ALGORITHMS
+
+    return "8m" if ALGORITHMS[algorithm].pooled else "2g"
+
+
+def _stop_when_told() -> None:
+    """Let SIGTERM end a command as Ctrl-C does: children are ended, then a line is printed."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)

@@ -1,0 +1,102 @@
+"""Flower's ClientApp. It runs in a new process for every message, so it only hands bytes to the worker and waits."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeAlias
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+
+from ...errors import FedKSeedError
+from ...files import locked
+from ..envelope import Reply, Status, Task
+from ..messages import packed, unpacked
+from . import sockets
+
+START = 120.0  # seconds until a worker listens: importing PyTorch from a cold disk
+HAND_IN = 60.0  # seconds to hand in a task, both sides on one machine
+MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
+
+Answer: TypeAlias = Callable[[bytes, Context], bytes]  # a task's bytes, and what this client is -> a reply's
+
+
+def client_app(answer: Answer) -> ClientApp:
+    """A ClientApp that answers tasks by a function."""
+    made = ClientApp()
+
+    @made.train()
+    def train(message: Message, context: Context) -> Message:
+        return Message(packed(answer(unpacked(message), context)), reply_to=message)
+
+    return made
+
+
+def relay(task: bytes, context: Context) -> bytes:
+    """Hand a task to the worker of this client, which is started if there is none."""
+    directory = context.node_config.get("state")
+    try:
+        if not isinstance(directory, str):
+            raise FedKSeedError("this SuperNode was started without --node-config 'state=\"DIRECTORY\"'")
+        sockets.place(Path(directory))
+        seconds = Task.decode(task).seconds + MARGIN
+    except FedKSeedError as error:
+        return Reply(Status.REFUSED, text=str(error)).encode()
+    try:
+        return _relay(task, Path(directory), seconds)
+    except FedKSeedError as error:
+        return Reply(Status.FAILED, text=str(error)).encode()
+
+
+def _relay(task: bytes, directory: Path, seconds: float) -> bytes:
+    end = time.monotonic() + START
+    process: subprocess.Popen | None = None
+    while True:
+        try:
+            with sockets.connected(directory, HAND_IN) as connection:
+                sockets.send(connection, task, HAND_IN)
+                return sockets.receive(connection, seconds)
+        except TimeoutError as error:
+            raise FedKSeedError(f"the worker did not answer within {seconds:.0f} s") from error
+        except (ConnectionRefusedError, FileNotFoundError) as error:  # nobody listens (yet)
+            log = directory / sockets.LOG
+            if (
+                process is not None and process.poll() and not locked(directory / sockets.LOCK)
+            ):  # else another was faster
+                raise FedKSeedError(f"the worker ended with code {process.returncode}: {_last(log)}") from error
+            if time.monotonic() > end:
+                raise FedKSeedError(f"no worker listens after {START:.0f} s; see {log}") from error
+            process = process or start_worker(directory)
+            time.sleep(0.1)
+        except (FedKSeedError, OSError) as error:
+            raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
+
+
+_started: list[subprocess.Popen] = []  # one that is forgotten while its process lives is warned of
+
+
+def start_worker(directory: Path) -> subprocess.Popen:
+    """Start a worker that outlives this process."""
+    with (directory / sockets.LOG).open("ab") as log:
+        process = subprocess.Popen(  # noqa: S603 - this program itself
+            [sys.executable, "-m", "fedkseed.flower.client.worker", str(directory)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+    _started.append(process)
+    return process
+
+
+def _last(log: Path) -> str:
+    """The last line of a worker's log."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+app = client_app(relay)

@@ -1,0 +1,70 @@
+"""What a client does by a server's wish: a recipe that came over the network says how to train, never what to open."""
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...data.reading import SAMPLES
+from ...errors import FedKSeedError
+from ...recipe.schema import Recipe, parse
+from ...wire.records import MAX_SCALARS
+from ..recipes import require_networked
+
+MOST = {  # of what would take memory or threads at once; how long a task may take is the server's to say
+    ("clients", "count"): 1 << 20,
+    ("clients", "threads"): 256,
+    ("training", "batch_size"): 1 << 12,
+    ("peft", "rank"): 1 << 12,
+    ("peft", "virtual_tokens"): 1 << 12,
+    ("evaluation", "max_new_tokens"): 1 << 13,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What the owner of a client decides."""
+
+    data: str  # the client's own file
+    model: str | None = None  # where the base model lies; None: one that an installed package carries
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
+            raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
+
+
+def consented(recipe: bytes, owner: Owner) -> Recipe:
+    """The recipe that a client follows: the server's, with the owner's file, model and device.
+
+    Raises:
+        FedKSeedError: it is no recipe, wants to run or to open something on this machine, or can't be followed by a
+            client with a file of its own.
+    """
+    try:
+        wished = parse(tomllib.loads(recipe.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedKSeedError(f"the server's recipe is not valid TOML: {error}") from error
+    require_networked(wished)
+    for (table, name), most in MOST.items():
+        if ((value := getattr(getattr(wished, table), name)) or 0) > most:
+            raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
+    if (probes := wished.training.steps * wished.training.probes) > MAX_SCALARS:
+        raise FedKSeedError(f"the server's recipe asks for {probes} probes in a round, at most {MAX_SCALARS} go")
+    model = owner.model or _carried(wished.model.name)
+    return wished.model_copy(
+        update={
+            "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
+            "data": wished.data.model_copy(update={"source": owner.data}),
+        }
+    )
+
+
+def _carried(name: str) -> str:
+    """A model of an installed package, which reads nothing else of this machine and downloads nothing."""
+    _, _, file = name.removeprefix("package:").partition("/")
+    if not name.startswith("package:") or ".." in Path(file).parts or Path(file).is_absolute():
+        raise FedKSeedError(
+            f"the server's recipe names the base model {name!r}, and a client opens or downloads no model by a "
+            "server's wish; start the client with --model, the name or the place of the same model"
+        )
+    return name

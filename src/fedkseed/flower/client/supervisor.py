@@ -1,0 +1,208 @@
+"""A client's processes: Flower's SuperNode, watched and started again, and the worker that it hands tasks to."""
+
+import os
+import signal
+import ssl
+import stat
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from http.client import HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import TypeAlias
+
+import tomli_w
+
+from ...errors import FedKSeedError
+from ...files import border, exclusive, locked, write_atomically
+from ..children import COLOURS, Child, environment, free_port, program, secret
+from . import sockets
+from .consent import Owner
+from .worker import Settings
+
+LOOK = 0.5  # seconds between two looks at the SuperNode
+FIRST = 5.0  # seconds before a SuperNode that ended is started again, twice as many each time
+REFUSED = 70.0  # and at least so many if it was refused: the server counts the old one as connected for 60
+LONG = 300.0  # seconds of a life after which the next death is the first again
+# flwr 1.41's SuperNode says these and then stands still, or ends.
+STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
+# What is left of a server's run that was ended: from then on it sends each reply only when the next message has come.
+LEFT_OVER = "Ignoring reply message"
+NO_ENTRY = "Exit Code: 305"  # the connection was refused
+CLIENTAPP = "flwr-clientapp"
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+AHEAD, BEHIND = 5.0, 300.0  # seconds that flwr 1.41 lets a client's clock be ahead of the server's and behind it
+
+Say: TypeAlias = Callable[[str], object]
+Sleep: TypeAlias = Callable[[float], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """Where the server is, and how this client proves who it is."""
+
+    server: str  # HOST:PORT
+    ca: Path
+    key: Path
+
+    def __post_init__(self) -> None:
+        host, _, port = self.server.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
+            raise FedKSeedError(f"a server is HOST:PORT, got {self.server!r}")
+        for path in (self.ca, self.key):
+            if not path.is_file():
+                raise FedKSeedError(f"there is no file {path}; whoever runs the server makes it with: fedkseed certs")
+        if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
+            raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
+
+    def ahead(self) -> float | None:
+        """Seconds that this machine's clock is ahead of the server's, by the date of an answer; None: it has none."""
+        host, _, port = self.server.rpartition(":")
+        try:
+            context = ssl.create_default_context(cafile=str(self.ca))
+            with closing(HTTPSConnection(host.strip("[]"), int(port), context=context, timeout=10)) as connection:
+                connection.request("GET", "/")
+                theirs = parsedate_to_datetime(connection.getresponse().getheader("Date", ""))
+        except (OSError, HTTPException, ValueError):
+            return None
+        return time.time() - theirs.timestamp()
+
+
+class Node:
+    """A client, until it is told to stop.
+
+    Args:
+        directory: for the sockets, logs and settings of this client alone.
+    """
+
+    def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
+        self.directory, self.connection = directory.resolve(), connection
+        self.settings = Settings(owner, idle)
+        sockets.place(self.directory)
+
+    def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:
+        """Keep a SuperNode connected.
+
+        Raises:
+            FedKSeedError: another client uses the directory, or it can't be written.
+        """
+        self.settings.write(self.directory)
+        with exclusive(
+            self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
+        ):
+            wait = FIRST
+            try:
+                while True:
+                    begin = time.monotonic()
+                    say(f"connecting to {self.connection.server}; logs are in {self.directory}")
+                    why = self._connect(say, sleep)
+                    wait = FIRST if time.monotonic() - begin > LONG else wait
+                    pause = max(wait, REFUSED) if why.refused else FIRST if why.anew else wait
+                    say(f"{why.text}; connecting again in {pause:.0f} s")
+                    sleep(pause)
+                    wait = wait if why.anew else min(2 * wait, REFUSED)
+            finally:
+                self.stop_worker()
+
+    def _connect(self, say: Say, sleep: Sleep) -> "Ended":
+        """Start a SuperNode and its executor, and wait until the first has ended or stands still."""
+        node, executor = self._children()
+        told, text = node.log.stat().st_size if node.log.exists() else 0, ""
+        try:
+            node.start()
+            executor.start()
+            with node.log.open(errors="replace") as log:
+                log.seek(told)
+                while True:
+                    running = node.running
+                    text = (text + COLOURS.sub("", log.read()))[-20_000:]
+                    if UNTRUSTED in text:
+                        why = "is not for this host, not signed by this --ca, or not valid by this machine's clock"
+                        return Ended(f"the server's certificate {why}", True)
+                    if NO_ENTRY in text:
+                        key = "the key is not registered, or its last connection not over yet"
+                        return Ended(f"refused: {self.wrong_clock() or key}", True)
+                    if any(sign in text for sign in STUCK):
+                        return Ended("the connection was lost")
+                    if LEFT_OVER in text:
+                        return Ended("the server has begun anew", anew=True)
+                    if not running:  # flwr 1.41 ends without a word if the server does not take its clock
+                        wrong = self.wrong_clock()
+                        return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
+                    if not executor.running:
+                        say(f"{executor.ended()}; it is started again")
+                        executor.stop()
+                        executor.start()
+                    sleep(LOOK)
+        finally:
+            node.stop()
+            executor.stop()
+
+    def wrong_clock(self) -> str | None:
+        """What is wrong with this machine's clock, if that is why the server refuses it."""
+        ahead = self.connection.ahead()
+        if ahead is None or -BEHIND < ahead < AHEAD:
+            return None
+        return (
+            f"this machine's clock is {abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's, and "
+            f"Flower takes {AHEAD:.0f} s ahead and {BEHIND:.0f} s behind; set both by NTP"
+        )
+
+    def _children(self) -> tuple[Child, Child]:
+        """A SuperNode, and the executor that starts a process for each of its messages."""
+        folder, connection = self.directory, self.connection
+        write_atomically(folder / "node.toml", tomli_w.dumps({"state": str(folder)}).encode())
+        programs = write_programs(folder / "bin")
+        port, known = str(free_port()), ["--superexec-auth-secret-file", str(secret(folder / "superexec.secret"))]
+        node = [
+            program("flower-supernode"), "--superlink", connection.server, "--root-certificates", str(connection.ca),
+            "--auth-supernode-private-key", str(connection.key), "--node-config", str(folder / "node.toml"),
+            "--isolation", "process", "--host", "127.0.0.1", "--port", port, *known,
+        ]  # fmt: skip
+        executor = [
+            program("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *known,
+            "--parent-pid", str(os.getpid()),
+        ]  # fmt: skip
+        env = environment(folder / "home", [programs])
+        return (
+            Child("SuperNode", node, folder / "supernode.log", env),
+            Child("superexec", executor, folder / "superexec.log", env),
+        )
+
+    def stop_worker(self) -> None:
+        """End the worker; a task that it works on is lost, which the server notices."""
+        path = self.directory / sockets.LOCK
+        with suppress(OSError, ValueError):  # it has ended just now
+            if path.exists() and locked(path):
+                os.kill(int(path.read_text()), signal.SIGTERM)
+
+
+def write_programs(folder: Path) -> Path:
+    """Write what a client's executor finds first on its path, under the names of all of Flower's programs.
+
+    A run's server chooses its type, and that decides which of them is started: one runs a message, with our ClientApp
+    (executor.py), the others would install and run what the server sends, and refuse here.
+    """
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    with border(f"can't make {folder}"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        for name in TASK_TYPE_TO_COMMAND.values():
+            refuses = f"echo 'fedkseed runs no program that a server sends: {name} is refused' >&2; exit 1"
+            runs = f"exec '{sys.executable}' -m fedkseed.flower.client.executor \"$@\""
+            path = folder / name
+            path.write_text(f"#!/bin/sh\n{runs if name == CLIENTAPP else refuses}\n")
+            path.chmod(0o700)
+    return folder
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Why a SuperNode is no more."""
+
+    text: str
+    refused: bool = False
+    anew: bool = False  # nothing is wrong with this client

@@ -1,0 +1,181 @@
+"""A client's process that stays: it keeps the model loaded and answers tasks.
+
+Flower starts a new process for every message (flwr 1.41); that process hands the bytes to this one and waits.
+
+    python -m fedkseed.flower.client.worker DIRECTORY
+
+One worker a directory (a lock), one task at a time, an end after some idle time. A task is given up when whoever
+handed it in is gone, or when its time is over: nothing waits for its answer.
+"""
+
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from socket import socket
+from typing import Protocol
+
+import torch
+
+from ...data.federated import own_share
+from ...errors import FedKSeedError
+from ...files import border, exclusive, write_atomically
+from ...round import answer
+from ...run.setup import Party
+from ...run.workers import computing_with
+from ...wire.delta import lack, restore
+from ..envelope import Reply, Status, Task
+from . import sockets
+from .consent import Owner, consented
+
+HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
+SETTINGS = "owner.json"
+REMEMBERED = 1 << 20  # bytes of an answer; weights are not kept
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker is started with, from a file in its directory."""
+
+    owner: Owner
+    idle: float = 1800.0  # seconds without a task after which it ends
+
+    def write(self, directory: Path) -> None:
+        """Make the directory, for this user alone, and put the settings there."""
+        with border(f"can't make {directory}"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        write_atomically(directory / SETTINGS, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> "Settings":
+        with border(f"can't read {directory / SETTINGS}"):
+            table = json.loads((directory / SETTINGS).read_bytes())
+        return cls(Owner(**table["owner"]), table["idle"])
+
+
+class AbandonedError(Exception):
+    """Nobody waits for the answer any more."""
+
+
+class Member(Party):
+    """A client that follows a server's recipe with a file of its own."""
+
+    def __init__(self, owner: Owner, recipe: bytes) -> None:
+        super().__init__(consented(recipe, owner))
+        self.examples = own_share(self.recipe, self.tokenizer)
+        self.take_model(serves=False)
+        self.threads = self.recipe.clients.threads or torch.get_num_threads()
+        self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
+
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
+        """What client `task.client` sends for a message."""
+        whole = restore(task.message, self._kept)
+        if whole is None:
+            return lack(task.message, task.client)
+        if self.algorithm.pooled:  # kilobytes
+            self._kept = whole
+        count = self.recipe.clients.count
+        if count is None or task.client >= count:
+            raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
+        with computing_with(self.threads):
+            client = self.client_of(task.client, count, self.examples, on_step)
+            return answer(self.strategy, whole, client)
+
+
+class Follower(Protocol):
+    """A client, or several, with a recipe and a model."""
+
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes: ...
+
+
+class Worker:
+    """Answers tasks; what it holds, recipe and model, is that of the last task that brought a recipe.
+
+    Args:
+        follow: makes a client that follows a recipe.
+    """
+
+    def __init__(self, follow: Callable[[bytes], Follower]) -> None:
+        self.follow = follow
+        self._digest = b""
+        self._follower: Follower | None = None
+        self._last: tuple[tuple[int, bytes], Reply] | None = None  # what was answered last, and to what
+
+    def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
+        """The reply to a task; a refusal is a reply, too.
+
+        Args:
+            gone: is there nobody any more who wants it? Asked after every step.
+
+        Raises:
+            AbandonedError: nobody wants it, or its time is over.
+        """
+        begin = time.monotonic()
+        try:
+            task = Task.decode(data)
+
+            def on_step(loss: float) -> None:
+                if gone() or time.monotonic() - begin > task.seconds:
+                    raise AbandonedError
+
+            if task.recipe and task.digest != self._digest:
+                self._follower, self._digest, self._last = None, b"", None  # first: two models may not fit
+                self._follower, self._digest = self.follow(task.recipe), task.digest
+            if self._follower is None or task.digest != self._digest:
+                return Reply(Status.UNPREPARED)
+            key = task.client, hashlib.sha256(task.message).digest()
+            if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
+                return self._last[1]
+            self._last = None
+            reply = Reply(Status.DONE, self._follower.answer(task, on_step))
+            if len(reply.message) <= REMEMBERED:
+                self._last = key, reply
+            return reply
+        except FedKSeedError as error:
+            return Reply(Status.REFUSED, text=str(error))
+        except AbandonedError:
+            raise
+        except Exception as error:  # PyTorch's, as a GPU that is full, or what a recipe's numbers lead to
+            return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
+
+
+def serve(directory: Path) -> None:
+    """Answer until nothing has come for the idle time.
+
+    Raises:
+        FedKSeedError: another worker runs in this directory, or its settings can't be read.
+    """
+    settings = Settings.read(directory)
+    with (
+        exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
+        sockets.listening(directory) as listener,
+    ):
+        worker = Worker(partial(Member, settings.owner))
+        listener.settimeout(settings.idle)
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                (directory / sockets.SOCKET).unlink(missing_ok=True)  # still locked: a successor's is not touched
+                return
+            with connection, suppress(AbandonedError, OSError, FedKSeedError):  # of this task; the next may do better
+                _serve_one(worker, connection)
+
+
+def _serve_one(worker: Worker, connection: socket) -> None:
+    task = sockets.receive(connection, HAND_IN)
+    reply = worker.reply(task, lambda: sockets.gone(connection))
+    sockets.send(connection, reply.encode(), HAND_IN)
+
+
+if __name__ == "__main__":
+    try:
+        serve(Path(sys.argv[1]))
+    except FedKSeedError as refusal:
+        sys.exit(f"fedkseed: {refusal}")

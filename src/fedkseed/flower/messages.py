@@ -1,0 +1,27 @@
+"""Bytes in Flower's messages."""
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from ..errors import FedKSeedError
+
+RECORD, KEY = "fedkseed", "b"  # one record of one value: the fewest objects that Flower sends
+
+
+def packed(data: bytes) -> RecordDict:
+    """Bytes as Flower sends them."""
+    return RecordDict({RECORD: ConfigRecord({KEY: data})})
+
+
+def unpacked(message: Message) -> bytes:
+    """The bytes of a message.
+
+    Raises:
+        FedKSeedError: it holds something else.
+    """
+    record: Any = message.content.get(RECORD) if message.has_content() else None
+    data = record.get(KEY) if isinstance(record, ConfigRecord) else None
+    if not isinstance(data, bytes):
+        raise FedKSeedError(f"expected a message with bytes under {RECORD!r}, {KEY!r}; is it of another Flower app?")
+    return data

@@ -1,0 +1,42 @@
+"""Recipes over a network: which can be followed there, and what of one clients are sent."""
+
+from pathlib import Path
+
+from ..data.reading import SAMPLES
+from ..errors import FedKSeedError
+from ..recipe.schema import OBJECTIVES, Network, Recipe
+
+
+def require_networked(recipe: Recipe) -> None:
+    """Refuse a recipe that parties with files of their own can't follow; servers ask this, and clients again.
+
+    Raises:
+        FedKSeedError: it tells what to change.
+    """
+    if recipe.training.objective not in OBJECTIVES:
+        raise FedKSeedError(
+            f"[training] objective = {recipe.training.objective!r} would run a function on the clients' machines; "
+            f"over a network it is one of {', '.join(OBJECTIVES)}"
+        )
+    if recipe.clients.split != "files":
+        raise FedKSeedError(
+            f"[clients] split = {recipe.clients.split!r} shares out data that one party holds; over a network every "
+            "client has a file of its own: set split = 'files'"
+        )
+    if not isinstance(recipe.data.held_out, str):
+        raise FedKSeedError(
+            f"[data] held_out = {recipe.data.held_out} draws from the rows of all parties, which no party sees; name a "
+            "category: each client leaves it out of its file, and the server evaluates on its own rows of it"
+        )
+    if recipe.asynchronous is not None:
+        raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
+
+
+def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
+    """A recipe as clients get it: what concerns the server alone, as paths of its machine, stays there."""
+    name, source = recipe.model.name, recipe.data.source
+    model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
+    data = recipe.data.model_copy(update={"source": source if source in SAMPLES else "the client's own file"})
+    clients = recipe.clients.model_copy(update={"count": count})
+    parts = {"model": model, "data": data, "clients": clients, "network": Network()}
+    return recipe.model_copy(update=parts).to_toml().encode()

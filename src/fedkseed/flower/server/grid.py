@@ -1,0 +1,337 @@
+"""Clients behind a Flower Grid, as the transport of a round.
+
+A round ends when everybody has answered who can, or at its deadline. Nothing that comes over the network ends it:
+what is late, twice, broken, refused, or from a node nobody knows is told, and left out.
+"""
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from flwr.app import Message, MessageType
+from flwr.serverapp import Grid
+
+from ...errors import FedKSeedError
+from ...files import border, write_atomically
+from ...recipe.schema import Network
+from ...run.progress import Progress
+from ..client.sockets import MAX_FRAME
+from ..envelope import Reply, Status, Task, digest_of, shown
+from ..messages import packed, unpacked
+
+NUMBERS = "clients.json"  # in a run's directory
+POLL = 0.2  # seconds; Flower's own loop takes 3
+LOOK = 1.0  # seconds between two looks at who is connected
+TRIES = 3  # how often a client is asked in vain before a deadline
+# A client that is silent for half of a deadline is asked again: of a message that is lost on the way, Flower tells
+# nobody (1.41: a SuperLink forgets a message once a SuperNode has asked for it). Its worker does no work twice, and a
+# client that is busy past the deadline is not kept busy by the second message: it is not passed on then.
+AGAIN = 2
+LATE = 60.0  # seconds after its deadline that a message is still passed on, and its answer, to tell who is late
+GONE = 5
+ERRORS = {  # of flwr 1.41
+    1: "its ClientApp can't be loaded",
+    2: "its ClientApp failed",
+    3: "its reply is missing, or its message",
+    4: "its reply was lost",
+    GONE: "it is gone",
+    8: "its ClientApp was killed",
+}
+
+Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
+
+
+class Numbers:
+    """Flower's node ids -> our numbers of clients, kept in a run's directory.
+
+    Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they come.
+
+    Args:
+        count: of the clients; default as many as are registered.
+
+    Raises:
+        FedKSeedError: neither says how many there are, or they disagree.
+    """
+
+    def __init__(self, directory: Path, count: int | None) -> None:
+        self.path = directory / NUMBERS
+        self._known, self._fixed = _read(self.path)
+        registered = len(self._known) if self._fixed else None
+        if registered is None and count is None:
+            raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
+        if None not in (registered, count) and registered != count:
+            raise FedKSeedError(f"[clients] count says {count}, {registered} clients are registered")
+        self.count: int = registered or count or 0
+
+    @staticmethod
+    def register(directory: Path, nodes: Sequence[int]) -> None:
+        """Fix the numbers of a run's clients: 0 for the first node."""
+        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, fixed=True)
+
+    @staticmethod
+    def registered(directory: Path) -> int:
+        """How many clients of a run have fixed numbers."""
+        known, fixed = _read(directory / NUMBERS)
+        return len(known) if fixed else 0
+
+    def of(self, nodes: Sequence[int]) -> dict[int, int]:
+        """Number -> node of those that are known, or become known now."""
+        fresh = [node for node in sorted(nodes) if node not in self._known][: self.count - len(self._known)]
+        if fresh and not self._fixed:
+            self._known |= {node: number for number, node in enumerate(fresh, len(self._known))}
+            _write(self.path, self._known, fixed=False)
+        return {self._known[node]: node for node in nodes if node in self._known}
+
+
+def _read(path: Path) -> tuple[dict[int, int], bool]:
+    """Node -> number, and whether they are fixed; none if there is no file."""
+    if not path.exists():
+        return {}, False
+    with border(f"can't read {path}"):
+        table = json.loads(path.read_bytes())
+    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"]
+
+
+def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
+    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known}).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A task on its way."""
+
+    client: int
+    node: int
+    exchange: int  # which call of `transport` asked
+    round: int
+    with_recipe: bool
+
+
+class Remote:
+    """Clients behind a Grid.
+
+    Args:
+        recipe: what clients follow, as TOML; it is sent to each once, and again to those that have lost it.
+        minimum: of clients that the run can begin with.
+    """
+
+    def __init__(
+        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress
+    ) -> None:
+        self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
+        self.digest, self.minimum = digest_of(recipe), minimum
+        self._asked: dict[str, Asked] = {}  # on their way, those of earlier rounds, too: to tell who is late
+        self._holding: set[int] = set()  # clients that have answered to the recipe
+        self._strangers: set[int] = set()  # nodes that were told of
+        self._online: dict[int, int] = {}
+        self._looked = -LOOK
+        self._exchange = 0
+
+    def gather(self) -> None:
+        """Wait until all clients are connected, or, when patience is over, as many as a round needs.
+
+        Raises:
+            FedKSeedError: they are too few.
+        """
+        end, told = time.monotonic() + self.options.patience, -1
+        while len(online := self.online()) < self.numbers.count:
+            if len(online) != told:
+                told = len(online)
+                self._say(f"{told} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
+            if time.monotonic() >= end:
+                if len(online) >= self.minimum:
+                    self._say(f"going on without {self._others(online)}")
+                    return
+                raise FedKSeedError(
+                    f"after {self.options.patience:g} s {len(online)} clients are connected, a round needs "
+                    f"{self.minimum}: start them, or look at their logs, and start the server again"
+                )
+            time.sleep(POLL)
+        self._say(f"all {self.numbers.count} clients are connected")
+
+    def online(self) -> dict[int, int]:
+        """Number -> node of those who are connected, at most `LOOK` seconds ago."""
+        if time.monotonic() - self._looked >= LOOK:
+            nodes = list(self.grid.get_node_ids())
+            self._online, self._looked = self.numbers.of(nodes), time.monotonic()
+            for node in set(nodes) - set(self._online.values()) - self._strangers:
+                self._strangers.add(node)
+                self._say(f"node {node} is none of the {self.numbers.count} clients; it is left out")
+        return self._online
+
+    def transport(
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, check: Check
+    ) -> Iterator[tuple[int, bytes]]:
+        """Carry the messages of a round and yield (client, its answer) as answers come.
+
+        Args:
+            minimum: of answers; of fewer clients, all. With 0, those who are connected are waited for all the same.
+            check: raises if an answer can't be used.
+
+        Raises:
+            FedKSeedError: fewer than the minimum have answered, after all attempts, or a message is too large.
+        """
+        self._exchange += 1
+        minimum = min(minimum, len(sent))
+        done, refused = set[int](), dict[int, str]()
+        if away := [client for client in sent if client not in self.online()]:
+            self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
+        self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
+        for attempt in range(self.options.attempts):
+            if attempt:
+                self._say(
+                    f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
+                    f"{self.options.deadline:g} s; trying again, {attempt + 1} of {self.options.attempts}"
+                )
+            for client, message in self._attempt(round_, sent, minimum, done, refused):
+                try:
+                    check(client, message)
+                except FedKSeedError as error:
+                    refused[client] = str(error)
+                    self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
+                    continue
+                done.add(client)
+                self.progress.advance()
+                yield client, message
+            if len(done) >= minimum:
+                if missing := sorted(set(sent) - done):
+                    self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+                return
+        raise self._too_few(round_, minimum, done, refused)
+
+    def _attempt(
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, done: set[int], refused: dict[int, str]
+    ) -> Iterator[tuple[int, bytes]]:
+        """Ask those of a round that have not answered, again where it was in vain, until the deadline is over.
+
+        It is over at once when nobody who is connected owes an answer, and the others are not needed.
+
+        Args:
+            done: who has answered; the caller keeps it.
+            refused: who will not, and why; the caller adds those whose answers are no good.
+
+        Raises:
+            FedKSeedError: those who are needed refuse, or were asked in vain too often.
+        """
+        end = time.monotonic() + self.options.deadline
+        tries, asked_at = Counter[int](), dict[int, float]()
+        while (now := time.monotonic()) < end:
+            online = self.online()
+            owing = [client for client in sent if client not in done and client not in refused]
+            asked_now = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange}
+            waiting, ready = asked_now.intersection(owing), []
+            for client in owing:
+                if client not in online or tries[client] >= TRIES:
+                    continue
+                if client in waiting:
+                    if now - asked_at.get(client, -math.inf) <= self.options.deadline / AGAIN:
+                        continue
+                    tries[client] += 1
+                    self._say(
+                        f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost"
+                    )
+                asked_at[client] = now
+                ready.append(client)
+            tries.update(self._ask({client: online[client] for client in ready}, sent, round_, end - now))
+            if not (waiting or ready):
+                if len(done) >= minimum:
+                    return
+                if all(tries[client] >= TRIES for client in owing):
+                    raise self._too_few(round_, minimum, done, refused)
+            for client, outcome in self._replies(round_):
+                if client in done or client in refused:  # it was asked again, and nothing was lost
+                    continue
+                if outcome.status is Status.DONE:
+                    yield client, outcome.message
+                elif outcome.status is Status.REFUSED:
+                    refused[client] = outcome.text
+                    self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
+                elif outcome.status is Status.FAILED:
+                    tries[client] += client in self._online  # one that is gone is asked when it is back
+                    self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
+            if done.issuperset(sent):
+                return
+            time.sleep(POLL)
+
+    def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
+        """Send clients their tasks (client -> node); returns those whose task Flower did not take."""
+        if not tasks or seconds <= 0:
+            return []
+        asked, messages = [], []
+        for client, node in tasks.items():
+            new = client not in self._holding
+            task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
+            data = task.encode()
+            if len(data) > MAX_FRAME:
+                raise FedKSeedError(f"Flower takes messages of {MAX_FRAME:,} bytes, this one has {len(data):,}")
+            again = any((a.client, a.exchange) == (client, self._exchange) for a in self._asked.values())
+            content, ttl = packed(data), seconds + (0 if again else LATE)
+            messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))
+            asked.append(Asked(client, node, self._exchange, round_, new))
+        keys = list(self.grid.push_messages(messages)) or [None] * len(asked)
+        self._asked |= {key: task for key, task in zip(keys, asked, strict=True) if key}
+        return [task.client for key, task in zip(keys, asked, strict=True) if not key]
+
+    def _replies(self, round_: int) -> Iterator[tuple[int, Reply]]:
+        """What has come for this round; the rest is told and left out."""
+        if not self._asked:
+            return
+        for message in self.grid.pull_messages(list(self._asked)):
+            asked = self._asked.pop(message.metadata.reply_to_message_id, None)
+            if asked is None:
+                self._say("a reply came twice, or to no task; it is left out")
+                continue
+            outcome = self._read(message, asked)
+            if outcome.status is Status.DONE:
+                self._holding.add(asked.client)
+            elif outcome.status is Status.UNPREPARED:
+                self._holding.discard(asked.client)
+                if asked.with_recipe:
+                    outcome = Reply(Status.FAILED, text="it says that it has no recipe, and was sent one")
+            if asked.exchange != self._exchange:
+                if not message.has_error():
+                    late = f"the answer of client {asked.client} to round {asked.round + 1} is too late; it is left out"
+                    self._say(late)
+                continue
+            yield asked.client, outcome
+
+    def _read(self, message: Message, asked: Asked) -> Reply:
+        if message.has_error():
+            code = message.error.code
+            if code == GONE:  # whoever asked for the list a moment ago would ask it again at once
+                self._online.pop(asked.client, None)
+            text = ERRORS.get(code, f"Flower's error {code}")
+            return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")
+        if message.metadata.src_node_id != asked.node:
+            return Reply(Status.FAILED, text=f"its reply is by node {message.metadata.src_node_id}, not {asked.node}")
+        try:
+            return Reply.decode(unpacked(message))
+        except FedKSeedError as error:
+            return Reply(Status.FAILED, text=f"its reply is broken: {error}")
+
+    def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
+        why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])
+        return FedKSeedError(
+            f"round {round_ + 1}: {len(done)} clients answered, {minimum} are needed"
+            + (f" ({why})" if why else "")
+            + "; mend the clients, or set [network] minimum, and start the server again: it goes on with this round"
+        )
+
+    def _others(self, online: Mapping[int, int]) -> str:
+        return _list([number for number in range(self.numbers.count) if number not in online])
+
+    def _say(self, text: str) -> None:
+        self.progress.note(text)
+
+
+def _list(clients: Sequence[int]) -> str:
+    return (
+        ("client " if len(clients) == 1 else "clients ")
+        + ", ".join(map(str, clients[:20]))
+        + (f" and {len(clients) - 20} more" if len(clients) > 20 else "")
+    )

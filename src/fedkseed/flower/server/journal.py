@@ -1,0 +1,127 @@
+"""What a ServerApp tells while it works, as a file: it runs in a process of Flower's, others show its progress.
+
+One JSON object a line; the first names the process. A new process writes the file afresh.
+"""
+
+import json
+import os
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from ...errors import FedKSeedError
+from ...evaluation.statistics import Evaluation
+from ...files import border
+from ...round import Report
+from ...run.loop import Result
+from ...run.progress import Progress
+
+JOURNAL = "progress.jsonl"  # in a run's directory
+
+
+class Journal:
+    """A `Progress` that writes itself down, and prints what people want to read in Flower's log."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / JOURNAL
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> "Journal":
+        part = self.path.with_suffix(".part")
+        with border(f"can't write {self.path}"):
+            self._file = part.open("w", encoding="utf-8")
+            self._write("pid", os.getpid())
+            part.replace(self.path)  # whoever follows sees another file, from its first line
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if isinstance(error, FedKSeedError):  # whoever follows gives up
+            self._write("error", str(error))
+        elif error is not None:  # Flower's own: starting the process again may help
+            self._write("note", f"the ServerApp ended with {type(error).__name__}: {error}")
+        if self._file is not None:
+            self._file.close()
+
+    def note(self, text: str) -> None:
+        print(text, flush=True)
+        self._write("note", text)
+
+    def begin(self, what: str, total: int) -> None:
+        self._write("begin", [what, total])
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self._write("advance", [count, loss])
+
+    def round_done(self, report: Report) -> None:
+        print(f"round {report.round + 1}: clients {list(report.clients)}, local loss {report.loss:.4f}", flush=True)
+        self._write("round", asdict(report))
+
+    def result(self, result: Result) -> None:
+        """Tell how the run ended."""
+        print(f"digest of the tuned model: {result.digest}", flush=True)
+        self._write("result", asdict(result) | {"output": None if result.output is None else str(result.output)})
+
+    def _write(self, name: str, value: Any) -> None:
+        if self._file is not None:
+            with border(f"can't write {self.path}"):
+                self._file.write(json.dumps({name: value}) + "\n")
+                self._file.flush()
+
+
+class Follower:
+    """Reads a journal as it grows."""
+
+    def __init__(self, directory: Path, progress: Progress) -> None:
+        self.path, self.progress = directory / JOURNAL, progress
+        self.pid: int | None = None  # of the process that writes
+        self.committed = 0  # rounds that it has told of
+        self._file: TextIO | None = None
+        self._rest = ""
+
+    def read(self) -> Result | None:
+        """Pass on what is new; the result, once it is there.
+
+        Raises:
+            FedKSeedError: what the run ended with.
+        """
+        if self._file is None:
+            if not self.path.exists():
+                return None
+            self._file = self.path.open(encoding="utf-8")
+        *lines, self._rest = (self._rest + self._file.read()).split("\n")
+        for line in lines:
+            ((name, value),) = json.loads(line).items()
+            if name == "error":
+                raise FedKSeedError(value)
+            if name == "result":
+                return _result(value)
+            self._pass_on(name, value)
+        return None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _pass_on(self, name: str, value: Any) -> None:
+        match name:
+            case "pid":
+                self.pid = value
+            case "note":
+                self.progress.note(value)
+            case "begin":
+                self.progress.begin(*value)
+            case "advance":
+                self.progress.advance(*value)
+            case "round":
+                self.committed += 1
+                lists = {key: tuple(item) for key, item in value.items() if isinstance(item, list)}
+                self.progress.round_done(Report(**(value | lists)))
+
+
+def _result(value: dict[str, Any]) -> Result:
+    before, after = Evaluation(**value["before"]), Evaluation(**value["after"])
+    output = None if value["output"] is None else Path(value["output"])
+    return Result(**(value | {"before": before, "after": after, "output": output}))

@@ -1,0 +1,351 @@
+"""A server's processes: Flower's SuperLink on loopback, the executor of our ServerApp, and nginx on the public port.
+
+    nginx        host:port, TLS: passes /v1/fleet/, what clients need, and nothing else
+    SuperLink    127.0.0.1, TLS: since flwr 1.40 one port serves clients, those who start runs, and executors alike
+    superexec    starts the ServerApp, in a process of its own, so that it outlives a SuperLink that is restarted
+
+All of them, and the ServerApp, end when this process does. What is in `flower/` of a run's directory can be thrown
+away but for `state.db`, in which the SuperLink knows the clients' keys.
+"""
+
+import ipaddress
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from string import Template
+
+import tomli_w
+
+from ...errors import FedKSeedError
+from ...files import border, exclusive, locked, write_atomically
+from ...run.loop import Result
+from ...run.progress import Progress
+from .. import certs
+from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
+from .grid import Numbers
+from .journal import Follower
+
+START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
+FRUITLESS = 3  # restarts of a process without a finished round between them
+SPACE = 1 << 20  # bytes; less is a full disk: SQLite and the logs of all processes write there
+LOOK = 0.2  # seconds between two looks at the journal and the processes
+CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
+NGINX = Template("""\
+# Made by `fedkseed server`: clients reach /v1/fleet/ of Flower's SuperLink and nothing else of it.
+daemon off;
+${user}worker_processes auto;
+pid $folder/nginx.pid;
+error_log stderr warn;
+worker_rlimit_nofile 8192;  # two a client that is being answered
+events { worker_connections 4096; }
+http {
+  access_log off;
+  server_tokens off;
+  client_max_body_size $largest;
+  client_body_buffer_size 1m;
+  client_body_timeout 60s;
+  limit_conn_zone $$binary_remote_addr zone=address:10m;
+  client_body_temp_path $folder/nginx-body;
+  proxy_temp_path $folder/nginx-proxy;
+  fastcgi_temp_path $folder/nginx-other;
+  uwsgi_temp_path $folder/nginx-other;
+  scgi_temp_path $folder/nginx-other;
+  upstream superlink {
+    server 127.0.0.1:$port;
+    keepalive 64;          # else a TLS handshake a request
+    keepalive_timeout 4s;  # the SuperLink ends them after 5
+  }
+  server {
+    limit_conn address 256;  # bodies are kept before Flower looks at their keys
+    listen $address ssl;
+    ssl_certificate $certs/server.pem;
+    ssl_certificate_key $certs/server.key;
+    ssl_protocols TLSv1.2 TLSv1.3;
+    location /v1/fleet/ {
+      limit_except POST { deny all; }
+      proxy_pass https://superlink/v1/fleet/;
+      proxy_http_version 1.1;
+      proxy_set_header Connection "";
+      proxy_ssl_verify on;
+      proxy_ssl_trusted_certificate $certs/ca.pem;
+      proxy_ssl_name localhost;
+      proxy_read_timeout 300s;
+    }
+    location / { return 403; }
+  }
+}
+""")
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def find_nginx() -> str | None:
+    """Where nginx is; Debian keeps it off the path of ordinary users."""
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
+class Host:
+    """The processes of a server.
+
+    Args:
+        directory: of the run.
+        keys: as made by `fedkseed certs`.
+        host, port: where clients connect.
+        largest: of a request's body, as nginx writes it: 8m, 2g.
+    """
+
+    def __init__(self, directory: Path, keys: Path, host: str, port: int, largest: str, progress: Progress) -> None:
+        self.directory, self.keys = directory.resolve(), keys.resolve()
+        self.folder = self.directory / "flower"
+        self.host, self.port, self.largest, self.progress = host, port, largest, progress
+        self.nginx = find_nginx()
+        if self.nginx is None and not is_loopback(host):
+            raise FedKSeedError(
+                f"nginx is not installed, and without it whoever reaches {host}:{port} could start programs on the "
+                "clients; install it (Debian: apt-get install nginx), or serve this machine alone: --host 127.0.0.1"
+            )
+        # Where nginx keeps the public port, the SuperLink takes any other.
+        self.inner = port if self.nginx is None else free_port()
+        self.env = environment(self.folder / "home")
+        self.children: dict[str, Child] = {}
+        self._fruitless = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Start everything, and end it.
+
+        Raises:
+            FedKSeedError: a certificate is over, a port is taken, or a process does not start.
+        """
+        if warning := certs.check(self.keys):
+            self.progress.note(warning)
+        keys = certs.public_keys(self.keys)
+        with border(f"can't make {self.folder}"):
+            (self.folder / "home").mkdir(parents=True, exist_ok=True)
+        taken = f"another server works on {self.directory}; stop it first"
+        with exclusive(self.folder / "server.lock", taken), ExitStack() as stack:
+            end = time.monotonic() + GRACE
+            while locked(self.directory / "lock"):  # by the ServerApp of a server that was killed just now
+                if time.monotonic() > end:
+                    raise FedKSeedError(f"another process works on {self.directory}; stop it first")
+                time.sleep(LOOK)
+            if not (self.folder / "state.db").exists():  # the SuperLink knows no key then
+                self._nodes.unlink(missing_ok=True)
+            self._configure()
+            if self._open():
+                raise FedKSeedError(f"port {self.port} of {self.host} is taken; choose another with --port")
+            self._launch(stack, "SuperLink", self._superlink())
+            self._ready("SuperLink", self.inner)
+            self._register(keys)
+            self._launch(stack, "superexec", self._superexec())
+            if self.nginx is not None:
+                self._launch(stack, "nginx", [self.nginx, "-c", str(self.folder / "nginx.conf"), "-e", "stderr"])
+                wait_until(self._open, START, self.children["nginx"])
+            yield
+
+    def run(self) -> Result:
+        """Start the run in Flower, and follow it to its end; what dies is started again.
+
+        Raises:
+            FedKSeedError: the run ended with it, processes die again and again, or the disk is full.
+        """
+        try:
+            return self._run()
+        except FedKSeedError as error:
+            if shutil.disk_usage(self.directory).free >= SPACE:
+                raise
+            raise FedKSeedError(  # each process fails in its own words
+                f"the disk of {self.directory} is full: make space and start the server again; it goes on from the "
+                f"last finished round ({error})"
+            ) from error
+
+    def _run(self) -> Result:
+        while True:
+            self._revive(0)
+            self._ready("SuperLink", self.inner)
+            self._stop_runs()
+            follower = Follower(self.directory, self.progress)
+            follower.path.unlink(missing_ok=True)
+            started = flwr(["run", str(self.folder / "app"), CONNECTION], self.env, START)
+            try:
+                result = self._follow(follower)
+            finally:
+                follower.close()
+            if result is not None:
+                return result
+            self._again(f"the ServerApp of Flower's run {started.get('run-id')} has died", follower.committed)
+
+    def _follow(self, follower: Follower) -> Result | None:
+        """The result of a run; None if its process has died."""
+        begin, committed = time.monotonic(), 0
+        while True:
+            if (result := follower.read()) is not None:
+                return result
+            if self._revive(follower.committed - committed):
+                committed = follower.committed
+            if follower.pid is None and time.monotonic() - begin > START:
+                raise FedKSeedError(f"Flower did not start the ServerApp in {START:g} s; see {self.folder}/*.log")
+            if follower.pid is not None and not _alive(follower.pid):
+                return follower.read()
+            time.sleep(LOOK)
+
+    def _revive(self, committed: int) -> bool:
+        """Start what has died; was there anything?"""
+        dead = [child for child in self.children.values() if not child.running]
+        for child in dead:
+            self._again(child.ended(), committed)
+            child.stop()  # what it has left: nginx's workers keep the port
+            child.start()
+        return bool(dead)
+
+    def _again(self, what: str, committed: int) -> None:
+        """Tell, and wait a little, that something is started again.
+
+        Args:
+            committed: rounds finished since the last time.
+
+        Raises:
+            FedKSeedError: it was in vain too often.
+        """
+        self._fruitless = 0 if committed else self._fruitless + 1
+        if self._fruitless > FRUITLESS:
+            raise FedKSeedError(f"{what}; no round was finished since it was last started: see {self.folder}/*.log")
+        self.progress.note(f"{what}; it is started again")
+        time.sleep(self._fruitless)
+
+    def _launch(self, stack: ExitStack, name: str, command: list[str]) -> None:
+        child = Child(name, command, self.folder / f"{name.lower()}.log", self.env)
+        child.start()
+        self.children[name] = child
+        stack.callback(child.stop)
+
+    def _ready(self, name: str, port: int) -> None:
+        wait_until(lambda: accepts("127.0.0.1", port), START, self.children[name])
+
+    def _open(self) -> bool:
+        """Does somebody listen at the public port?"""
+        return accepts("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)  # noqa: S104 - nothing is bound
+
+    def _superlink(self) -> list[str]:
+        return [
+            program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.inner),
+            "--ssl-ca-certfile", str(self.keys / "ca.pem"), "--ssl-certfile", str(self.keys / "server.pem"),
+            "--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth", "--isolation", "process",
+            "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
+            "--database", str(self.folder / "state.db"), "--disable-runtime-dependency-installation",
+        ]  # fmt: skip
+
+    def _superexec(self) -> list[str]:
+        return [
+            program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{self.inner}",
+            "--root-certificates", str(self.keys / "ca.pem"),
+            "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
+            "--parent-pid", str(os.getpid()),
+        ]  # fmt: skip
+
+    def _configure(self) -> None:
+        """Write what the processes read."""
+        connection = {"address": f"127.0.0.1:{self.inner}", "root-certificates": str(self.keys / "ca.pem")}
+        table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
+        write_atomically(self.folder / "home" / "config.toml", tomli_w.dumps(table).encode())
+        written = nginx_conf(self.folder, self.keys, self.host, self.port, self.inner, self.largest)
+        write_atomically(self.folder / "nginx.conf", written.encode())
+        with border(f"can't make {self.folder / 'app'}"):
+            (self.folder / "app").mkdir(exist_ok=True)
+        # Afresh for every run: `flwr run` writes into it.
+        write_atomically(self.folder / "app" / "pyproject.toml", app(self.directory).encode())
+
+    @property
+    def _nodes(self) -> Path:
+        """Public key -> node, of those that are registered."""
+        return self.folder / "nodes.json"
+
+    def _register(self, keys: list[Path]) -> None:
+        """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers.
+
+        A run that has begun goes on with as many as it began with.
+        """
+        if (self.directory / "run.sqlite").exists() and (begun := Numbers.registered(self.directory)):
+            if len(keys) > begun:
+                self.progress.note(
+                    f"the run began with {begun} clients; those that have come since take part in new runs"
+                )
+            keys = keys[:begun]
+        known: dict[str, int] = json.loads(self._nodes.read_bytes()) if self._nodes.exists() else {}
+        texts = [key.read_text().strip() for key in keys]
+        for number, (key, text) in enumerate(zip(keys, texts, strict=True)):
+            if text not in known:
+                self.progress.note(f"registering the key of client {number}")
+                known[text] = self._node(key, {*known.values()})
+                write_atomically(self._nodes, json.dumps(known).encode())
+        Numbers.register(self.directory, [known[text] for text in texts])
+
+    def _node(self, key: Path, others: set[int]) -> int:
+        """Register a key. If a server was killed before it wrote the node down, it is the one node not written down."""
+        try:
+            return int(flwr(["supernode", "register", str(key), CONNECTION], self.env)["node-id"])
+        except FedKSeedError as error:
+            listed = flwr(["supernode", "list", CONNECTION], self.env)["nodes"]
+            unknown = {int(node["node-id"]) for node in listed} - others
+            if "already in use" not in str(error) or len(unknown) != 1:
+                raise
+            return unknown.pop()
+
+    def _stop_runs(self) -> None:
+        """End what is left of earlier runs in Flower's eyes: their ServerApps are gone."""
+        for known in flwr(["list", CONNECTION], self.env)["runs"]:
+            if not str(known["status"]).startswith("finished"):
+                flwr(["stop", str(known["run-id"]), CONNECTION], self.env)
+
+
+def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, largest: str) -> str:
+    """What nginx reads; deploy/nginx.conf is such a file."""
+    return NGINX.substitute(
+        user="user root;\n" if os.geteuid() == 0 else "",  # else it could not write to the run's directory
+        folder=folder, certs=keys, port=inner, largest=largest,
+        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+    )  # fmt: skip
+
+
+def app(directory: Path) -> str:
+    """The Flower app of a run: its parts are those of the fedkseed that is installed on each machine."""
+    table: Mapping = {
+        "project": {"name": "fedkseed-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
+        "tool": {
+            "flwr": {
+                "app": {
+                    "publisher": "fedkseed",
+                    "components": {
+                        "serverapp": "fedkseed.flower.server.app:app",
+                        "clientapp": "fedkseed.flower.client.app:app",
+                    },
+                    "config": {"run": str(directory)},
+                }
+            }
+        },
+    }
+    return tomli_w.dumps(table)
+
+
+def _alive(pid: int) -> bool:
+    """Is a process at work? One that has ended and was not waited for is not."""
+    status = Path(f"/proc/{pid}/stat")
+    if status.parent.parent.exists() and Path("/proc/self/stat").exists():
+        try:
+            return status.read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,112 @@
+"""Many virtual clients on Flower's simulation engine: the same recipe, with the digest that it has in one process.
+
+Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from importlib.util import find_spec
+from os import environ
+from pathlib import Path
+from tomllib import loads
+from typing import Any
+
+import torch
+
+from ..errors import FedKSeedError
+from ..recipe.schema import Network, Recipe, parse
+from ..round import answer
+from ..run.loop import Result, work
+from ..run.progress import Progress
+from ..run.simulation import Simulation
+from ..run.store import Store
+from ..run.workers import computing_with
+from . import require_flower
+from .children import QUIET
+from .client.worker import Worker
+from .envelope import Task
+
+DAY = 86_400.0  # seconds of a round, on a machine of one's own
+
+
+class Virtual:
+    """All clients of a recipe, in one of the engine's processes."""
+
+    def __init__(self, recipe: bytes) -> None:
+        self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
+
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
+        simulation = self.simulation
+        parts = simulation.shares.clients
+        with computing_with(_threads(simulation.recipe)):
+            client = simulation.client_of(task.client, len(parts), parts[task.client], on_step)
+            return answer(simulation.strategy, task.message, client)
+
+
+_worker = Worker(Virtual)  # of this process: models stay loaded from round to round
+
+
+def _answer(task: bytes, context: Any) -> bytes:
+    return _worker.reply(task).encode()
+
+
+def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
+    """Run a recipe in a new directory; `fedkseed resume` goes on with it in one process, to the same digest.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not there.
+    """
+    require_flower()
+    if find_spec("ray") is None:
+        raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")
+    Store.require_new(directory)
+    environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower looks at them
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    from .client.app import client_app
+    from .server.grid import Numbers, Remote
+
+    recipe = recipe.absolute()
+    simulation = Simulation(recipe, progress)
+    if simulation.algorithm.replays:
+        raise FedKSeedError(
+            f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
+            "process to process: use --engine own"
+        )
+    count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
+
+    with Store.create(directory, recipe.to_toml()) as store:
+
+        @app.main()
+        def main(grid: Grid, context: Any) -> None:
+            try:
+                numbers, text = Numbers(directory, count), recipe.to_toml().encode()
+                remote = Remote(grid, numbers, text, count, Network(deadline=DAY, attempts=1), progress)
+
+                def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+                    return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)
+
+                simulation.carry = carry
+                remote.gather()
+                outcome.append(work(store, simulation))
+            except BaseException as error:
+                outcome.append(error)
+                raise
+
+        threads, at_once = _threads(recipe), recipe.clients.at_once
+        resources = {
+            "client_resources": {"num_cpus": threads, "num_gpus": 0.0},
+            "init_args": {"num_cpus": threads * at_once, "include_dashboard": False, "_node_ip_address": "127.0.0.1"},
+        }
+        try:
+            run_simulation(app, client_app(_answer), num_supernodes=count, backend_config=resources)
+        except Exception as error:
+            outcome.append(error)
+    found = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def _threads(recipe: Recipe) -> int:
+    return recipe.clients.threads or max(1, torch.get_num_threads() // recipe.clients.at_once)

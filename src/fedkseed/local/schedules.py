@@ -1,0 +1,32 @@
+"""Settings that strategies and local steps share: schedules, and refusing what does not exist."""
+
+import math
+from collections.abc import Sequence
+
+from ..errors import FedKSeedError
+
+SCHEDULES = ("constant", "linear", "cosine")
+
+
+def scheduled(lr: float, schedule: str, round_: int, rounds: int) -> float:
+    """η of a round, from 0. Never 0: the state after the last round can still be broadcast, to load it."""
+    done = min(round_ / rounds, 1.0)
+    if schedule == "linear":
+        return lr * max(1 - done, 1e-6)
+    if schedule == "cosine":
+        return lr * max((1 + math.cos(math.pi * done)) / 2, 1e-6)
+    return lr
+
+
+def require_settings(schedule: str, **counts: int) -> None:
+    """Refuse a schedule that does not exist and counts below 1."""
+    for name, value in counts.items():
+        if value < 1:
+            raise FedKSeedError(f"{name} must be at least 1, got {value}")
+    require_choice("schedule", schedule, SCHEDULES)
+
+
+def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
+    """Refuse a setting that does not exist: a misspelt one must not fall through to another."""
+    if value not in choices:
+        raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")

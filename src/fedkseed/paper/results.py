@@ -1,0 +1,189 @@
+"""What finished runs came to, and tables of it: Markdown for people, CSV for programs."""
+
+import csv
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, TypeAlias
+
+from ..files import write_atomically
+from ..run.store import Store
+
+Cell: TypeAlias = "str | int | float | Spread | None"
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A mean over seeds and its standard deviation (with n − 1), as the paper's tables print."""
+
+    mean: float
+    std: float | None  # None of a single seed
+    count: int
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> "Spread":
+        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+
+    @property
+    def error(self) -> float | None:
+        """The mean's standard error."""
+        return None if self.std is None else self.std / self.count**0.5
+
+    def __str__(self) -> str:
+        digits = 2 if abs(self.mean) >= 10 else 4
+        return f"{self.mean:.{digits}f}" + ("" if self.std is None else f" ± {self.std:.{digits}f}")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One finished run: rounds done -> a mean over its held-out examples."""
+
+    axes: dict[str, Any]
+    seed: int
+    loss: dict[int, float]  # nats a response token
+    rouge: dict[int, float]  # Rouge-L F1 in percent; only where answers were generated
+    bytes_down: int  # to a client in a round, the most
+    bytes_up: int
+    clock: dict[int, float]  # rounds done -> seconds that they computed, evaluations left out
+    virtual: dict[int, float]  # rounds done -> virtual time, see run/virtual_time.py
+    memory: int | None  # bytes, the most that the process held
+    directory: Path
+
+    @classmethod
+    def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
+        store = Store(directory)
+        evaluations, reports = store.evaluations(), store.reports()
+        return cls(
+            axes=dict(axes),
+            seed=seed,
+            loss={done: fmean(e["losses"]) for done, e in evaluations.items()},
+            rouge={done: 100 * fmean(e["rouge"]) for done, e in evaluations.items() if e["rouge"]},
+            bytes_down=max(report["bytes_down"] for report in reports),
+            bytes_up=max(report["bytes_up"] for report in reports),
+            virtual={0: 0.0} | {done: report.get("clock") or 0.0 for done, report in enumerate(reports, 1)},
+            clock={done: sum(map(_seconds, reports[:done])) for done in range(len(reports) + 1)},
+            memory=store.recall("peak_memory"),
+            directory=directory,
+        )
+
+    @property
+    def rounds(self) -> int:
+        return max(self.loss)
+
+    @property
+    def seconds(self) -> float:
+        """Of all rounds."""
+        return self.clock[self.rounds]
+
+    def change(self, done: int) -> float:
+        """Of the held-out loss, at the last evaluation in so many rounds."""
+        return self.loss[max(d for d in self.loss if d <= done)] - self.loss[0]
+
+    def within(self, seconds: float) -> int:
+        """The last evaluation after so many seconds; 0 is the base model."""
+        return max(done for done in self.loss if self.clock[done] <= seconds)
+
+    def reached(self, change: float) -> float | None:
+        """Seconds until the held-out loss had first changed so far, between two evaluations on a straight line."""
+        before = 0
+        for done in sorted(self.loss):
+            if (now := self.change(done)) <= change:
+                then = self.change(before)
+                part = 1.0 if then <= now else (then - change) / (then - now)
+                return self.clock[before] + part * (self.clock[done] - self.clock[before])
+            before = done
+        return None
+
+
+def _seconds(report: Mapping[str, Any]) -> float:
+    """Of a processor: other programs on the machine make a round longer, and no slower to compute."""
+    return report.get("cpu_seconds") or report["seconds"]
+
+
+# What can be shown of a run: name -> (its title, the run's value after some rounds, or None if that was not measured).
+Measure: TypeAlias = Callable[[Outcome, int], float | None]
+MEASURES: dict[str, tuple[str, Measure]] = {
+    "loss": ("held-out loss (nats a token)", lambda o, done: o.loss.get(done)),
+    "change": (
+        "change of held-out loss (nats a token)",
+        lambda o, done: o.loss[done] - o.loss[0] if done in o.loss else None,
+    ),
+    "rouge": ("Rouge-L (%)", lambda o, done: o.rouge.get(done)),
+    "rouge change": (
+        "change of Rouge-L (points)",
+        lambda o, done: o.rouge[done] - o.rouge[0] if done in o.rouge else None,
+    ),
+}
+
+
+def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -> Spread | None:
+    """A measure over seeds after some rounds, by default the last; None where a run lacks it."""
+    of = MEASURES[measure][1]
+    values = [of(o, o.rounds if done is None else done) for o in outcomes]
+    known = [value for value in values if value is not None]
+    return Spread.of(known) if values and len(known) == len(values) else None
+
+
+def group(outcomes: Iterable[Outcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[Outcome]]:
+    """Outcomes by their values on some axes, in the order they come."""
+    chosen = tuple(axes)
+    groups: dict[tuple[Any, ...], list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(tuple(outcome.axes[axis] for axis in chosen), []).append(outcome)
+    return groups
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of named cells; a column that a row lacks is empty."""
+
+    rows: list[dict[str, Cell]]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(column for row in self.rows for column in row))
+
+    def markdown(self, title: str) -> str:
+        lines = [" | ".join(self.columns), " | ".join("---" for _ in self.columns)]
+        lines += [" | ".join(_shown(row.get(column)) for column in self.columns) for row in self.rows]
+        notes = "".join(f"\n{note}\n" for note in self.notes)
+        return f"# {title}\n\n" + "".join(f"| {line} |\n" for line in lines) + notes
+
+    def csv(self) -> str:
+        """Means and standard deviations in columns of their own, numbers unrounded."""
+        flat = [_flat(row) for row in self.rows]
+        columns = list(dict.fromkeys(column for row in flat for column in row))
+        text = StringIO()
+        writer = csv.DictWriter(text, columns, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(flat)
+        return text.getvalue()
+
+    def write(self, folder: Path, title: str, stem: str = "table") -> None:
+        write_atomically(folder / f"{stem}.md", self.markdown(title).encode())
+        write_atomically(folder / f"{stem}.csv", self.csv().encode())
+
+
+def _flat(row: Mapping[str, Cell]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for column, cell in row.items():
+        if isinstance(cell, Spread):
+            flat |= {f"{column}, mean": cell.mean, f"{column}, std": cell.std, f"{column}, n": cell.count}
+        else:
+            flat[column] = cell
+    return flat
+
+
+def _shown(cell: Cell) -> str:
+    match cell:
+        case None:
+            return "–"
+        case str() | Spread():
+            return str(cell).replace("|", "\\|")
+        case int():
+            return f"{cell:,}"
+        case _:
+            return f"{cell:,.0f}" if abs(cell) >= 10_000 else f"{cell:.4g}"

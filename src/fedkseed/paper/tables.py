@@ -1,0 +1,331 @@
+"""From finished runs to a table and a figure: one function of each for every kind of output that runs have."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from ..errors import FedKSeedError
+from ..run.store import Store
+from ..strategies.kseed import State, importance
+from .experiments import Experiment, short
+from .figures import Draw, bars, heat, legend_beside, line, panels, powers
+from .results import MEASURES, Cell, Outcome, Spread, Table, group, spread
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Build: TypeAlias = Callable[[Experiment, Sequence[Outcome]], tuple[Table, Draw | None]]
+
+
+def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
+    """A row for every combination of values: losses, Rouge-L and bytes, over seeds.
+
+    With `reference = {axis = value}` of the options each row is also compared with that value's: the
+    difference of the changes of loss, paired by seed, and its standard error.
+    """
+    rows: list[dict[str, Cell]] = []
+    compared = _others(experiment, ())  # each value with its own choice, where there is one
+    cells = group(outcomes, compared)
+    for values, runs in group(outcomes, experiment.axes).items():
+        axes = dict(zip(experiment.axes, values, strict=True))
+        row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
+        row |= {
+            "seeds": len(runs),
+            "loss before": spread(runs, "loss", 0),
+            "loss after": spread(runs, "loss"),
+            "change of loss": spread(runs, "change"),
+            "Rouge-L before": spread(runs, "rouge", 0),
+            "Rouge-L after": spread(runs, "rouge"),
+            "bytes down": max(run.bytes_down for run in runs),
+            "bytes up": max(run.bytes_up for run in runs),
+        }
+        for axis, value in experiment.options.get("reference", {}).items():
+            if axes[axis] != value:
+                others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
+                row[f"minus {experiment.title_of(axis, value)}"] = _paired(runs, others)
+        rows.append(row)
+    if all(row["Rouge-L after"] is None for row in rows):
+        rows = [{k: v for k, v in row.items() if not k.startswith("Rouge")} for row in rows]
+    notes = ["After ±: the standard deviation over seeds."]
+    if "reference" in experiment.options:
+        notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
+    return Table(rows, (*notes, *filter(None, [experiment.note])))
+
+
+def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
+    theirs = {run.seed: run for run in others}
+    change = MEASURES["change"][1]
+    differences = [
+        (change(run, run.rounds) or 0.0) - (change(theirs[run.seed], run.rounds) or 0.0)
+        for run in runs
+        if run.seed in theirs
+    ]
+    if not differences:
+        return None
+    found = Spread.of(differences)
+    return f"{found.mean:+.4f}" + ("" if found.error is None else f" ± {found.error:.4f}")
+
+
+def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """A measure against rounds, a line for each value of an axis, a panel for each combination of the others."""
+    along = experiment.options.get("line", "method")
+    measure, error = experiment.options.get("measure", "loss"), experiment.options.get("error", "std")
+
+    def draw(figure: "Figure") -> None:
+        for axes, runs in _panels(figure, experiment, outcomes, (along,)):
+            for number, ((value,), same) in enumerate(group(runs, [along]).items()):
+                done = [d for d in sorted(same[0].loss) if spread(same, measure, d) is not None]
+                found = [s for d in done if (s := spread(same, measure, d)) is not None]
+                x = [d * experiment.options.get("steps a round", 1) for d in done]
+                widths = [s.std if error == "std" else s.error for s in found]
+                line(axes, x, [s.mean for s in found], widths, experiment.title_of(along, value), number)
+            axes.set(xlabel=experiment.options.get("xlabel", "rounds"), ylabel=MEASURES[measure][0])
+            if len(experiment.axes[along]) > 5:
+                legend_beside(axes)
+            else:
+                axes.legend()
+
+    return summary(experiment, outcomes), draw
+
+
+def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """How fast each method learns, beside a reference: by the clock, by local steps, by bytes and in memory.
+
+    The reference's whole time and the change of loss that it ends with are those of the same seed.
+    """
+    if virtual := experiment.options.get("clock") == "virtual":
+        outcomes = [replace(outcome, clock=outcome.virtual) for outcome in outcomes]
+    reference, per_round = experiment.options["reference"]["method"], experiment.options["steps a round"]
+    theirs = {run.seed: run for run in outcomes if run.axes["method"] == reference}
+    rows: list[dict[str, Cell]] = []
+    for (method,), runs in group(outcomes, ["method"]).items():
+        row: dict[str, Cell] = {"method": experiment.title_of("method", method), "seeds": len(runs)}
+        pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
+        for part in (100, 5, 1):
+            name = f"in 1/{part} of the time" if part > 1 else "in the same time"
+            row[name] = _error([run.change(run.within(other.seconds / part)) for run, other in pairs])
+        rounds = experiment.options["steps"] // per_round.get(method, per_round["default"])
+        row[f"after {experiment.options['steps']:,} steps"] = _error([run.change(rounds) for run in runs])
+        row["at its end"] = _error([run.change(run.rounds) for run in runs])
+        row["minus the reference"] = _error([r.change(r.rounds) - o.change(o.rounds) for r, o in pairs if r is not o])
+        if rival := experiment.options.get("rival"):  # whose whole time is a measure, too
+            others = {run.seed: run for run in outcomes if run.axes["method"] == rival}
+            beside = [(run.change(run.within(o.seconds)), o) for run in runs if (o := others.get(run.seed))]
+            title = experiment.title_of("method", rival)
+            row[f"in the time of {title}"] = _error([found for found, _ in beside])
+            row[f"minus {title} then"] = (
+                None if method == rival else _error([found - other.change(other.rounds) for found, other in beside])
+            )
+        needed = [run.reached(other.change(other.rounds)) for run, other in pairs]
+        times = [other.seconds / t for t, (_, other) in zip(needed, pairs, strict=True) if t]
+        row["times as fast"] = None if not times or len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
+        row["units of time" if virtual else "seconds"] = float(np.mean([run.seconds for run in runs]))
+        row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
+        row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
+        rows.append(row)
+    notes = (
+        "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
+        "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
+    )
+
+    def draw(figure: "Figure") -> None:
+        for axes, runs in _panels(figure, experiment, outcomes, ("method",)):
+            for number, ((method,), same) in enumerate(group(runs, ["method"]).items()):
+                done = [d for d in sorted(same[0].loss) if spread(same, "change", d) is not None]
+                found = [s for d in done if (s := spread(same, "change", d)) is not None]
+                x = [float(np.mean([run.clock[d] for run in same])) for d in done]
+                name = experiment.title_of("method", method)
+                line(axes, x, [s.mean for s in found], [s.error for s in found], name, number)
+            axes.set(
+                xlabel="virtual time" if virtual else "seconds of rounds", ylabel=MEASURES["change"][0], xscale="symlog"
+            )
+            legend_beside(axes)
+
+    return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
+
+
+def _error(values: Sequence[float]) -> str | None:
+    """Mean and standard error in words."""
+    if not values:
+        return None
+    found = Spread.of(values)
+    return f"{found.mean:+.3f}" + ("" if found.error is None else f" ± {found.error:.3f}")
+
+
+def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """Measures after the last round against the values of an axis, a line a method, mean ± standard deviation."""
+    x, along = experiment.options["x"], experiment.options.get("line", "method")
+    measures = _measured(experiment.options.get("measures", ["rouge", "loss"]), outcomes)
+
+    def draw(figure: "Figure") -> None:
+        groups = group(outcomes, _others(experiment, (x, along)))
+        pairs = [(values, runs, measure) for values, runs in groups.items() for measure in measures]
+        for axes, (_, runs, measure) in zip(
+            panels(figure, [_title(experiment, (x, along), values) for values, _, _ in pairs]), pairs, strict=True
+        ):
+            for number, ((value,), same) in enumerate(group(runs, [along]).items()):
+                points = {at: spread(few, measure) for (at,), few in group(same, [x]).items()}
+                known = {at: s for at, s in sorted(points.items()) if s is not None}
+                widths = [s.std for s in known.values()]
+                line(
+                    axes,
+                    list(known),
+                    [s.mean for s in known.values()],
+                    widths,
+                    experiment.title_of(along, value),
+                    number,
+                )
+            if experiment.options.get("log", False):
+                powers(axes, experiment.axes[x])
+            axes.set(xlabel=experiment.options.get("xlabel", short(x)), ylabel=MEASURES[measure][0])
+            axes.legend()
+
+    return summary(experiment, outcomes), draw
+
+
+def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """A heat map of two axes."""
+    x, y = experiment.options["x"], experiment.options["y"]
+    (measure,) = _measured([experiment.options.get("measure", "rouge")], outcomes)
+
+    def draw(figure: "Figure") -> None:
+        for axes, runs in _panels(figure, experiment, outcomes, (x, y)):
+            means = {key: spread(same, measure) for key, same in group(runs, [y, x]).items()}
+            rows = [[_mean(means.get((b, a))) for a in experiment.axes[x]] for b in experiment.axes[y]]
+            names = [[experiment.title_of(axis, value) for value in experiment.axes[axis]] for axis in (y, x)]
+            heat(axes, names[0], names[1], rows, "high" if measure.startswith("rouge") else "low")
+            axes.set(xlabel=short(x), ylabel=short(y))
+            axes.set_title(f"{axes.get_title(loc='left')}  {MEASURES[measure][0]}".strip(), loc="left", fontsize=10)
+
+    return summary(experiment, outcomes), draw
+
+
+def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, None]:
+    """Rows of methods, columns of data sets and models: Rouge-L after the last round, mean ± standard deviation."""
+    wide = _others(experiment, ("method",))
+    rows: list[dict[str, Cell]] = []
+    for (method,), runs in group(outcomes, ["method"]).items():
+        row: dict[str, Cell] = {"approach": experiment.title_of("method", method)}
+        for values, same in group(runs, wide).items():
+            row[_title(experiment, ("method",), values) or "Rouge-L (%)"] = spread(same, "rouge")
+        rows.append(row)
+    base: dict[str, Cell] = {"approach": "no tuning"}
+    for values, same in group(outcomes, wide).items():
+        base[_title(experiment, ("method",), values) or "Rouge-L (%)"] = _once(same)
+    note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
+    return Table([base, *rows], tuple(filter(None, [note, experiment.note]))), None
+
+
+def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """What each further seed of a range of K gains in Rouge-L, (R(K') − R(K)) / (K' − K), from the runs of Figure 7."""
+    x = experiment.options["x"]
+    (measure,) = _measured(["rouge"], outcomes)
+    others = _others(experiment, (x,))
+    rows: list[dict[str, Cell]] = []
+    gains: dict[tuple[Any, ...], dict[str, float]] = {}
+    for values, runs in group(outcomes, others).items():
+        means = {k: _mean(spread(same, measure)) for (k,), same in sorted(group(runs, [x]).items())}
+        gains[values] = {
+            f"[{a:,}, {b:,})": (means[b] - means[a]) / (b - a) * (-1 if measure == "loss" else 1)
+            for a, b in pairwise(means)
+        }
+        for reach, gain in gains[values].items():
+            named = {short(a): experiment.title_of(a, v) for a, v in zip(others, values, strict=True)}
+            rows.append({**named, "range of K": reach, "gain a seed": gain})
+
+    def draw(figure: "Figure") -> None:
+        wide = [axis for axis in others if axis != "method"]
+        for axes, runs in _panels(figure, experiment, outcomes, (x, "method")):
+            at = {axis: runs[0].axes[axis] for axis in wide}
+            series = {
+                experiment.title_of("method", m): list(gains[tuple((at | {"method": m})[a] for a in others)].values())
+                for (m,) in group(runs, ["method"])
+            }
+            bars(axes, list(next(iter(gains.values()))), series)
+            axes.set(xlabel="range of K", ylabel=f"gain a seed, {MEASURES[measure][0]}")
+            axes.tick_params(axis="x", rotation=20)
+            axes.legend()
+
+    return Table(rows, tuple(filter(None, [experiment.note]))), draw
+
+
+def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+    """The probabilities of FedKSeed-Pro's directions after the last round, of the first seed, sorted."""
+    rows: list[dict[str, Cell]] = []
+    found: list[np.ndarray] = []
+    first = [run for run in outcomes if run.seed == min(o.seed for o in outcomes)]
+    for run in first:
+        state = Store(run.directory).state(State)
+        if state is None:
+            raise FedKSeedError(f"{run.directory} has no state")
+        p = importance(state)
+        found.append(p)
+        rows.append(
+            {
+                "run": experiment.label(run.axes),
+                "K": p.size,
+                "least, times 1/K": float(p.min() * p.size),
+                "median, times 1/K": float(np.median(p) * p.size),
+                "most, times 1/K": float(p.max() * p.size),
+                "most over least": float(p.max() / p.min()),
+                "share of the likeliest tenth": float(np.sort(p)[-max(1, p.size // 10) :].sum()),
+                "never drawn": int((state.counts == 0).sum()),
+            }
+        )
+
+    def draw(figure: "Figure") -> None:
+        for axes, run, p in zip(panels(figure, [experiment.label(r.axes) for r in first]), first, found, strict=True):
+            axes.plot(np.arange(p.size), p, ".", markersize=2, color="#0072B2")
+            axes.axhline(1 / p.size, color="#777777", linewidth=1, linestyle=(0, (4, 3)), label="1/K")
+            axes.set(xlabel="direction", ylabel="probability", ylim=(0, None))
+            axes.legend(title=f"seed {run.seed}")
+
+    return Table(rows, tuple(filter(None, [experiment.note]))), draw
+
+
+RUNS: dict[str, Build] = {
+    "curves": curves, "against": against, "grid": grid, "scores": scores,
+    "marginal": marginal, "probabilities": probabilities, "speed": speed,
+}  # fmt: skip
+
+
+def _measured(wanted: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
+    """The measures that all runs have; the loss where none is left, as in runs without generated answers."""
+    return [name for name in wanted if spread(outcomes, name) is not None] or ["loss"]
+
+
+def _others(experiment: Experiment, without: Sequence[str]) -> list[str]:
+    """The axes that panels stand for; a chosen value is no panel of its own."""
+    chosen = [experiment.choice.axis] if experiment.choice else []
+    return [axis for axis in experiment.axes if axis not in (*without, *chosen)]
+
+
+def _title(experiment: Experiment, without: Sequence[str], values: Sequence[Any]) -> str:
+    """A panel's: what tells it from the others."""
+    axes = zip(_others(experiment, without), values, strict=True)
+    return ", ".join(
+        f"{experiment.title_of(axis, v)}" if axis in ("model", "dataset", "method") else f"{short(axis)} = {v}"
+        for axis, v in axes
+        if len(experiment.axes[axis]) > 1
+    )
+
+
+def _panels(
+    figure: "Figure", experiment: Experiment, outcomes: Sequence[Outcome], within: Sequence[str]
+) -> "list[tuple[Any, list[Outcome]]]":
+    """A panel for each combination of the axes that are not shown within one, with its runs."""
+    groups = group(outcomes, _others(experiment, within))
+    titles = [_title(experiment, within, values) for values in groups]
+    return list(zip(panels(figure, titles), groups.values(), strict=True))
+
+
+def _mean(found: Spread | None) -> float:
+    return float("nan") if found is None else found.mean
+
+
+def _once(outcomes: Sequence[Outcome]) -> Spread | None:
+    """The base model's Rouge-L: it does not depend on the method, so each seed counts once."""
+    return spread(list({run.seed: run for run in outcomes}.values()), "rouge", 0)

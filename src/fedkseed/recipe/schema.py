@@ -1,0 +1,356 @@
+"""A recipe: what to run, as typed TOML. Only this file sees TOML; everything else takes plain values."""
+
+import re
+import tomllib
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ..data.wording import Wording
+from ..directions import Pool
+from ..errors import FedKSeedError
+from ..files import border
+from ..randomness import pool_key
+from ..wire.records import MAX_BROADCAST
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Part(BaseModel):
+    """A table of the recipe: unknown keys are refused, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class Model(Part):
+    """The base model, and which part of it is tuned how."""
+
+    name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
+    device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
+    tuned: list[str] | None = None  # patterns of parameter names; None: what the algorithm tunes
+    mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
+
+    @model_validator(mode="after")
+    def _check(self) -> "Model":
+        if self.storage != "dense" and self.mode not in ("auto", "streamed"):
+            raise ValueError(
+                f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
+            )
+        return self
+
+
+class Data(Part):
+    """The examples, their wording, and what is kept for evaluation."""
+
+    source: str = "dolly-sample"
+    format: Literal["rows", "natural-instructions"] = "rows"
+    protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
+    columns: dict[str, str] = {}  # field (instruction, response, context, category) -> its name in the file
+    template: Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"] = "paper"
+    separator: str = "\n"  # between "### Response:" and the response; see Wording
+    max_tokens: Count = 1024  # longer examples are left out
+    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all rows
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """The official code's own wording is the default with its protocol."""
+        if not isinstance(table, dict) or table.get("protocol") != "official-code":
+            return table
+        template = "official-ni" if table.get("format") == "natural-instructions" else "official-dolly"
+        return {"template": template, "separator": ""} | table
+
+    @model_validator(mode="after")
+    def _check(self) -> "Data":
+        if self.columns and self.format != "rows":
+            raise ValueError("columns name the fields of rows; natural-instructions has names of its own")
+        return self
+
+    @property
+    def wording(self) -> Wording:
+        return Wording(self.template, self.separator)
+
+
+class Clients(Part):
+    """Who holds the data, and how many take part in a round.
+
+    How many clients there are is `len(shares.clients)`: with files and tasks the data decides.
+    """
+
+    split: Literal["dirichlet", "even", "files", "tasks"] = "dirichlet"  # files, tasks: one client for each
+    count: Count | None = None  # default 200; with files and tasks as many as there are, a number is checked
+    cohort: Count = 10
+    active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: the share of all clients
+    alpha: float = 0.5  # of the Dirichlet split over categories
+    min_examples: Count = 10  # default with tasks 20
+    backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that can, in fedkseed and its kin
+    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the clients, in virtual time: docs/asynchronous.md
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0  # how many times as long a slow client takes
+    at_once: Count = 1  # how many train side by side, each in a process of its own
+    threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """Defaults that the split decides."""
+        if not isinstance(table, dict):
+            return table
+        match table.get("split"):
+            case "files":
+                return table
+            case "tasks":
+                return {"min_examples": 20} | table
+            case _:
+                return {"count": 200} | table
+
+    @model_validator(mode="after")
+    def _check(self) -> "Clients":
+        if self.alpha <= 0:
+            raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
+        if self.active is not None and self.cohort != type(self).model_fields["cohort"].default:
+            raise ValueError("cohort is a number of clients and active a share of them: give one, not both")
+        if self.count is not None:
+            self.cohort_of(self.count)
+        return self
+
+    def cohort_of(self, count: int) -> int:
+        """How many of `count` clients take part in a round: `cohort`, or the share `active` rounded down, at least 1.
+
+        Raises:
+            FedKSeedError: there are fewer clients than the cohort.
+        """
+        if self.active is not None:
+            return max(1, int(self.active * count + 1e-9))  # 0.29 * 100 is 28.999…
+        if self.cohort > count:
+            raise FedKSeedError(f"a cohort of {self.cohort} can't be drawn from {count} clients")
+        return self.cohort
+
+
+class Directions(Part):
+    """The pool: K directions of one family. The key follows from the recipe's seed."""
+
+    family: Literal["gaussian", "rademacher", "hadamard", "hashed"] = "hadamard"
+    size: Count = 4096
+
+
+OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # those that have a name
+
+AlgorithmName = Literal[
+    "fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "fedavg", "fedzo", "fedmezo", "fedit",
+    "fedit-sgd", "fedptuning", "fedprompt", "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
+]  # fmt: skip
+
+
+class Training(Part):
+    """The algorithm and its numbers."""
+
+    algorithm: AlgorithmName = "fedkseed"
+    rounds: Count = 40
+    steps: Count = 200  # τ
+    epochs: Count | None = None  # instead of steps, for algorithms that backpropagate: the paper's take one
+    probes: Count = 1  # P, directions a step
+    batch_size: Count = 1
+    lr: Positive | None = None  # η; None: the paper's for the algorithm, see algorithms.py
+    eps: Positive = 5e-4  # ε
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    clip: Positive | None = None  # largest |ρ|; none in the paper
+    server_lr: Positive | None = None  # factor of the mean update, default 1: fedkseed and its kin, evofed, ferret
+    server: Literal["sgd", "adam"] = "sgd"  # what fedkseed's server makes of the mean update
+    wire: Literal["exact", "compact", "sign"] | None = None  # how numbers travel; None: compact in fedkseed and its kin
+    objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
+
+    @model_validator(mode="after")
+    def _check(self) -> "Training":
+        if self.server == "adam" and self.server_lr is None:
+            raise ValueError(
+                "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
+            )
+        if self.wire == "sign" and self.lr is None and self.algorithm in ("fedkseed", "fedkseed-pro"):
+            raise ValueError(
+                "wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
+                "the mean |rho| of `fedkseed rounds`"
+            )
+        if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
+            raise ValueError(
+                f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "
+                f"'PACKAGE.MODULE:FUNCTION', got {self.objective!r}"
+            )
+        return self
+
+
+class Derivatives(Part):
+    """Local steps of clients that take derivatives along all K directions at once."""
+
+    optimizer: Literal["sgd", "adam"] = "adam"
+    lr: Positive = 1e-5
+    steps: Count | None = None  # default: [training] steps
+    schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
+    checkpointing: bool = False  # less memory for activations, a third more time: layers run forward twice
+
+
+class Peft(Part):
+    """The adapters of algorithms that tune adapters; the paper's sizes."""
+
+    rank: Count = 8  # of LoRA
+    alpha: Positive = 16.0  # of LoRA
+    targets: list[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
+    virtual_tokens: Count = 20  # of P-tuning and prompt tuning
+
+
+class Asynchronous(Part):
+    """Rounds that wait for nobody: the server steps when `buffer` contributions have come (docs/asynchronous.md)."""
+
+    buffer: Count = 10  # B
+    concurrency: Count | None = None  # how many clients train at any time; None: a cohort
+    staleness_power: Annotated[float, Field(ge=0)] = 0.5  # what is s rounds old counts (1 + s)^−power
+    max_staleness: Annotated[int, Field(ge=0)] | None = None  # rounds; clients that would be later are given up
+
+    def require(self, clients: int) -> None:
+        """Refuse more than there are clients.
+
+        Raises:
+            FedKSeedError: the buffer can't be filled, or so many can't train.
+        """
+        for name, value in (("buffer", self.buffer), ("concurrency", self.concurrency)):
+            if value is not None and value > clients:
+                raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
+
+
+class Network(Part):
+    """How long a server waits for whom, over a real network (docs/deployment.md); a simulation reads none of it."""
+
+    minimum: Count | None = None  # of clients whose answers make a round; default: half of the cohort, rounded up
+    deadline: Positive = 600.0  # seconds of a round; what comes later is left out, if the minimum is there
+    attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
+    patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
+
+    def minimum_of(self, cohort: int) -> int:
+        """How many of a cohort have to answer.
+
+        Raises:
+            FedKSeedError: more than take part.
+        """
+        if self.minimum is not None and self.minimum > cohort:
+            raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
+        return self.minimum or (cohort + 1) // 2
+
+
+class Evaluation(Part):
+    """What is measured before, after, and every few rounds."""
+
+    every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations of the held-out loss; 0: only before and after
+    examples: Annotated[int, Field(ge=2)] | Literal["all"] = 64
+    max_tokens: Count | None = None  # of a held-out example; default as for training
+    generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
+    rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # whose Rouge-L; the official code used `rouge`
+    max_new_tokens: Count = 64
+    batch_size: Count = 8
+
+
+class Recipe(Part):
+    """Everything that decides a run's result."""
+
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    save: bool = True  # write the tuned model at the end, where it is more than a file of coefficients
+    model: Model
+    data: Data = Data()
+    clients: Clients = Clients()
+    directions: Directions = Directions()
+    training: Training = Training()
+    derivatives: Derivatives = Derivatives()
+    asynchronous: Asynchronous | None = None  # None: rounds are synchronous
+    peft: Peft = Peft()
+    evaluation: Evaluation = Evaluation()
+    network: Network = Network()
+
+    @model_validator(mode="after")
+    def _check(self) -> "Recipe":
+        if (self.data.format == "natural-instructions") != (self.clients.split == "tasks"):
+            raise ValueError(
+                f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "
+                "format 'natural-instructions' and split 'tasks' need each other"
+            )
+        if self.asynchronous is not None and self.clients.count is not None:
+            self.asynchronous.require(self.clients.count)
+        return self
+
+    @property
+    def pool(self) -> Pool:
+        return Pool(pool_key(self.seed), self.directions.size, self.directions.family)
+
+    def absolute(self) -> "Recipe":
+        """The same recipe with local paths that hold from any working directory."""
+        model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
+        model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
+        data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
+        file, _, function = self.training.objective.rpartition(":")
+        own = f"{Path(file).expanduser().resolve()}:{function}" if file.endswith(".py") else self.training.objective
+        training_part = self.training.model_copy(update={"objective": own})
+        return self.model_copy(update={"model": model_part, "data": data_part, "training": training_part})
+
+    def to_toml(self) -> str:
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        FedKSeedError: the file is missing, is not TOML, has an unknown key (the nearest known one
+            is named) or a value that is not allowed.
+    """
+    path = Path(path)
+    with border(f"can't read the recipe {path}"):
+        data = path.read_bytes()
+    try:
+        return parse(tomllib.loads(data.decode()))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
+    except FedKSeedError as error:
+        raise FedKSeedError(f"{path}: {error}") from error
+
+
+def parse(table: dict[str, Any]) -> Recipe:
+    """A recipe from the tables of a TOML file."""
+    try:
+        recipe = Recipe.model_validate(table)
+        Pool(0, recipe.directions.size, recipe.directions.family)
+        if recipe.directions.size > MAX_BROADCAST:
+            raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
+    except ValidationError as error:
+        raise FedKSeedError("; ".join(_explain(detail) for detail in error.errors())) from error
+    return recipe
+
+
+def _explain(detail: Any) -> str:
+    place = [
+        str(part)
+        for part in detail["loc"]
+        if part not in ("str", "float", "constrained-float", "constrained-int") and "literal" not in str(part)
+    ]
+    where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
+    if detail["type"] == "extra_forbidden":
+        known = list(_fields(place[:-1]))
+        near = get_close_matches(place[-1], known, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+        return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
+    if detail["type"] == "missing":
+        return f"{where}{place[-1]} is missing"
+    if detail["type"] == "value_error":
+        return f"[{'.'.join(place)}] {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
+    return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
+
+
+def _fields(place: list[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(Recipe.model_fields)
+    for name in place:
+        annotation = fields[name].annotation
+        (part,) = (kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
+        fields = part.model_fields
+    return fields

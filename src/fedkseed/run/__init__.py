@@ -1,0 +1,1 @@
+"""A run: its parts on this machine, its rounds, its directory."""

@@ -1,0 +1,224 @@
+"""Many clients on one machine: they share the base model and take turns, or train side by side."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..data.federated import Shares, share_out
+from ..errors import FedKSeedError
+from ..evaluation.statistics import Evaluation
+from ..randomness import share_of
+from ..recipe.schema import Recipe, load_recipe
+from ..round import Report, Transport, answer, run_round
+from ..strategies.kseed import KSeed
+from ..strategy import Client
+from ..weights.full import Free
+from ..wire.codec import encode
+from ..wire.delta import lack, restore
+from .loop import Federation, Result, work
+from .progress import Progress
+from .setup import Stopwatch
+from .store import Store
+from .virtual_time import Step, asynchronous, durations, synchronous
+from .workers import Answer, Workers, computing_with
+
+
+def _not_kept(done: int) -> Any:
+    raise FedKSeedError(
+        f"a client of this round began with the state after {done} rounds; give round() a function that finds it"
+    )
+
+
+class Simulation(Federation):
+    """A federation in one process, made from a recipe.
+
+    Args:
+        serves: does this process aggregate? A server of weights holds a copy of them.
+
+    Attributes:
+        shares: the data.
+        carry: what carries messages to clients, `transport` unless another engine does.
+    """
+
+    def __init__(
+        self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
+    ) -> None:
+        super().__init__(recipe, progress)
+        if self.algorithm.replays and recipe.clients.at_once > 1:
+            raise FedKSeedError(
+                f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
+                "in for all of them here: set [clients] at_once = 1"
+            )
+        self.shares = shares or share_out(recipe, self.tokenizer)
+        if recipe.asynchronous is not None:
+            recipe.asynchronous.require(len(self.shares.clients))
+        self.take_model(serves)
+        self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
+        self._plan, self._planned = self._make_plan(), list[Step]()
+        self._kept: dict[int, bytes] = {}  # of this round: clients that still hold the last broadcast
+        self.carry: Transport | None = None  # in place of `transport`, to clients that keep nothing
+        self._workers: Workers | None = None  # started by the first round that wants them
+
+    @property
+    def identity(self) -> dict[str, str]:
+        return {
+            "directions": str(self.weights.pool),
+            "a base model of digest": self.weights.base_digest.hex(),
+            "data of digest": self.shares.digest(),
+        }
+
+    def cohort(self, round_: int) -> list[int]:
+        """Who takes part in a round."""
+        return list(self.planned(round_).begun)
+
+    def planned(self, round_: int) -> Step:
+        """Who takes part in a round, what they began with, and when it ends in virtual time."""
+        while len(self._planned) <= round_:
+            self._planned.append(next(self._plan))
+        return self._planned[round_]
+
+    def _make_plan(self) -> Iterator[Step]:
+        clients, late, count = self.recipe.clients, self.recipe.asynchronous, len(self.shares.clients)
+        steps = [self.steps(number) for number in range(count)]
+        times = durations(self.recipe.seed, steps, clients.slow_share, clients.slow_factor)
+        if late is None:
+            return synchronous(self.recipe.seed, times, clients.cohort_of(count))
+        concurrency, limit = late.concurrency or clients.cohort_of(count), late.max_staleness
+        return asynchronous(self.recipe.seed, times, late.buffer, concurrency, math.inf if limit is None else limit)
+
+    def client(self, number: int, stopwatch: Stopwatch | None = None) -> Client:
+        """One party with its own examples."""
+
+        def on_step(loss: float) -> None:
+            if stopwatch is not None:
+                stopwatch.tick()
+            self.progress.advance(1, loss)
+
+        return self.client_of(number, len(self.shares.clients), self.shares.clients[number], on_step)
+
+    def steps(self, number: int) -> int:
+        """Local steps of a client in a round."""
+        strategy: Any = self.strategy
+        examples = len(self.shares.clients[number])
+        if not isinstance(strategy, KSeed):
+            return strategy.local.count(examples)
+        if strategy.derivatives is not None and self.graph_of(number, len(self.shares.clients)) is not None:
+            return strategy.derivatives.count(examples)
+        return strategy.steps
+
+    def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
+        options = self.recipe.clients
+        restored = {number: restore(data, self._kept.get(number)) for number, data in messages.items()}
+        yield from ((number, lack(messages[number], number)) for number, data in restored.items() if data is None)
+        messages = {number: data for number, data in restored.items() if data is not None}
+        threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
+        steps = {number: self.steps(number) for number in messages}
+        if options.at_once > 1:
+            if self._workers is None:
+                self.progress.note(f"starting {options.at_once} processes")
+                self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares)
+            self.progress.begin(f"{len(messages)} clients, {options.at_once} at once", sum(steps.values()))
+            for number, upload, seconds in self._workers.answers(messages):
+                self.stopwatch.steps += seconds
+                self.progress.advance(steps[number])
+                yield number, upload
+            return
+        for k, (number, data) in enumerate(messages.items()):
+            self.progress.begin(f"client {number} ({k + 1} of {len(messages)})", steps[number])
+            with computing_with(threads):
+                upload, seconds = self.answer(data, number)
+            self.stopwatch.steps += seconds
+            yield number, upload
+
+    def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
+        """One client's upload, and the seconds of its steps but the first, which waits for the sync."""
+        watch = Stopwatch()
+        return answer(self.strategy, data, self.client(number, watch)), watch.steps
+
+    def close(self) -> None:
+        """End the processes that were started."""
+        if self._workers is not None:
+            self._workers.close()
+
+    @property
+    def reach(self) -> int:
+        """How many rounds ago a state may be that a round needs."""
+        rounds = range(self.recipe.training.rounds)
+        return max(done - min([*self.planned(done).begun.values(), *self._held(done).values()]) for done in rounds)
+
+    def _held(self, round_: int) -> dict[int, int]:
+        """Clients of a round that hold a broadcast, and of which round: those who took part just before they began."""
+        if not self.algorithm.pooled:
+            return {}
+        last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
+        return {client: held for client, held in last.items() if held is not None}
+
+    def round(self, state: Any, earlier: Callable[[int], Any] | None = None) -> tuple[Any, Report]:
+        """The next round.
+
+        Args:
+            earlier: finds the state after so many rounds: the one with which a client of an asynchronous round began,
+                and the one whose broadcast clients still hold. Left out: nobody holds one.
+        """
+        if isinstance(self.weights, Free) and self.algorithm.replays:
+            self.load(state)  # one model stands in for clients that have seen more or less of it
+        step = self.planned(state.round)
+        find = earlier or _not_kept
+        states = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
+        holders = self._held(state.round) if earlier and self.carry is None else {}
+        held = {client: find(of) for client, of in holders.items()}
+        self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
+        carry = self.carry or self.transport
+        after, report = run_round(self.strategy, state, list(step.begun), carry, states, self._kept)
+        elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
+        computed = None if elsewhere else report.cpu_seconds
+        return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
+
+    def holdings(self) -> dict[str, Any]:
+        """Who holds what: the examples of each client, and how many of each category."""
+        counts = [Counter(e.example.category for e in share) for share in self.shares.clients]
+        return {
+            "examples": [len(share) for share in self.shares.clients],
+            "categories": [dict(sorted(count.items())) for count in counts],
+            "too_long": self.shares.too_long,
+            "held_out": len(self.shares.held_out),
+        }
+
+    def evaluate(self, state: Any, what: str, write: bool = True) -> Evaluation:
+        return self.score(state, self.shares.held_out, what, write)
+
+
+def _prepare(recipe: Recipe, shares: Shares) -> Answer:
+    """What answers in a process of its own."""
+    return Simulation(recipe, shares=shares, serves=False).answer
+
+
+def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
+    """Run a recipe in a new directory, which is made once model and data are loaded.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, or the directory holds a run already.
+    """
+    Store.require_new(directory)  # refuse before a minute of loading
+    recipe = recipe.absolute()
+    simulation = Simulation(recipe, progress)
+    with closing(simulation), Store.create(directory, recipe.to_toml()) as store:
+        return work(store, simulation)
+
+
+def resume(directory: Path, progress: Progress | None = None) -> Result:
+    """Go on with a run that was stopped, from its last committed round.
+
+    Raises:
+        FedKSeedError: there is no run, another process works on it, or model or data have changed.
+    """
+    store = Store(directory)
+    with store.locked(), closing(Simulation(load_recipe(store.recipe), progress)) as simulation:
+        return work(store, simulation)

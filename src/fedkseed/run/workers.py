@@ -1,0 +1,100 @@
+"""Several clients at once: each in a process of its own, with its own model object and threads.
+
+What crosses between processes is what crosses the network, so results are those of clients that take
+turns, bit for bit, if they compute with as many threads. The base weights are shared where they are
+memory-mapped: safetensors in the model's own type, and GGUF blocks.
+"""
+
+import os
+import signal
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from threading import Thread
+from typing import Any
+
+import torch
+
+from ..errors import FedKSeedError
+
+Answer = Callable[[bytes, int], tuple[bytes, list[float]]]  # broadcast, client -> upload, seconds of its steps
+_answer: Answer | None = None  # of this worker process
+
+
+@contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Let PyTorch and the kernels use so many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Workers:
+    """Processes that answer broadcasts in place of clients.
+
+    Args:
+        count: how many.
+        threads: of each.
+        prepare: makes, once in every process, what answers there; sent to it with its arguments.
+    """
+
+    def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
+        self._pool = ProcessPoolExecutor(
+            count, get_context("spawn"), initializer=_begin, initargs=(threads, prepare, arguments)
+        )
+
+    def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
+        """(client, upload, seconds of its steps) as they come.
+
+        Raises:
+            FedKSeedError: a process died.
+        """
+        asked: dict[Future[tuple[bytes, list[float]]], int] = {}
+        try:
+            asked.update({self._pool.submit(_work, data, number): number for number, data in messages.items()})
+            for future in as_completed(asked):
+                yield asked[future], *future.result()
+        except BrokenProcessPool as error:
+            raise FedKSeedError(
+                "a process that trains clients ended by itself, perhaps for want of memory; "
+                "set [clients] at_once to a smaller number and resume the run"
+            ) from error
+        finally:
+            for future in asked:
+                future.cancel()
+
+    def close(self) -> None:
+        """End the processes, in the middle of a step, too: nothing of theirs is kept but what was answered."""
+        processes = list((self._pool._processes or {}).values())
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, ...]) -> None:
+    global _answer  # a process has no other place that lives from call to call
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
+    Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(threads)
+    _answer = prepare(*arguments)
+
+
+def _end_with_parent() -> None:
+    """A parent that was killed can't stop its workers, each of which holds a model."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _work(data: bytes, client: int) -> tuple[bytes, list[float]]:
+    if _answer is None:
+        raise RuntimeError("the process was not prepared")
+    return _answer(data, client)

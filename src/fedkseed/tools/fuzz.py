@@ -1,0 +1,383 @@
+"""Bytes that nobody sends, by the million: is every one refused, or a message?
+
+An input is a message that was broken, or bytes of a message's shape that were invented, most with a checksum that fits,
+so that the checks behind it are reached. Right are two ends: `FedKSeedError`, or a record that encodes to the same
+bytes. What a server then does with an upload, and a client with a difference, must end as well. Any other exception or
+warning, an input that takes seconds, or one that needs more than MEMORY is a finding: the campaign stops and prints it.
+
+Inputs come in blocks; a block is a function of the campaign's seed and its number.
+"""
+
+import random
+import re
+import resource
+import struct
+import time
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import inf, nan
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from ..directions import FAMILIES, Pool
+from ..errors import FedKSeedError
+from ..strategies.kseed import KSeed, State
+from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Record, decode, encode, sealed
+from ..wire.delta import restore, shorten
+from ..wire.int8 import compact, pack
+from ..wire.numbers import WIRES, packed_scalars
+from ..wire.records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+
+BLOCK = 1000  # inputs
+SLOW = 2.0  # seconds of a processor that no input may take
+HANGS = 120.0  # seconds until a block is given up; one takes less than one
+MEMORY = 256 << 20  # bytes that a process may ask for beyond what it has at the start
+TOLD = 5.0  # seconds between two lines about the progress
+
+BASE = bytes(range(32))
+RUN = Run(Pool(0x0123456789ABCDEF, 16), BASE)
+BLOCKS = Run(Pool(0x0123456789ABCDEF, 256), BASE)  # two blocks of compact numbers
+UNLIMITED = Run(Pool(0x0123456789ABCDEF, 1 << 32, "rademacher"), BASE)
+WORDS = (0, 1, 2, 3, 127, 128, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 1, 0x7FC00000, 0x7F800000, 0xFF800000,
+         0x7F800001, 0xFFC00000, 0x80000000, 0x3F800000, 0x3F800001, 0x00000100, 0x7F7FFFFF)  # fmt: skip
+
+
+def specimens() -> dict[str, Record]:
+    """One message of every kind and flag, small enough to read; docs/wire.md and its vectors show them."""
+    c = (np.arange(-8, 8) / 1024).astype(np.float32)
+    many = _broadcasts()[0].coefficients
+    p, scalars = np.arange(1, 17, dtype=np.float32), np.array([8.5, -0.25, nan, 0, 3, -1000], np.float32)
+    signs, numbers = np.array([1, -1, 1, 1, -1, -1, 1, 1, -1], np.float32), (np.arange(1, 10) / 8).astype(np.float32)
+    counts, none = np.array([[2, 1], [0, 2], [3, 1]], np.uint32), np.empty(0, np.uint32)
+    broadcast = Broadcast(RUN, 7, 3e-7, 5e-4, 3, inf, c, probes=2)
+    upload = Upload(RUN, 7, 12, 345, 2.5, scalars)
+    change = Change(UNLIMITED, 7, 12, 345, nan, 1, numbers, none)
+    kept, whole = (encode(record) for record in _broadcasts())
+    return {
+        "broadcast, exact": broadcast,
+        "broadcast, exact, probabilities": replace(broadcast, probabilities=p, clip=100.0),
+        "broadcast, compact": replace(broadcast, run=BLOCKS, coefficients=many, wire="compact"),
+        "broadcast, compact, probabilities": replace(
+            broadcast, coefficients=compact(c), probabilities=compact(p), wire="compact"
+        ),
+        "broadcast, sign": replace(broadcast, coefficients=compact(c), wire="sign"),
+        "broadcast, sign, probabilities": replace(
+            broadcast, coefficients=compact(c), probabilities=compact(p), wire="sign"
+        ),
+        "upload, exact": upload,
+        "upload, compact": replace(upload, wire="compact"),
+        "upload, sign": replace(upload, scalars=signs, wire="sign"),
+        "upload, sign, some skipped": replace(upload, scalars=np.array([1, nan, -1] * 3, np.float32), wire="sign"),
+        "values": Values(UNLIMITED, 7, 3e-4, numbers),
+        "history": History(UNLIMITED, 7, 3e-4, 4, counts, none, numbers),
+        "history, directions": History(
+            UNLIMITED, 7, 3e-4, 4, np.array([[3], [2], [4]], np.uint32), np.arange(7, 16, dtype=np.uint32), numbers
+        ),
+        "history, nothing missed": History(UNLIMITED, 7, 3e-4, 7, counts[:0], none, numbers[:0]),
+        "change, exact, counts": replace(change, counts=np.array([4, 5], np.uint32)),
+        "change, exact": change,
+        "change, compact": replace(change, loss=2.5, values=compact(numbers), wire="compact"),
+        "delta": decode(shorten(whole, kept), Delta),
+        "lack": Lack(RUN, 7, 12),
+    }  # fmt: skip
+
+
+@cache
+def _broadcasts() -> tuple[Broadcast, Broadcast]:
+    """Of two rounds, alike up to a few coefficients."""
+    one = np.concatenate([np.arange(-127, 1), np.arange(128)]) / 1024
+    other = one + np.where(np.arange(256) % 16 == 3, 1 / 256, 0)
+    messages = (
+        Broadcast(BLOCKS, 6 + k, 3e-7, 5e-4, 3, 100.0, compact(c), wire="compact") for k, c in enumerate((one, other))
+    )
+    return next(messages), next(messages)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of inputs."""
+
+    accepted: Counter[str] = field(default_factory=Counter)  # by kind
+    refused: Counter[str] = field(default_factory=Counter)  # by the first refusal of its line of code
+
+    def add(self, other: "Tally") -> None:
+        self.accepted.update(other.accepted)
+        self.refused.update(other.refused)
+
+    @property
+    def inputs(self) -> int:
+        return self.accepted.total() + self.refused.total()
+
+
+def campaign(
+    inputs: int, seed: int = 0, start: int = 0, processes: int = 1, tell: Callable[[str], None] = print
+) -> Tally:
+    """Try so many inputs, from number `start` of a seed's on, in whole blocks.
+
+    Raises:
+        FedKSeedError: an input is neither refused nor a message; its text has the input.
+    """
+    blocks = range(start // BLOCK, -(-(start + inputs) // BLOCK))
+    tally, begin = Tally(), time.perf_counter()
+    said = begin
+    pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_prepare)
+    try:
+        waiting = [pool.submit(try_block, seed, block) for block in blocks[: 2 * processes]]
+        for number, block in enumerate(blocks):
+            try:
+                tally.add(_result(waiting.pop(0)))
+            except Late as late:
+                raise FedKSeedError(f"block {block} of seed {seed} hangs: try --start {block * BLOCK}") from late
+            except BrokenProcessPool as died:
+                raise FedKSeedError(f"a process died in or after block {block} of seed {seed}") from died
+            if number + 2 * processes < len(blocks):
+                waiting.append(pool.submit(try_block, seed, blocks[number + 2 * processes]))
+            if (now := time.perf_counter()) - said > TOLD:
+                said, done, rate = now, (block + 1) * BLOCK, tally.inputs / (now - begin)
+                tell(f"{tally.inputs:,} of {len(blocks) * BLOCK:,} inputs, {rate:,.0f} a second; next {done:,}")
+    finally:
+        for process in (pool._processes or {}).values():
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+    return tally
+
+
+def _result(block: Future[Tally]) -> Tally:
+    """What became of a block. Waits are short: a campaign that was stopped for an hour (SIGSTOP) has not hung."""
+    for _ in range(int(HANGS / TOLD) - 1):
+        try:
+            return block.result(timeout=TOLD)
+        except Late:
+            continue
+    return block.result(timeout=TOLD)
+
+
+def try_block(seed: int, block: int) -> Tally:
+    """Judge the inputs of one block.
+
+    Raises:
+        FedKSeedError: one is a finding.
+    """
+    tally = Tally()
+    for number, data in enumerate(made(seed, block)):
+        begin = time.process_time()
+        try:
+            kind, refusal = judge(data)
+        except Exception as error:  # that is what is looked for
+            raise _finding(seed, block * BLOCK + number, f"{type(error).__name__}: {error}", data) from error
+        if (took := time.process_time() - begin) > SLOW:
+            raise _finding(seed, block * BLOCK + number, f"took {took:.1f} s", data)
+        (tally.refused if refusal else tally.accepted)[refusal or kind] += 1
+    return tally
+
+
+def made(seed: int, block: int) -> Iterator[bytes]:
+    """The inputs of one block."""
+    rng, seeds = random.Random(f"{seed}/{block}"), _seeds()
+    for _ in range(BLOCK):
+        if rng.random() < 0.25:
+            yield _invented(rng)
+            continue
+        data = bytearray(rng.choice(seeds))
+        for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
+            rng.choice(MUTATIONS)(rng, data)
+        yield _resealed(data) if rng.random() < 0.85 else bytes(data)
+
+
+def judge(data: bytes) -> tuple[str, str]:
+    """The kind of a message that is one, or the words of its refusal.
+
+    Raises:
+        AssertionError: it was accepted and is not what it was accepted for.
+    """
+    try:
+        record = decode(data, *cast("Any", KINDS.values()))
+    except FedKSeedError as error:
+        return "", re.split(r"[0-9(,;:]", str(error))[0].strip()
+    if encode(record) != data:
+        raise AssertionError(f"accepted as {type(record).__name__}, which encodes to other bytes")
+    if isinstance(record, Delta):
+        _follow(data)
+    if isinstance(record, Upload | Change):
+        _aggregate(record)
+    return type(record).__name__, ""
+
+
+def _follow(data: bytes) -> None:
+    """A client restores what was meant, or refuses, or says that it lacks the message before."""
+    kept, whole = pair()
+    try:
+        restored = restore(data, kept)
+    except FedKSeedError:
+        return
+    if restored not in (None, whole):
+        raise AssertionError("a difference was restored to something else than was meant")
+
+
+def _aggregate(record: Upload | Change) -> None:
+    """A server refuses, or has a state that it can broadcast."""
+    if not record.run.pool.size <= 256:
+        return
+    wire = record.wire
+    strategy = KSeed(record.run, 1 << 32, record.scalars.size or 1 if isinstance(record, Upload) else 1, wire=wire)
+    size = record.run.pool.size
+    before = State(record.round, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
+    try:
+        strategy.broadcast(strategy.aggregate(before, [record]), [0])
+    except FedKSeedError:
+        return
+    finally:
+        if before.coefficients.any() or before.counts.any():
+            raise AssertionError("a server's state was changed")
+
+
+# --- inputs -------------------------------------------------------------------------------------
+
+
+@cache
+def _seeds() -> list[bytes]:
+    return [encode(record) for record in specimens().values()]
+
+
+@cache
+def pair() -> tuple[bytes, bytes]:
+    """The message that a client has kept, and the one that the specimen of a difference makes of it."""
+    kept, whole = _broadcasts()
+    return encode(kept), encode(whole)
+
+
+def _flip(rng: random.Random, data: bytearray) -> None:
+    if data:
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+
+
+def _byte(rng: random.Random, data: bytearray) -> None:
+    if data:
+        data[rng.randrange(len(data))] = rng.choice((0, 1, 2, 127, 128, 255))
+
+
+def _word(rng: random.Random, data: bytearray) -> None:
+    """Four bytes somewhere become a number that somebody may have forgotten, mostly where a field begins."""
+    at = rng.randrange(max(1, len(data) - 4)) & (~3 if rng.random() < 0.8 else ~0)
+    data[at : at + 4] = struct.pack("<I", rng.choice(WORDS))
+
+
+def _cut(rng: random.Random, data: bytearray) -> None:
+    del data[rng.randrange(len(data) + 1) :]
+
+
+def _drop(rng: random.Random, data: bytearray) -> None:
+    at = rng.randrange(len(data) + 1)
+    del data[at : at + rng.choice((1, 2, 4, 8))]
+
+
+def _insert(rng: random.Random, data: bytearray) -> None:
+    at = rng.randrange(len(data) + 1)
+    data[at:at] = rng.randbytes(rng.choice((1, 2, 4, 8)))
+
+
+def _splice(rng: random.Random, data: bytearray) -> None:
+    """The rest is that of another message, from the same place on."""
+    at = rng.randrange(len(data) + 1)
+    data[at:] = rng.choice(_seeds())[at:]
+
+
+def _header(rng: random.Random, data: bytearray) -> None:
+    """Another version, kind, family or flags."""
+    if len(data) > 7:
+        data[rng.choice((4, 5, 6, 7, 7))] = rng.randrange(17)
+
+
+def _array(rng: random.Random, data: bytearray) -> None:
+    """Some bytes of the body become those of another place."""
+    if len(data) > HEADER.size + 16:
+        one, other = (rng.randrange(HEADER.size, len(data) - 8) for _ in range(2))
+        data[one : one + 8] = data[other : other + 8]
+
+
+MUTATIONS = (_flip, _byte, _word, _word, _cut, _drop, _insert, _splice, _header, _array)
+
+
+def _resealed(data: bytearray) -> bytes:
+    """The same with a checksum that fits, as a hostile party sends it."""
+    return sealed(bytes(data[: -TRAILER.size]))
+
+
+def _invented(rng: random.Random) -> bytes:
+    """A header, fields and as many bytes as follow from them: nothing is wrong but, perhaps, the values."""
+    kind, size = rng.choice(list(KINDS)), rng.choice((1, 2, 8, 128, 256))
+    family = rng.randrange(len(FAMILIES))
+    of, flags, count = KINDS[kind], 0, rng.randrange(12)
+    lr = struct.pack("<d", rng.choice((1.0, 3e-7, inf, nan, -1.0)))
+    sender = struct.pack("<II", rng.randrange(99), rng.choice((0, 1, 345)))
+    if of is Broadcast:
+        flags = rng.randrange(6)
+        fixed = lr + struct.pack("<dfII", 1e-3, rng.choice((inf, 1.0, nan, 0.0)), rng.choice((0, 1, 3)), 1)
+        parts = [_numbers(rng, size, flags >= 2) for _ in range(1 + flags % 2)]
+    elif of is Upload:
+        flags = rng.choice((0, 2, 4, 12))
+        fixed = sender + struct.pack("<fI", rng.choice((1.0, nan, inf)), count)
+        parts = [_bytes(rng, packed_scalars(count, WIRES[(flags & 6) // 2], flags == 12))]
+    elif of is Values:
+        fixed, parts = lr + struct.pack("<Q", count), [_bytes(rng, 4 * count)]
+    elif of is History:
+        flags, rounds, tensors = rng.randrange(2), rng.randrange(3), rng.randrange(3)
+        fixed = lr + struct.pack("<IIQ", 7 - rounds, tensors, count)
+        shares = [count // max(1, rounds * tensors)] * rounds * tensors
+        parts = [struct.pack(f"<{len(shares)}I", *shares), _bytes(rng, 4 * count * (1 + flags))]
+    elif of is Change:
+        flags, tensors = rng.choice((0, 2)), rng.randrange(3)
+        count = rng.choice((count, size))
+        fixed = sender + struct.pack("<fIIQ", 1.0, rng.choice(WORDS), tensors, count)
+        parts = [struct.pack(f"<{tensors}I", *[count // max(1, tensors)] * tensors), _numbers(rng, count, flags == 2)]
+    elif of is Delta:
+        kept, whole = pair()
+        fixed, parts = (
+            kept[-4:] + whole[-4:],
+            [rng.choice((zlib.compress(rng.randbytes(9), 9, -15), rng.randbytes(99)))],
+        )
+    else:
+        fixed, parts = sender[:4], []
+    header = HEADER.pack(MAGIC, VERSION, kind, family, flags, 7, RUN.pool.key, size - 1, BASE)
+    return sealed(header, fixed, *parts)
+
+
+def _bytes(rng: random.Random, count: int) -> bytes:
+    """Few values, many of them allowed."""
+    words = [rng.choice((0x3F800000, 0x00003F80, *WORDS)) for _ in range(-(-count // 4))] if rng.random() < 0.7 else ()
+    return struct.pack(f"<{len(words)}I", *words)[:count] or bytes(count)
+
+
+def _numbers(rng: random.Random, count: int, short: bool) -> bytes:
+    """Floats, or compact numbers that are right up to a byte or two."""
+    if not short:
+        return _bytes(rng, 4 * count)
+    made = bytearray(pack(compact(np.array([rng.uniform(-1, 1) for _ in range(count)]))))
+    for _ in range(rng.choice((0, 0, 1, 2))):
+        _byte(rng, made)
+    return bytes(made)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def _prepare() -> None:
+    """Of a process of the campaign: what only warns is a finding, and so is what wants too much memory."""
+    warnings.simplefilter("error")
+    held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+    limit = int(held.split()[1]) * 1024 + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _finding(seed: int, number: int, what: str, data: bytes) -> FedKSeedError:
+    return FedKSeedError(f"input {number} of seed {seed} is neither refused nor a message: {what}; it is {data.hex()}")

@@ -1,0 +1,253 @@
+"""One page about one run or several: everything in it, nothing fetched, made from what the store keeps.
+
+This file collects the numbers, `assets/` draws them in the browser. They meet in one JSON block, in
+which `<` is escaped; the scripts put texts into the page as text nodes only, so a category or a name
+that looks like HTML stays text. The page's own security policy forbids any request and any other script.
+"""
+
+import base64
+import hashlib
+import html
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from itertools import accumulate
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import __version__
+from ..errors import FedKSeedError
+from ..evaluation.statistics import Estimate, estimate, paired_change
+from ..files import write_atomically
+from ..recipe.algorithms import ALGORITHMS
+from ..recipe.schema import load_recipe
+from ..run.store import Store
+from ..strategies.kseed import State, importance
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What the model scored after some rounds."""
+
+    done: int
+    bytes: int  # sent by then: down and up, all clients
+    seconds: float  # of the rounds by then
+    clock: float | None  # virtual time; runs of earlier versions have none
+    examples: int  # whose loss was measured
+    loss: Estimate
+    loss_change: Estimate | None  # from the base model, on the same examples
+    rouge: Estimate | None
+    rouge_change: Estimate | None
+    answers: int  # written, for Rouge-L
+    empty: int  # of them
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """The state of a K-seed run, one number a direction."""
+
+    probabilities: list[float]  # of FedKSeed-Pro's next draw
+    counts: list[int]
+    coefficients: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Who holds what, and who took part how often; one entry a client."""
+
+    examples: list[int]
+    categories: list[dict[str, int]]
+    taken: list[int]
+    too_long: int  # examples left out
+    held_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """All that the page tells of one run."""
+
+    name: str
+    algorithm: str
+    model: str
+    data: str
+    planned: int  # rounds
+    rounds: list[dict[str, Any]]  # of `Report`, and the totals `done`, `bytes` and `seconds_total` by then
+    evaluations: list[Scores]
+    against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
+    directions: Directions | None
+    clients: Holdings | None
+    recipe: str
+
+
+def write_report(runs: Sequence[Path], output: Path) -> None:
+    """Write the page about the runs in these directories.
+
+    Raises:
+        FedKSeedError: one is no run's directory, or the page can't be written.
+    """
+    if output.is_dir():
+        raise FedKSeedError(f"{output} is a directory; name the file to write, as {output / 'report.html'}")
+    write_atomically(output, page(runs).encode())
+
+
+def page(runs: Sequence[Path]) -> str:
+    """The page as text."""
+    stores = [Store(directory) for directory in runs]
+    names = _names(runs)
+    data = {
+        "version": __version__,
+        "runs": [asdict(account(store, name, stores[0])) for store, name in zip(stores, names, strict=True)],
+        "differences": differences(stores),
+    }
+    style, script = _asset("report.css"), _asset("charts.js") + _asset("report.js")
+    return Template(_asset("report.html")).substitute(
+        title=html.escape(", ".join(names)),
+        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        style=style,
+        data=json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        script=script,
+    )
+
+
+def account(store: Store, name: str, first: Store) -> Account:
+    """One run's numbers; `first` is the run that others are compared with."""
+    recipe, done = load_recipe(store.recipe), rounds(store)
+    return Account(
+        name=name,
+        algorithm=recipe.training.algorithm,
+        model=recipe.model.name,
+        data=recipe.data.source,
+        planned=recipe.training.rounds,
+        rounds=done,
+        evaluations=evaluations(store, done),
+        against_first=None if store is first else against(store, first),
+        directions=directions(kseed_state(store, recipe.training.algorithm)),
+        clients=holdings(store, done),
+        recipe=store.recipe.read_text(encoding="utf-8"),
+    )
+
+
+def rounds(store: Store) -> list[dict[str, Any]]:
+    """The reports, each with the totals after it."""
+    reports = store.reports()
+    sent = accumulate(report["bytes_total"] for report in reports)
+    seconds = accumulate(report.get("seconds", 0.0) for report in reports)
+    return [
+        {**report, "done": report["round"] + 1, "bytes": total, "seconds_total": elapsed}
+        for report, total, elapsed in zip(reports, sent, seconds, strict=True)
+    ]
+
+
+def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
+    """Every evaluation with its changes from the base model's."""
+    known = store.evaluations()
+    base = known.get(0, {"losses": [], "rouge": []})
+    totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
+    return [
+        Scores(
+            done=after,
+            bytes=totals[after][0],
+            seconds=totals[after][1],
+            clock=totals[after][2],
+            examples=len(scores["losses"]),
+            loss=estimate(scores["losses"]),
+            loss_change=_change(base["losses"], scores["losses"]) if after else None,
+            rouge=estimate(scores["rouge"]) if scores["rouge"] else None,
+            rouge_change=_change(base["rouge"], scores["rouge"]) if after else None,
+            answers=len(scores["empty"]),
+            empty=sum(scores["empty"]),
+        )
+        for after, scores in known.items()
+        if after in totals
+    ]
+
+
+def against(store: Store, first: Store) -> Estimate | None:
+    """Change of the latest held-out loss from the first run's, if both were measured on the same examples."""
+    known, other = store.evaluations(), first.evaluations()
+    same = _data_digest(store) is not None and _data_digest(store) == _data_digest(first)
+    if not (known and other and same):
+        return None
+    return _change(other[max(other)]["losses"], known[max(known)]["losses"])
+
+
+def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State | None:
+    """The state of a K-seed run after some rounds, or the latest; other algorithms keep other states."""
+    return store.state(State, done) if ALGORITHMS[algorithm].pooled else None
+
+
+def directions(state: State | None) -> Directions | None:
+    """One number a direction, to six digits; None before the first draw."""
+    if state is None or not state.counts.any():
+        return None
+    return Directions(_digits(importance(state)), state.counts.tolist(), _digits(state.coefficients))
+
+
+def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
+    """The clients' data and their participation."""
+    known = store.recall("clients")
+    if known is None:
+        return None
+    taken = Counter(client for r in done for client in r["clients"])
+    return Holdings(**known, taken=[taken[client] for client in range(len(known["examples"]))])
+
+
+def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
+    """The keys in which the recipes differ -> each run's value."""
+    tables = [_flat(load_recipe(store.recipe).model_dump()) for store in stores]
+    values = {key: [table.get(key) for table in tables] for key in dict.fromkeys(k for t in tables for k in t)}
+    return {key: value for key, value in values.items() if any(v != value[0] for v in value)}
+
+
+def _names(runs: Sequence[Path]) -> list[str]:
+    """The directories' names, or whole paths where names are equal."""
+    names = [run.resolve().name for run in runs]
+    return [str(run) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
+
+
+def _change(before: Sequence[float], after: Sequence[float]) -> Estimate | None:
+    return paired_change(before, after) if before and len(before) == len(after) else None
+
+
+def _data_digest(store: Store) -> str | None:
+    return (store.recall("identity") or {}).get("data of digest")
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one, with dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in table.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _digits(values: NDArray[np.float64]) -> list[float]:
+    return [float(f"{value:.6g}") for value in values]
+
+
+def _plain(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: such numbers are null."""
+    match value:
+        case dict():
+            return {key: _plain(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_plain(item) for item in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def _asset(name: str) -> str:
+    return (files("fedkseed.tools") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    """A script or style sheet as a content security policy names it."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

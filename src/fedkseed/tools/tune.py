@@ -1,0 +1,258 @@
+"""A range test: which eps and which learning rate suit a recipe? docs/tune.md has the reasons.
+
+Nothing here looks at held-out examples: a recipe that was chosen by them could not be judged by them.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import numpy as np
+
+from ..errors import FedKSeedError
+from ..evaluation.evaluate import evaluate
+from ..evaluation.statistics import Estimate, paired_change
+from ..randomness import Purpose, generator
+from ..recipe.algorithms import ALGORITHMS
+from ..recipe.schema import Recipe
+from ..run.progress import Progress
+from ..run.simulation import Simulation
+from ..strategies.kseed import KSeed
+from ..strategy import Strategy
+from ..weights.full import Free
+from .eps_ladder import Clock, Scalars, measure
+
+EXAMPLES = 64  # of the clients' training examples, to compare trials on
+LOCAL_STEPS = 32  # of all clients of a trial together
+FACTOR = 4  # between learning rates; the best one's neighbours at half of it are tried last
+TRIALS = 12  # at most
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One short round from the base model."""
+
+    lr: float
+    losses: list[float]  # of the examples afterwards; none if the round failed
+    failure: str = ""
+
+    @property
+    def mean(self) -> float:
+        return sum(self.losses) / len(self.losses) if self.losses else math.inf
+
+    def change(self, before: Sequence[float]) -> Estimate:
+        """From other losses of the same examples; infinite where the model was lost."""
+        return paired_change(before, self.losses) if math.isfinite(self.mean) else Estimate(math.inf, 0.0)
+
+
+@dataclass(slots=True)
+class Tuning:
+    """What a range test has found."""
+
+    recipe: Recipe
+    cohort: list[int]  # clients of a trial
+    steps: int  # of each in a trial
+    alone: float | None = None  # largest η at which one client's steps can lower the loss on average
+    together: float | None = None  # the same of a whole cohort
+    scalars: Scalars | None = None  # None for algorithms that backpropagate
+    before: list[float] = field(default_factory=list)  # losses of the base model
+    trials: list[Trial] = field(default_factory=list)
+    spent: bool = False  # did the budget end the trials?
+
+    @property
+    def eps(self) -> float | None:
+        return None if self.scalars is None else self.scalars.eps
+
+    @property
+    def best(self) -> Trial:
+        return min(self.trials, key=lambda trial: (trial.mean, trial.lr))
+
+    @property
+    def lr(self) -> float | None:
+        """The best of those that lowered the loss by two standard errors; None if none did.
+
+        A larger one may have lowered it more on average, but not on most examples: that is luck or the edge.
+        """
+        changes = [(trial.change(self.before), trial.lr) for trial in self.trials]
+        sure = [(change.mean, lr) for change, lr in changes if change.mean < -2 * change.error]
+        return min(sure)[1] if sure else None
+
+    def worse(self, trial: Trial) -> bool:
+        """Than the best or than no training, by more than two standard errors?"""
+        changes = [trial.change(losses) for losses in (self.best.losses, self.before)]
+        return any(change.mean > 2 * change.error for change in changes)
+
+    @property
+    def alike(self) -> list[float]:
+        """Learning rates that lowered the loss and are not worse than the best."""
+        lower = [trial for trial in self.trials if trial.change(self.before).mean < 0]
+        return [trial.lr for trial in lower if not self.worse(trial)]
+
+    @property
+    def suggested(self) -> Recipe:
+        """The recipe with what was found in place of its own numbers."""
+        found = {"eps": self.eps, "lr": self.lr}
+        update = {name: value for name, value in found.items() if value is not None}
+        table = "derivatives" if derives(self.recipe) else "training"
+        return self.recipe.model_copy(update={table: getattr(self.recipe, table).model_copy(update=update)})
+
+    @property
+    def own(self) -> float:
+        """The recipe's learning rate."""
+        if derives(self.recipe):
+            return self.recipe.derivatives.lr
+        return self.recipe.training.lr or ALGORITHMS[self.recipe.training.algorithm].lr
+
+
+def tune(
+    recipe: Recipe,
+    minutes: float = 5.0,
+    steps: int | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.monotonic,
+) -> Tuning:
+    """Measure on the base model which eps and lr suit a recipe.
+
+    Args:
+        minutes: no trial is begun that would end later; loading counts.
+        steps: of a client in a trial; by default the recipe's, but at most 32 of all clients together.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
+    """
+    begin, training = clock(), recipe.training
+    one = recipe.clients.model_copy(update={"at_once": 1})  # processes would hold strategies of their own
+    with closing(Simulation(recipe.model_copy(update={"clients": one}), progress)) as simulation:
+        cohort = simulation.cohort(0)
+        own = (derives(recipe) and recipe.derivatives.steps) or training.steps
+        found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
+        if not ALGORITHMS[training.algorithm].differentiates:
+            scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
+            size = scalars.best.scalar if training.wire == "sign" else 1.0
+            found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort, size)
+        try_rates(simulation, found, begin + 60 * minutes, clock)
+    return found
+
+
+def limits(
+    curvature: Estimate, probes: int, simulation: Simulation, cohort: Sequence[int], size: float = 1.0
+) -> tuple[float | None, float | None]:
+    """Largest η at which steps can lower the loss on average: of one client, and of a cohort.
+
+    A step changes the loss by about −η |g|² + η²/2 E[ρ²] tr H / P, and E[ρ²] ≥ |g|². The average of n clients'
+    steps has 1/n of the second term (1/n = Σ (n_i / Σ n)², n_i examples). None without positive curvature.
+
+    Args:
+        size: mean |ρ| where only signs travel: −η E|ρ| + η²/2 tr H / P is below 0 for so many times as large an η.
+    """
+    if not curvature.mean > 2 * curvature.error:
+        return None, None
+    alone = size * 2 * probes / curvature.mean
+    held = np.array([len(simulation.shares.clients[number]) for number in cohort])
+    return alone, alone / float(np.sum((held / held.sum()) ** 2))
+
+
+def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock = time.monotonic) -> None:
+    """Add trials to what was found until `rates` ends or time does; the model is w₀ afterwards."""
+    training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
+    recipe = simulation.recipe
+    strategy = _with(recipe, simulation.strategy, steps=found.steps, eps=found.eps or training.eps)
+    found.before = bench.losses(strategy.init(), "training examples, base model")
+    for lr in rates(found, found.own):
+        begin = clock()
+        found.spent = begin + longest > until
+        if found.spent:
+            break
+        found.trials.append(trial := bench.trial(_with(recipe, strategy, lr=lr), lr))
+        change = trial.change(found.before)
+        simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.mean:+.5f} ± {change.error:.5f}"))
+        longest = max(longest, clock() - begin)
+    simulation.load(simulation.strategy.init())
+
+
+def rates(found: Tuning, own: float) -> Iterator[float]:
+    """The learning rates to try, each chosen once the trial of the one before is found.
+
+    All are multiples of the recipe's own. They start a step below it, or two below the measured limit, climb until
+    the loss is worse by two standard errors, go down while the lowest is the best, and halve the gaps beside the best.
+    """
+    lr = own / FACTOR
+    if found.together is not None:  # batches of few examples are noisy: what suits them is well below the limit
+        lr = own * FACTOR ** (round(math.log(found.together / own, FACTOR)) - 2)
+    for _ in range(TRIALS):
+        yield _short(lr)
+        if found.worse(found.trials[-1]):
+            break
+        lr *= FACTOR
+    while len(found.trials) < TRIALS and found.best.lr == (lowest := min(trial.lr for trial in found.trials)):
+        yield _short(lowest / FACTOR)
+    best = found.best.lr
+    yield _short(best / math.sqrt(FACTOR))
+    yield _short(best * math.sqrt(FACTOR))
+
+
+class Bench:
+    """Where trials are compared: the same examples, the same start, the same batches and directions."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        everyone = [example for share in simulation.shares.clients for example in share]
+        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:EXAMPLES]
+        self.examples = [everyone[i] for i in order]
+        replays = ALGORITHMS[simulation.recipe.training.algorithm].replays
+        self._base = cast("Free", simulation.weights).values() if replays else None
+
+    def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
+        """One round of a strategy, from the base model."""
+        self.simulation.strategy = strategy
+        try:
+            state, _ = self.simulation.round(strategy.init())
+            losses = self.losses(state, f"training examples, lr {lr:g}")
+        except FedKSeedError as error:  # how a round says that numbers are out of range
+            return Trial(lr, [], str(error))
+        finally:
+            self._forget()
+        return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
+
+    def losses(self, state: Any, what: str) -> list[float]:
+        simulation, size = self.simulation, self.simulation.recipe.evaluation.batch_size
+        simulation.load(state)
+        simulation.progress.begin(what, len(self.examples))
+        advance = simulation.progress.advance
+        return evaluate(
+            simulation.model, simulation.tokenizer, self.examples, batch_size=size, on_progress=advance
+        ).losses
+
+    def _forget(self) -> None:
+        """Clients of algorithms that replay rounds remember them: here they have seen none."""
+        if self._base is not None:
+            free = cast("Free", self.simulation.weights)
+            free.set(self._base)
+            free.keep()
+            free.version = 0
+
+
+def derives(recipe: Recipe) -> bool:
+    """Do its clients take derivatives in R^K? Then [derivatives] has their learning rate."""
+    algorithm = ALGORITHMS[recipe.training.algorithm]
+    return algorithm.pooled and algorithm.differentiates
+
+
+def _with(recipe: Recipe, strategy: Any, **settings: float) -> Any:
+    """The same strategy with other local steps; of a mixed federation those of its forward-only clients."""
+    if isinstance(strategy, KSeed):
+        work = strategy.derivatives
+        if work is not None and derives(recipe):
+            return replace(strategy, derivatives=replace(work, epochs=None, **settings))
+        if work is not None and "steps" in settings:
+            work = replace(work, epochs=None, steps=int(settings["steps"]))
+        return replace(strategy, derivatives=work, **settings)
+    return replace(strategy, local=replace(strategy.local, epochs=None, **settings))
+
+
+def _short(number: float) -> float:
+    """Two digits: more would claim more than a trial can tell."""
+    return float(f"{number:.1e}")

@@ -1,0 +1,123 @@
+"""A model as a function of K numbers: w(c) = w_0 + Σ_j c_j z_j.
+
+`Layout` names the tensors and fixes their order; `Streamed`, `Materialized` and `InPlace` are three
+ways to hold w(c), with the same methods. Works for any PyTorch module: no code per architecture.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..directions import Pool
+from ..directions.operations import Sum, project_pieces
+from ..errors import FedKSeedError
+from .layout import Layout
+
+NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
+
+
+class Weights(ABC):
+    """The weights w of one model: whoever runs the model sees them.
+
+    Args:
+        layout: the model's tensors. They must hold w_0 now, and belong to this object from now on.
+        pool: the directions.
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        self.layout, self.pool = layout, pool
+        self.base_digest = layout.digest()
+
+    @property
+    @abstractmethod
+    def passes(self) -> float:
+        """How many times all tuned weights were made."""
+
+    @abstractmethod
+    def shift(self, direction: int, eps: float) -> None:
+        """The model becomes w + ε z_j; w stays."""
+
+    @abstractmethod
+    def move(self, direction: int, step: float) -> None:
+        """w ← w + step z_j; the model is stale until the next `shift` or `settle`."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """The model becomes w."""
+
+    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+        """The loss at w + ε z_j and at w − ε z_j; the model is stale afterwards."""
+        self.shift(direction, eps)
+        above = loss()
+        self.shift(direction, -eps)
+        return above, loss()
+
+    def digest(self) -> bytes:
+        """`digest` of the model as it is now."""
+        return self.layout.digest()
+
+
+class Pooled(Weights):
+    """w = w(c): `shift` goes to w(c + ε e_j), `move` adds to c_j in float32.
+
+    Attributes:
+        c: the coefficients, float32, shape (K,).
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        self.c = np.zeros(pool.size, np.float32)
+
+    @abstractmethod
+    def load(self, c: NDArray[np.floating]) -> None:
+        """Set c; the model becomes w(c)."""
+
+    @abstractmethod
+    def restore(self) -> None:
+        """The model becomes w_0, bit for bit, and c zero."""
+
+    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
+        """L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one pass backward.
+
+        The gradient of each tensor is projected on the directions as soon as it is whole, and let go of. The
+        weights that the loss depends on are held in its type until the pass is over, streamed ones, too.
+
+        Raises:
+            FedKSeedError: the loss does not depend on the tuned weights.
+        """
+        slope = np.zeros(self.pool.size)
+
+        def take(number: int, tensor: Tensor) -> None:
+            if tensor.grad is not None:
+                slope[:] += project_pieces([(number, 0, tensor.grad.float().contiguous())], self.pool)
+                tensor.grad = None
+
+        with self._leaves(take), torch.enable_grad():
+            value = loss()
+            if not value.requires_grad:
+                raise FedKSeedError(
+                    "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
+                )
+            if bool(torch.isfinite(value.detach())):
+                value.backward()
+        return float(value.detach()), slope
+
+    @abstractmethod
+    def _leaves(self, take: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
+        """While it lasts, tuned tensors have gradients: `take` is called with a tensor's number and the tensor."""
+
+    def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
+        """A checked copy of a whole coefficient vector: nothing changes if it is refused."""
+        self.pool.dense(c)
+        return np.array(c, dtype=np.float32).reshape(-1)
+
+    def _shifted(self, direction: int, eps: float) -> Sum:
+        """Σ (c + ε e_j) z."""
+        c = self.c.copy()
+        c[direction] += np.float32(eps)
+        return Sum(self.pool, *self.pool.dense(c))

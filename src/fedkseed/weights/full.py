@@ -1,0 +1,169 @@
+"""Weights that may go anywhere: for algorithms whose model is not a function of K numbers."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..directions import Pool
+from ..directions.operations import Piece, Sum, project_pieces
+from ..errors import FedKSeedError
+from .base import Weights
+from .layout import Layout
+from .lazy import TILE, Lazy
+
+
+class Free(Weights):
+    """w, d float32 numbers; the model holds them rounded to its type.
+
+    Where nothing is perturbed, the model's own memory is all that is needed. Zeroth-order steps and
+    16-bit models have an exact copy beside it, 4 bytes a weight: a perturbation is added on the way from
+    the copy to the model and leaves no rounding behind. `keep` costs another.
+
+    Attributes:
+        version: rounds of a history that the kept weights contain; see `strategies.replay`.
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
+            raise FedKSeedError(
+                "a quantised model's weights can't be written to; this algorithm needs [model] storage = 'dense'"
+            )
+        self.version = 0
+        self._exact: list[Tensor] | None = None
+        self._kept: list[Tensor] | None = None
+        self._passes = 0
+        if any(tensor.dtype != torch.float32 for tensor in self._model):
+            self._make_exact()
+
+    @property
+    def passes(self) -> float:
+        return self._passes
+
+    @property
+    def _model(self) -> list[Tensor]:
+        return [entry.tensor for entry in self.layout.tuned]
+
+    @property
+    def _truth(self) -> list[Tensor]:
+        return self._model if self._exact is None else self._exact
+
+    @property
+    def finite(self) -> bool:
+        return all(bool(torch.isfinite(tensor).all()) for tensor in self._truth)
+
+    def values(self) -> NDArray[np.float32]:
+        """w, shape (d,): tensor after tensor in layout order."""
+        return np.concatenate([t.detach().to("cpu", torch.float32).numpy().reshape(-1) for t in self._truth])
+
+    def set(self, values: NDArray[np.float32]) -> None:
+        """w ← values.
+
+        Raises:
+            FedKSeedError: there are more or fewer than d; nothing has changed.
+        """
+        if values.size != self.layout.size:
+            raise FedKSeedError(f"the model has {self.layout.size} tuned weights, got {values.size}")
+        start = 0
+        for tensor in self._truth:
+            part = values[start : start + tensor.numel()]
+            tensor.copy_(torch.from_numpy(np.require(part, requirements="W")).view(tensor.shape))
+            start += tensor.numel()
+        self.settle()
+
+    def add(self, total: Sum, tensor: int | None = None) -> None:
+        """w ← w + Σ_k c_k z_k, in all tensors or in one (by its place among the tuned); the model is stale."""
+        chosen = range(len(self._truth)) if tensor is None else [tensor]
+        truth, tuned = self._truth, self.layout.tuned
+        total.combine([Piece(tuned[k].number, truth[k], truth[k]) for k in chosen])
+
+    def shift(self, direction: int, eps: float) -> None:
+        self._write(Sum(self.pool, *self.pool.select([direction], [eps])))
+
+    def move(self, direction: int, step: float) -> None:
+        self._make_exact()
+        self.add(Sum(self.pool, *self.pool.select([direction], [step])))
+
+    def settle(self) -> None:
+        if self._exact is not None:
+            for tensor, exact in zip(self._model, self._exact, strict=True):
+                tensor.copy_(exact)
+
+    def keep(self) -> None:
+        """Remember w for `back` and `change`."""
+        if self._kept is None:
+            self._kept = [tensor.to(torch.float32, copy=True) for tensor in self._truth]
+            return
+        for kept, tensor in zip(self._kept, self._truth, strict=True):
+            kept.copy_(tensor)
+
+    def back(self) -> None:
+        """w becomes what was kept, bit for bit; w_0, if nothing was."""
+        if self._kept is None:
+            return
+        for tensor, kept in zip(self._truth, self._kept, strict=True):
+            tensor.copy_(kept)
+        self.settle()
+
+    def change(self, pool: Pool) -> NDArray[np.float64]:
+        """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ = w − w_kept."""
+        parts = zip(self.layout.tuned, self._moved(), strict=True)
+        return np.stack([project_pieces([(entry.number, 0, moved)], pool) for entry, moved in parts])
+
+    def distances(self) -> NDArray[np.float64]:
+        """‖Δ‖ of each tuned tensor, shape (tensors,)."""
+        return np.array([float(moved.norm()) for moved in self._moved()])
+
+    def _moved(self) -> Iterator[Tensor]:
+        if self._kept is None:
+            raise FedKSeedError("nothing was kept to compare with; call keep() before the steps")
+        for w, kept in zip(self._truth, self._kept, strict=True):
+            yield (w - kept).contiguous()
+
+    @contextmanager
+    def trainable(self) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
+        """The tuned parameters, each with the float32 numbers for an optimiser to change: itself, or its exact copy.
+
+        A 16-bit parameter can't hold the steps of an optimiser: they are taken on the copy and rounded into it.
+        """
+        self.settle()
+        if all(tensor.dtype == torch.float32 for tensor in self._model):
+            self._exact = None
+        places = [entry.places[0] for entry in self.layout.tuned]
+        parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+        exact = parameters if self._exact is None else self._exact
+        try:
+            for parameter in parameters:
+                parameter.requires_grad_(True)
+            yield list(zip(parameters, exact, strict=True))
+        finally:
+            for parameter, copy in zip(parameters, exact, strict=True):
+                parameter.requires_grad_(False)
+                parameter.grad = copy.grad = None
+
+    def _make_exact(self) -> None:
+        if self._exact is None:
+            self._exact = [tensor.to(torch.float32, copy=True) for tensor in self._model]
+
+    def _write(self, total: Sum) -> None:
+        """The model becomes w + Σ."""
+        self._make_exact()
+        self._passes += 1
+        pieces = list(zip(self.layout.tuned, self._exact or [], strict=True))
+        same = [Piece(e.number, exact, e.tensor) for e, exact in pieces if e.tensor.dtype == torch.float32]
+        total.combine(same)
+        for entry, exact in pieces:
+            if entry.tensor.dtype != torch.float32:
+                for start, wide, narrow in _tiles(exact, entry.tensor):
+                    total.combine([Piece(entry.number, wide, scratch := torch.empty_like(wide), start)])
+                    narrow.copy_(scratch)  # the one rounding
+
+
+def _tiles(exact: Tensor, tensor: Tensor) -> Iterable[tuple[int, Tensor, Tensor]]:
+    wide, narrow = exact.view(-1), tensor.view(-1)
+    for start in range(0, wide.numel(), TILE):
+        yield start, wide[start : start + TILE], narrow[start : start + TILE]

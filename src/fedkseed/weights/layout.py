@@ -1,0 +1,124 @@
+"""A module's tensors: their order, which of them are tuned, and the digest over all."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import FedKSeedError
+from .lazy import TILE, Lazy
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tensor of the layout."""
+
+    number: int  # place in the sorted order of all names: the `tensor` of its directions
+    name: str
+    tensor: Tensor  # a `Lazy` one in a quantised model
+    tuned: bool
+    places: tuple[tuple[nn.Module, str], ...]  # the modules that own it, and what they call it
+
+
+class Layout:
+    """A module's parameters, sorted by name, tied ones once, numbered from 0.
+
+    Tensors that are not tuned keep their numbers, so a party that tunes a part of the model moves
+    that part along the same directions as a party that tunes all of it.
+
+    Args:
+        model: any module.
+        tuned: shell patterns of parameter names (`*`, `model.layers.*`, `*.mlp.*`).
+
+    Raises:
+        FedKSeedError: nothing is tuned, a pattern fits nothing, or two parameters share only a
+            part of their memory.
+    """
+
+    def __init__(self, model: nn.Module, tuned: Sequence[str] = ("*",)) -> None:
+        named: dict[str, Tensor] = {}
+        owners: dict[str, tuple[nn.Module, str]] = {}
+        for path, module in model.named_modules(remove_duplicate=False):
+            for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
+                if tensor.numel():
+                    full = f"{path}.{name}" if path else name
+                    named[full], owners[full] = tensor, (module, name)
+        for name, tensor in named.items():
+            if not isinstance(tensor, Lazy) and not tensor.is_contiguous():
+                raise FedKSeedError(f"the parameter {name} is a strided view; give it memory of its own: .contiguous()")
+        first: dict[tuple[int, int], str] = {}  # memory, from where to where -> smallest name
+        for name in sorted(named):
+            first.setdefault(_memory(named[name]), name)
+        aliases = {name: first[_memory(tensor)] for name, tensor in named.items()}
+        for pattern in tuned:
+            if not any(fnmatchcase(name, pattern) for name in named):
+                raise FedKSeedError(
+                    f"no parameter's name fits the pattern {pattern!r}; names look like {next(iter(named), '—')!r}"
+                )
+        chosen = {aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
+        names = sorted(first.values())
+        places = {name: tuple({owners[a]: None for a in sorted(named) if aliases[a] == name}) for name in names}
+        self.entries = [
+            Entry(k, name, _data(named[name]), name in chosen, places[name]) for k, name in enumerate(names)
+        ]
+        self.tuned = [entry for entry in self.entries if entry.tuned]
+        if not self.tuned:
+            raise FedKSeedError("the model has no tuned tensors; give patterns of parameter names, or '*' for all")
+        if any(end > start for (_, end), (start, _) in pairwise(sorted(first))):
+            raise FedKSeedError("some parameters are overlapping views of one memory; give each its own")
+
+    @property
+    def size(self) -> int:
+        """d, the number of tuned weights."""
+        return sum(entry.tensor.numel() for entry in self.tuned)
+
+    def digest(self) -> bytes:
+        """`digest` of the tensors as they are now."""
+        return digest(self.entries)
+
+
+def digest(entries: Sequence[Entry]) -> bytes:
+    """SHA-256 over parameters: names, types, shapes and the weights' bits, in layout order.
+
+    A hash of one hash a tensor, so that tensors can be hashed side by side.
+    """
+
+    def of_tensor(entry: Entry) -> str:
+        t, bits = entry.tensor, hashlib.sha256()
+        for part in _parts(t):
+            bits.update(part.view(torch.uint8).numpy().data)
+        return f"{entry.name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} {bits.hexdigest()}\n"
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        # Lazy ones in this thread: kernels have threads of their own.
+        lines = [None if isinstance(e.tensor, Lazy) else threads.submit(of_tensor, e) for e in entries]
+        done = [of_tensor(e) if line is None else line.result() for e, line in zip(entries, lines, strict=True)]
+    return hashlib.sha256("".join(done).encode()).digest()
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """All weights of a tensor on the CPU, flat; a lazy one some rows at a time."""
+    if not isinstance(tensor, Lazy):
+        yield tensor.detach().cpu().contiguous().view(-1)
+        return
+    if not tensor.ndim:
+        yield tensor.whole().cpu().view(-1)
+        return
+    rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
+    for first in range(0, rows, step):
+        yield tensor.lent(first, min(first + step, rows)).cpu().view(-1)
+
+
+def _data(tensor: Tensor) -> Tensor:
+    return tensor if isinstance(tensor, Lazy) else tensor.data
+
+
+def _memory(tensor: Tensor) -> tuple[int, int]:
+    if isinstance(tensor, Lazy):
+        return id(tensor), id(tensor)
+    return tensor.data_ptr(), tensor.data_ptr() + tensor.numel() * tensor.element_size()

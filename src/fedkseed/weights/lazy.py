@@ -1,0 +1,241 @@
+"""Tensors that are made when an operation asks for them, and forgotten after it.
+
+A model whose parameters are `Lazy` needs room for one operation's weights, not for all of them: a
+linear layer gets its matrix some rows at a time, an embedding only the rows in use. Works at the
+level of PyTorch's functions, so no module and no architecture has code of its own.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import FedKSeedError
+
+TILE = 1 << 20  # weights of a matrix that are made at a time: 4 MiB of float32, within the caches
+
+
+class Source(Protocol):
+    """Where the values of a tensor come from."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
+        """Fill each `out` of (start, out) with the out.numel() values from position `start` on.
+
+        Positions count through the flattened tensor. Every part is a whole number of rows.
+        """
+        ...
+
+
+class Workspace:
+    """Memory that the lazy tensors of one model share: one operation uses it at a time.
+
+    Attributes:
+        turn: called before an operation begins to make its tensors.
+        leaf: makes a tensor that has a gradient, for operations that are recorded; None: nobody wants one.
+    """
+
+    def __init__(self) -> None:
+        self.turn: Callable[[], None] = lambda: None
+        self.leaf: Callable[[Lazy], Tensor] | None = None
+        self._threads = threading.local()  # threads that only read a model do not share its memory
+
+    def lend(self, shape: Sequence[int], like: "Lazy") -> Tensor:
+        """A tensor whose values nobody keeps; the next loan overwrites it."""
+        count = torch.Size(shape).numel()
+        memory: Tensor | None = getattr(self._threads, "memory", None)
+        if memory is None or memory.numel() < count or memory.dtype != like.dtype or memory.device != like.device:
+            self._threads.memory = memory = _empty((count,), like)
+        return memory[:count].view(*shape)
+
+
+def _empty(shape: Sequence[int], like: "Lazy") -> Tensor:
+    """Memory that may be written to later outside inference mode, too."""
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+
+
+class Lazy(Tensor):
+    """A tensor of which only shape, type and device exist.
+
+    Args:
+        source: its values.
+        workspace: memory to make them in.
+    """
+
+    source: Source
+    workspace: Workspace
+    _is_param = True  # `isinstance(lazy, nn.Parameter)` holds, so that modules take it as one
+
+    @staticmethod
+    def __new__(cls, source: Source, workspace: Workspace) -> "Lazy":
+        make: Any = torch.Tensor._make_wrapper_subclass
+        lazy = make(cls, source.shape, dtype=source.dtype, device=source.device)
+        lazy.source, lazy.workspace = source, workspace
+        return lazy
+
+    def __init__(self, source: Source, workspace: Workspace) -> None:
+        super().__init__()
+
+    def whole(self) -> Tensor:
+        """All values, in memory of their own."""
+        out = _empty(self.shape, self)
+        self.source.read([(0, out)])
+        return out
+
+    @property
+    def recorded(self) -> bool:
+        """Is its gradient wanted?"""
+        return self.workspace.leaf is not None and torch.is_grad_enabled()
+
+    def used(self) -> Tensor:
+        """All values, for an operation that may keep them."""
+        leaf = self.workspace.leaf
+        return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
+
+    def lent(self, first: int, last: int) -> Tensor:
+        """Rows first … last in the workspace, until the next operation."""
+        out = self.workspace.lend((last - first, *self.shape[1:]), self)
+        self.source.read([(first * self.shape[1:].numel(), out)])
+        return out
+
+    def __repr__(self, **_: Any) -> str:
+        return f"Lazy(shape={tuple(self.shape)}, dtype={self.dtype}, source={type(self.source).__name__})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in ABOUT:
+            if (isinstance(args[0] if args else None, Lazy) and _writes(func)) or isinstance(kwargs.get("out"), Lazy):
+                raise FedKSeedError(
+                    f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used; "
+                    "call fedkseed.weights.lazy.densify(model) first"
+                )
+            next(_lazies((*args, *kwargs.values()))).workspace.turn()
+        with torch._C.DisableTorchFunctionSubclass():
+            if func in ABOUT:
+                return func(*args, **kwargs)
+            if func is functional.linear:
+                return _linear(*args, **kwargs)
+            if func is functional.embedding and _plain_look_up(*args, **kwargs):
+                return _embedding(*args, **kwargs)
+            # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
+            return func(*_made(args), **_made(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """For calls from C++, which do not pass `__torch_function__`."""
+        if func is torch.ops.aten.detach.default:  # what isinstance(…, Parameter) bookkeeping asks for
+            return args[0]
+        if func._schema.is_mutable:
+            raise FedKSeedError(f"{func} would write to weights that exist only while they are used")
+        return func(*_made(args), **_made(kwargs or {}))
+
+
+def densify(model: nn.Module) -> None:
+    """Give a model real tensors for its lazy ones, tied ones once; it then holds all its weights."""
+    made = dict[int, nn.Parameter]()
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if isinstance(parameter, Lazy):
+                if id(parameter) not in made:
+                    made[id(parameter)] = nn.Parameter(parameter.whole(), requires_grad=False)
+                setattr(module, name, made[id(parameter)])
+
+
+# What can be told without values.
+ABOUT = {
+    *(
+        getattr(Tensor, name).__get__
+        for name in (
+            "shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "grad", "grad_fn",
+            "requires_grad", "is_leaf", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_meta", "is_quantized", "is_sparse",
+            "is_mkldnn", "is_nested",
+        )
+    ),
+    *(
+        getattr(Tensor, name)
+        for name in (
+            "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous",
+            "is_floating_point", "is_complex", "is_inference", "get_device", "storage_offset", "__len__",
+            "requires_grad_", "__repr__", "__hash__",
+        )
+    ),
+    torch.is_floating_point,
+    torch.is_complex,
+    torch.numel,
+}  # fmt: skip
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.startswith("__"))
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
+    """x Wᵀ + b with some rows of W at a time."""
+    x, bias = input, _made(bias)
+    if not isinstance(weight, Lazy):
+        return functional.linear(x, weight, bias)
+    kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(x, weight.used(), bias)  # may live on, for the way back or in autocast's cache
+    rows, columns = weight.shape
+    step = max(1, TILE // columns)
+    if rows <= step:
+        return functional.linear(x, weight.lent(0, rows), bias)
+    flat = x.reshape(-1, columns)
+    out = x.new_empty(*x.shape[:-1], rows)
+    places = out.view(-1, rows)
+    for first in range(0, rows, step):
+        last = min(first + step, rows)
+        part, place = weight.lent(first, last).t(), places[:, first:last]
+        if bias is None:
+            torch.mm(flat, part, out=place)
+        else:
+            torch.addmm(bias[first:last], flat, part, out=place)
+    return out
+
+
+def _embedding(input: Tensor, weight: Lazy, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
+    """Rows of a table, each that occurs made once."""
+    used, places = torch.unique(input, return_inverse=True)
+    table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
+    weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
+    return table[places]
+
+
+def _plain_look_up(
+    input: Any,  # noqa: A002 — as F.embedding has it
+    weight: Any,
+    padding_idx: Any = None,
+    max_norm: Any = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    return isinstance(weight, Lazy) and max_norm is None and not weight.recorded
+
+
+def _lazies(values: Any) -> Any:
+    for value in values:
+        if isinstance(value, Lazy):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _lazies(value)
+
+
+def _made(value: Any) -> Any:
+    """The same arguments with real tensors."""
+    if isinstance(value, Lazy):
+        return value.used()
+    if isinstance(value, list | tuple):
+        return type(value)(_made(item) for item in value)
+    if isinstance(value, dict):
+        return {key: _made(item) for key, item in value.items()}
+    return value

@@ -1,0 +1,111 @@
+"""How many bits a number travels with: `[training] wire`.
+
+    wire      coefficients, probabilities    scalar gradients
+    exact     float32                        float32
+    compact   8 bits each (int8.py)          bfloat16
+    sign      8 bits each                    one bit, its sign
+
+Scalar gradients are rounded before a client applies them, so that both sides hold the same values. One that moved
+nothing, because a loss was not finite, is NaN.
+
+Source of signs: Cai et al., 2025, https://arxiv.org/abs/2501.17610 (there a vote of clients along one direction)
+"""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from .int8 import compact
+
+WIRES = ("exact", "compact", "sign")
+NAN = 0x7FC00000  # the one NaN that travels: bits of a float32, their upper half as bfloat16
+
+
+def rounded(numbers: NDArray[np.floating], wire: str) -> NDArray[np.float32]:
+    """Coefficients or probabilities as they travel, shape (n,)."""
+    return numbers.astype(np.float32) if wire == "exact" else compact(numbers)
+
+
+def scalar(found: float, clip: float, wire: str) -> float:
+    """The scalar gradient ρ that a client applies and sends, at most `clip` in size; NaN for none.
+
+    ±1 with signs, and none where ρ is 0: such a step has not found out where to go.
+    """
+    if not math.isfinite(found):
+        return math.nan
+    with np.errstate(over="ignore"):  # what float32 can't hold is infinite, and so none
+        clipped = np.float32(min(max(found, -clip), clip))
+    if wire == "sign":
+        return math.copysign(1.0, clipped) if clipped else math.nan
+    if wire == "compact" and np.isfinite(clipped):
+        clipped = bfloat16(clipped)
+        if abs(clipped) > clip:  # the next smaller one: their bits are in order
+            clipped = (clipped.view(np.uint32) - np.uint32(1 << 16)).view(np.float32)
+    return float(clipped) if np.isfinite(clipped) else math.nan
+
+
+def bfloat16(number: np.float32) -> np.float32:
+    """Rounded half to even to the upper 16 bits of a float32; what is too large becomes infinite."""
+    bits = number.view(np.uint32)
+    return (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) & np.uint32(0xFFFF0000)).view(np.float32)
+
+
+def packed_scalars(count: int, wire: str, skipped: bool) -> int:
+    """Bytes of so many scalar gradients."""
+    match wire:
+        case "exact":
+            return 4 * count
+        case "compact":
+            return 2 * count
+        case _:
+            return -(-count // 8) * (2 if skipped else 1)
+
+
+def pack_scalars(scalars: NDArray[np.float32], wire: str) -> bytes:
+    """Scalar gradients that were rounded; with signs, a second row of bits if some are NaN."""
+    none = np.isnan(scalars)
+    if wire == "sign":
+        rows = [scalars < 0, none] if none.any() else [scalars < 0]
+        return b"".join(np.packbits(row, bitorder="little").tobytes() for row in rows)
+    bits = np.where(none, np.uint32(NAN), scalars.view(np.uint32))
+    return bits.astype("<u4").tobytes() if wire == "exact" else (bits >> np.uint32(16)).astype("<u2").tobytes()
+
+
+def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: bool) -> NDArray[np.float32]:
+    """The scalar gradients in `packed_scalars(count, wire, skipped)` bytes.
+
+    Raises:
+        FedKSeedError: the bytes are none that `pack_scalars` makes.
+    """
+    if wire == "exact":
+        scalars = np.frombuffer(data, "<u4", count).astype(np.uint32).view(np.float32)
+    elif wire == "compact":
+        scalars = (np.frombuffer(data, "<u2", count).astype(np.uint32) << np.uint32(16)).view(np.float32)
+    else:
+        rows = np.unpackbits(np.frombuffer(data, np.uint8).reshape(1 + skipped, -1), axis=1, bitorder="little")
+        scalars = np.where(rows[0, :count], np.float32(-1), np.float32(1))
+        if skipped:
+            scalars[rows[1, :count] == 1] = np.nan
+    if pack_scalars(scalars, wire) != bytes(data) or (skipped and not np.isnan(scalars).any()):
+        raise FedKSeedError("a message's scalar gradients have a NaN or a bit that is not allowed")
+    return scalars
+
+
+def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
+    """Refuse scalar gradients that can't travel like this.
+
+    Raises:
+        FedKSeedError: they are infinite, or were not rounded for this wire.
+    """
+    if scalars.dtype != np.float32 or scalars.ndim != 1 or np.isinf(scalars).any():
+        raise FedKSeedError(
+            f"an upload's scalar gradients must be float32 numbers or NaN, got {scalars.size} of type {scalars.dtype}"
+            f", {int(np.isinf(scalars).sum())} infinite"
+        )
+    found = scalars[~np.isnan(scalars)]
+    if wire == "compact" and (found.view(np.uint32) & np.uint32(0xFFFF)).any():
+        raise FedKSeedError("scalar gradients that travel compact must be rounded to bfloat16 first")
+    if wire == "sign" and (np.abs(found) != 1).any():
+        raise FedKSeedError("scalar gradients that travel as signs are 1 or -1")

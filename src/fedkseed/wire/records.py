@@ -1,0 +1,259 @@
+"""Every record that crosses the network. They check themselves when made, so a decoded one is sound."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..directions import Pool
+from ..errors import FedKSeedError
+from .numbers import WIRES, require_rounded, rounded
+
+MAX_SCALARS = 1 << 24  # of one upload: 64 MB
+MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Which run a message belongs to: both sides must hold the same directions and the same w_0."""
+
+    pool: Pool
+    base: bytes  # SHA-256 of w_0, see `Layout.digest`
+
+    def __post_init__(self) -> None:
+        if len(self.base) != 32:
+            raise FedKSeedError(f"a base model's digest has 32 bytes, got {len(self.base)}")
+
+    def require(self, other: "Run") -> None:
+        """Refuse a message of another run.
+
+        Raises:
+            FedKSeedError: the pool or the base model differs.
+        """
+        if other.pool != self.pool:
+            raise FedKSeedError(
+                f"the message is for {other.pool}, this party has {self.pool}; use the same recipe on both sides"
+            )
+        if other.base != self.base:
+            raise FedKSeedError(
+                f"the message is for a base model with digest {other.base.hex()}, this party's has {self.base.hex()}; "
+                "load the same weights, in the same type, on both sides"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Broadcast:
+    """Server to client: the model and how to tune it in this round."""
+
+    run: Run
+    round: int  # from 0
+    lr: float  # η of this round
+    eps: float  # ε
+    steps: int  # τ
+    clip: float  # largest |ρ| that a client may report; infinite for none
+    coefficients: NDArray[np.float32]  # (K,), c
+    probes: int = 1  # P, directions a step
+    probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
+    wire: str = "exact"  # how c and the probabilities travel, and how scalars are to come back, see numbers.py
+
+    def __post_init__(self) -> None:
+        size = self.run.pool.size
+        _require_round(self.round)
+        if size > MAX_BROADCAST:
+            raise FedKSeedError(f"a broadcast carries at most {MAX_BROADCAST} coefficients, the pool has {size}")
+        if not self.clip > 0:
+            raise FedKSeedError(f"a broadcast's clip must be a positive number, got {self.clip}")
+        for name in ("lr", "eps"):
+            if not (np.isfinite(value := getattr(self, name)) and value > 0):
+                raise FedKSeedError(f"a broadcast's {name} must be a positive number, got {value}")
+        if not (self.steps >= 1 and self.probes >= 1 and self.steps * self.probes <= MAX_SCALARS):
+            asked = f"{self.steps} steps of {self.probes}"
+            raise FedKSeedError(
+                f"a broadcast asks for at least one step and at most {MAX_SCALARS} directions, got {asked}"
+            )
+        if (
+            self.coefficients.dtype != np.float32
+            or self.coefficients.shape != (size,)
+            or not np.all(np.isfinite(self.coefficients))
+        ):
+            raise FedKSeedError(
+                f"a broadcast holds {size} finite coefficients (float32), got {_describe(self.coefficients)}"
+            )
+        p = self.probabilities
+        if p is not None and (p.shape != (size,) or not np.all(np.isfinite(p)) or p.min() < 0 or not p.any()):
+            raise FedKSeedError(f"a broadcast holds {size} probabilities of at least 0, got {_describe(p)}")
+        _require_wire(self.wire, WIRES, self.coefficients, *([] if p is None else [p]))
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """Client to server: the scalar gradient of every probe. Both sides know the directions: `draw_directions`."""
+
+    run: Run
+    round: int
+    client: int
+    examples: int  # its weight in the aggregation
+    loss: float  # mean local loss, for monitoring only
+    scalars: NDArray[np.float32]  # (τ P,), ρ; NaN where a probe moved nothing
+    wire: str = "exact"  # how they travel, see numbers.py
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_sender(self.client, self.examples)
+        _require_wire(self.wire, WIRES)
+        require_rounded(self.scalars, self.wire)
+
+    @property
+    def found(self) -> NDArray[np.bool_]:
+        """Which probes moved the model, shape (τ P,)."""
+        return ~np.isnan(self.scalars)
+
+    @property
+    def skipped(self) -> int:
+        """How many did not."""
+        return int(np.isnan(self.scalars).sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Server to client: all tuned weights, for algorithms that send them."""
+
+    run: Run
+    round: int
+    lr: float
+    values: NDArray[np.float32]  # (d,), tensor after tensor in layout order
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_lr(self.lr)
+        _require_numbers(self.values, "weights")
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """Server to client: what moved the model in the rounds that the client has missed.
+
+    In a round, tensors have `counts` numbers each, or there is one count for all of them together. The
+    numbers belong to the `directions` named, or, if none are named, to those that the round implies.
+    """
+
+    run: Run
+    round: int
+    lr: float
+    since: int  # the client holds the model after so many rounds
+    counts: NDArray[np.uint32]  # (round − since, 1 or tensors)
+    directions: NDArray[np.uint32]  # (n,) or empty, round after round, ascending in each
+    coefficients: NDArray[np.float32]  # (n,), n = Σ counts
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_lr(self.lr)
+        if not 0 <= self.since <= self.round:
+            raise FedKSeedError(f"a history before round {self.round} begins in 0 to {self.round}, got {self.since}")
+        if self.counts.ndim != 2 or len(self.counts) != self.round - self.since or not self.counts.shape[1]:
+            raise FedKSeedError(
+                f"a history of {self.round - self.since} rounds has as many rows of counts, got {self.counts.shape}"
+            )
+        _require_numbers(self.coefficients, "coefficients")
+        total = int(self.counts.sum(dtype=np.uint64))
+        if total != self.coefficients.size or self.directions.size not in (0, total):
+            raise FedKSeedError(
+                f"a history's counts add up to {total}, it has {self.coefficients.size} coefficients "
+                f"and {self.directions.size} directions"
+            )
+        if self.directions.size and int(self.directions.max()) >= self.run.pool.size:
+            raise FedKSeedError(f"a history's directions lie below {self.run.pool.size}, got {self.directions.max()}")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Client to server: weights, or numbers along directions that both sides know."""
+
+    run: Run
+    round: int
+    client: int
+    examples: int
+    loss: float  # mean local loss, for monitoring only
+    skipped: int  # steps left out because their loss was not finite
+    values: NDArray[np.float32]  # (n,)
+    counts: NDArray[np.uint32]  # how many belong to each tensor; empty: they are one run
+    wire: str = "exact"  # or compact: how they travel
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_sender(self.client, self.examples)
+        if not 0 <= self.skipped < 1 << 32:
+            raise FedKSeedError(f"a number of skipped steps has 32 bits, got {self.skipped}")
+        _require_numbers(self.values, "numbers")
+        if self.counts.size and int(self.counts.sum(dtype=np.uint64)) != self.values.size:
+            raise FedKSeedError(
+                f"an upload's counts add up to {self.counts.sum(dtype=np.uint64)}, it has {self.values.size} numbers"
+            )
+        _require_wire(self.wire, WIRES[:2], self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Server to client: a message as the difference to one that the client has kept, see delta.py."""
+
+    run: Run
+    round: int
+    kept: int  # CRC-32 of the message that the client has kept: that one's last four bytes
+    whole: int  # CRC-32 of the message that comes of it
+    difference: bytes  # of the two bodies, byte by byte, modulo 256; raw DEFLATE
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        if not (0 <= self.kept < 1 << 32 and 0 <= self.whole < 1 << 32):
+            raise FedKSeedError(f"checksums have 32 bits, got {self.kept} and {self.whole}")
+
+
+@dataclass(frozen=True, slots=True)
+class Lack:
+    """Client to server: I have not kept what your `Delta` is the difference to; send me the whole message."""
+
+    run: Run
+    round: int
+    client: int
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_client(self.client)
+
+
+def _require_sender(client: int, examples: int) -> None:
+    if not 1 <= examples < 1 << 32:
+        raise FedKSeedError(f"an upload stands for at least one example, got {examples}")
+    _require_client(client)
+
+
+def _require_client(client: int) -> None:
+    if not 0 <= client < 1 << 32:
+        raise FedKSeedError(f"a client's number has 32 bits, got {client}")
+
+
+def _require_lr(lr: float) -> None:
+    if not (np.isfinite(lr) and lr > 0):
+        raise FedKSeedError(f"a broadcast's lr must be a positive number, got {lr}")
+
+
+def _require_numbers(values: NDArray, what: str) -> None:
+    if values.dtype != np.float32 or values.ndim != 1 or not np.isfinite(values).all():
+        raise FedKSeedError(f"a message's {what} must be finite float32 numbers, got {_describe(values)}")
+
+
+def _require_wire(wire: str, known: tuple[str, ...], *numbers: NDArray[np.float32]) -> None:
+    if wire not in known:
+        raise FedKSeedError(f"no wire of this message is called {wire!r}; choose one of {', '.join(known)}")
+    if wire != "exact" and not all(np.array_equal(rounded(values, wire), values) for values in numbers):
+        raise FedKSeedError("numbers that travel compact must be rounded by compact() first: both sides use the same")
+
+
+def _require_round(number: int) -> None:
+    if not 0 <= number < 1 << 32:
+        raise FedKSeedError(f"a round's number has 32 bits, got {number}")
+
+
+def _describe(values: NDArray[np.floating]) -> str:
+    broken = int(np.sum(~np.isfinite(values)))
+    return f"{values.size} of which {broken} are NaN or infinite" if broken else f"{values.size}"

@@ -1,0 +1,130 @@
+import itertools
+
+import pytest
+import torch
+from tokenizers.processors import TemplateProcessing
+
+from fedkseed import FedKSeedError
+from fedkseed.data.batches import IGNORED, collate, endless_batches
+from fedkseed.data.reading import Example
+from fedkseed.data.wording import (
+    TEMPLATES,
+    Wording,
+    alpaca,
+    cut,
+    encode,
+    encode_all,
+    official_dolly,
+    official_ni,
+    paper,
+)
+from fedkseed.models.load import load_tokenizer
+from fedkseed.randomness import Purpose, generator
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return load_tokenizer(str(model_folder))
+
+
+def test_the_prompt_is_the_papers():
+    text = paper(Example("Name it.", "x", context="A thing."), None)
+    assert text == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response that appropriately completes the request.\n\n"
+        "### Instruction:\nName it.\n\n### Input:\nA thing.\n\n### Response:"
+    )
+    without = paper(Example("Name it.", "x"), None)
+    assert without == text.replace("### Input:\nA thing.\n\n", "")
+
+
+def test_alpaca_has_an_opening_of_its_own_without_input():
+    with_input = Example("Name it.", "x", context="A thing.")
+    assert alpaca(with_input, None) == paper(with_input, None)
+    assert "paired with" not in alpaca(Example("Name it.", "x"), None)
+
+
+def test_the_official_code_words_dolly_and_natural_instructions_differently():
+    with_input, without = Example("Name it.", "x", context="A thing."), Example("Name it.", "x")
+    assert official_dolly(with_input, None) == (
+        "Below is an instruction that describes a task, paired with an input that provides further context. "
+        "Write a response for the task request.\n\n"
+        "### Instruction:\nName it.\n\n### Input:\nA thing.\n\n### Response:"
+    )
+    assert official_dolly(without, None) == (
+        "Below is an instruction that describes a task. Write a response for the task request.\n\n"
+        "### Instruction:\nName it.\n\n### Response:"
+    )
+    assert official_ni(with_input, None) == paper(with_input, None)
+    assert official_ni(without, None).endswith("### Instruction:\nName it.\n\n### Input:\n\n\n### Response:")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, template):
+    """The oracle calls the tokenizer, one that begins texts with a token of its own, with one text at a time."""
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.chat_template = "U:{{ messages[0]['content'] }}|A:"
+    examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
+    wording = Wording(template, "\n")
+    for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
+        text = TEMPLATES[template](example, tokenizer)
+        asked = tokenizer(text, add_special_tokens=False) if template == "chat" else tokenizer(text + "\n")
+        answered = tokenizer(example.response, add_special_tokens=False)
+        assert (asked.input_ids[0] == 0) == (template != "chat")
+        assert encoded.tokens == (*asked.input_ids, *answered.input_ids, tokenizer.eos_token_id)
+        assert (encoded.prompt, encoded.example) == (len(asked.input_ids), example)
+    assert encode_all([], tokenizer, wording) == []
+
+
+def test_a_cut_example_keeps_its_first_tokens(tokenizer):
+    whole = encode(Example("Q?", "four legs"), tokenizer, Wording())
+    short, shorter = cut(whole, whole.prompt + 1), cut(whole, whole.prompt - 1)
+    assert (short.tokens, short.prompt) == (whole.tokens[: whole.prompt + 1], whole.prompt)
+    assert (len(shorter.tokens), shorter.prompt) == (whole.prompt - 1, whole.prompt - 1)
+    assert cut(whole, 10_000) == whole
+
+
+def test_the_separator_stands_between_prompt_and_response(tokenizer):
+    for separator in ("", "\n"):
+        encoded = encode(Example("Q?", "yes"), tokenizer, Wording("paper", separator))
+        assert tokenizer.decode(encoded.tokens).endswith(f"### Response:{separator}yes{tokenizer.eos_token}")
+
+
+def test_the_chat_template_is_the_tokenizers(tokenizer, monkeypatch):
+    with pytest.raises(FedKSeedError, match="has no chat template"):
+        Wording("chat").prompt(Example("Q?", "x"), tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", "U:{{ messages[0]['content'] }}|A:")
+    assert tokenizer.decode(Wording("chat").prompt(Example("Q?", "x", "C"), tokenizer)) == "U:Q?\n\nC|A:"
+
+
+def test_an_unknown_template_is_refused():
+    with pytest.raises(FedKSeedError, match="no template is called 'llama'"):
+        Wording("llama")
+
+
+def test_the_loss_sees_the_response_and_the_end_and_nothing_else(tokenizer):
+    encoded = [encode(Example("Q?", response), tokenizer, Wording()) for response in ("four legs", "red")]
+    batch = collate(encoded, tokenizer.pad_token_id)
+    for row, response in enumerate(("four legs", "red")):
+        seen = batch.labels[row][batch.labels[row] != IGNORED]
+        assert tokenizer.decode(seen) == response + tokenizer.eos_token
+        assert int(batch.mask[row].sum()) == len(encoded[row].tokens)
+    assert torch.equal(batch.tokens[batch.labels != IGNORED], batch.labels[batch.labels != IGNORED])
+
+
+def test_a_pass_uses_every_example_once_and_rounds_differ(tokenizer):
+    encoded = [encode(Example("Q?", "x" * (n + 1)), tokenizer, Wording()) for n in range(6)]
+
+    def first_pass(round_: int) -> list[int]:
+        batches = endless_batches(encoded, 2, 0, generator(0, Purpose.BATCHES, round_, 1))
+        return [int(row.sum()) for batch in itertools.islice(batches, 3) for row in batch.mask]
+
+    assert sorted(first_pass(0)) == sorted(len(e.tokens) for e in encoded)
+    assert first_pass(0) == first_pass(0)
+    assert first_pass(0) != first_pass(1)
+
+
+def test_a_client_with_less_than_a_batch_uses_all_it_has(tokenizer):
+    encoded = [encode(Example("Q?", "x"), tokenizer, Wording())] * 3
+    assert next(endless_batches(encoded, 8, 0, generator(0, Purpose.BATCHES, 0, 0))).tokens.shape[0] == 3

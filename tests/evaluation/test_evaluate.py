@@ -1,0 +1,87 @@
+"""The loss against Hugging Face's own, generation against one prompt at a time, statistics by hand."""
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, OPTConfig
+
+from fedkseed.data.batches import collate
+from fedkseed.data.reading import Example
+from fedkseed.data.wording import Wording, encode
+from fedkseed.evaluation.evaluate import evaluate, respond, rouge_l
+from fedkseed.evaluation.statistics import estimate, paired_change
+from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.models.loss import batch_loss, example_losses
+
+from ..conftest import rows
+
+
+@pytest.fixture(scope="module")
+def model(model_folder):
+    return load_model(str(model_folder))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return load_tokenizer(str(model_folder))
+
+
+@pytest.fixture(scope="module")
+def encoded(tokenizer):
+    return [encode(Example(**row), tokenizer, Wording()) for row in rows()[:7]]
+
+
+def test_the_loss_is_that_of_transformers(model, tokenizer, encoded):
+    batch = collate(encoded, tokenizer.pad_token_id)
+    theirs = model(input_ids=batch.tokens, attention_mask=batch.mask, labels=batch.labels).loss
+    assert batch_loss(model, batch) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_the_loss_works_for_models_that_cannot_leave_logits_out(tokenizer, encoded):
+    config = OPTConfig(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, ffn_dim=32, word_embed_proj_dim=32)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    model.forward = lambda input_ids, attention_mask, use_cache: type(model).forward(model, input_ids, attention_mask)
+    assert "logits_to_keep" not in inspect.signature(model.forward).parameters
+    batch = collate(encoded, tokenizer.pad_token_id)
+    theirs = type(model).forward(model, batch.tokens, batch.mask, labels=batch.labels).loss
+    assert batch_loss(model, batch) == pytest.approx(float(theirs), rel=1e-5)
+
+
+def test_padding_does_not_change_an_examples_loss(model, tokenizer, encoded):
+    together = example_losses(model, collate(encoded, tokenizer.pad_token_id))
+    alone = [example_losses(model, collate([e], tokenizer.pad_token_id))[0] for e in encoded]
+    np.testing.assert_allclose(together, alone, rtol=1e-5)
+
+
+def test_evaluation_keeps_the_order_of_the_examples(model, tokenizer, encoded):
+    scores = evaluate(model, tokenizer, encoded, generated=3, max_new_tokens=5, batch_size=2)
+    alone = [example_losses(model, collate([e], tokenizer.pad_token_id))[0] for e in encoded]
+    np.testing.assert_allclose(scores.losses, alone, rtol=1e-5)
+    assert len(scores.rouge) == len(scores.empty) == 3
+    assert all(0 <= score <= 1 for score in scores.rouge)
+
+
+def test_answers_written_together_are_those_written_alone(model, tokenizer, encoded):
+    prompts = [e.tokens[: e.prompt] for e in encoded[:4]]
+    together = respond(model, tokenizer, prompts, 6)
+    assert together == [respond(model, tokenizer, [prompt], 6)[0] for prompt in prompts]
+
+
+def test_estimates_by_hand():
+    assert estimate([1.0, 3.0]).mean == 2
+    assert estimate([1.0, 3.0]).error == pytest.approx(np.sqrt(2) / np.sqrt(2))
+    change = paired_change([1.0, 5.0, 9.0], [0.0, 4.0, 8.0])
+    assert (change.mean, change.error) == (-1, 0)
+    assert torch.isinf(torch.tensor(estimate([1.0]).error))
+
+
+def test_the_two_packages_score_differently():
+    assert rouge_l("Paris", "paris") == 1
+    assert rouge_l("Paris", "paris", "rouge") == 0
+    assert rouge_l("yes", "yes yes yes yes", "rouge") == pytest.approx(1)
+    assert rouge_l("yes", "yes yes yes yes") == pytest.approx(0.4)
+    for package in ("rouge-score", "rouge"):
+        assert rouge_l("a b c", "", package) == 0
+        assert rouge_l("a b c", "...", package) == 0

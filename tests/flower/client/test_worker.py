@@ -1,0 +1,192 @@
+"""The worker as its own process, the socket to it, and the ClientApp that hands it bytes."""
+
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tomllib import loads
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkseed import FedKSeedError, decode, encode
+from fedkseed.files import locked
+from fedkseed.flower.client import app as client_app
+from fedkseed.flower.client import sockets
+from fedkseed.flower.client.app import relay
+from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.client.worker import AbandonedError, Member, Settings, Worker, serve
+from fedkseed.flower.envelope import Reply, Status, Task, digest_of
+from fedkseed.flower.recipes import recipe_for_clients
+from fedkseed.recipe.schema import parse
+from fedkseed.run.simulation import Simulation
+from fedkseed.wire.records import Broadcast
+
+
+def context(directory: Path) -> Context:
+    return Context(run_id=1, node_id=2, node_config={"state": str(directory)}, state=RecordDict(), run_config={})
+
+
+@pytest.fixture(scope="module")
+def first(setting) -> Task:
+    """The task of client 1 in the first round."""
+    recipe = parse(loads(setting.text()))
+    simulation = Simulation(recipe)
+    message = simulation.strategy.broadcast(simulation.strategy.init(), [1])[1]
+    text = recipe_for_clients(recipe, 3)
+    return Task(1, 600.0, digest_of(text), text, encode(message))
+
+
+@pytest.fixture(scope="module")
+def owner(setting) -> Owner:
+    return Owner(str(setting.files[1]), str(setting.model))
+
+
+@pytest.fixture(scope="module")
+def directory(owner, tmp_path_factory):
+    """Of a client whose worker runs on from test to test, as it does in life: starting one takes seconds."""
+    made = tmp_path_factory.mktemp("w") / "c"
+    Settings(owner, idle=60.0).write(made)
+    yield made
+    if locked(made / sockets.LOCK):
+        os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
+    for process in client_app._started:  # Python warns of those that nobody has waited for
+        process.wait(60)
+
+
+def longer(task: Task, steps: int) -> Task:
+    """The same task with so many local steps."""
+    message = decode(task.message, Broadcast)
+    return replace(task, message=encode(replace(message, steps=steps)))
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
+    expected = Worker(partial(Member, owner)).reply(first.encode())
+    assert expected.status is Status.DONE
+    assert Reply.decode(relay(first.encode(), context(directory))) == expected
+    pid = (directory / sockets.LOCK).read_text()
+    without = Task(first.client, first.seconds, first.digest, b"", first.message)
+    assert Reply.decode(relay(without.encode(), context(directory))) == expected
+    assert (directory / sockets.LOCK).read_text() == pid
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / sockets.SOCKET).stat().st_mode) == 0o600
+    with pytest.raises(FedKSeedError, match="another worker runs in"):
+        serve(directory)
+
+
+def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(directory, first):
+    long, replies = longer(first, 100_000), []
+    thread = threading.Thread(target=lambda: replies.append(Reply.decode(relay(long.encode(), context(directory)))))
+    thread.start()
+    lock = directory / sockets.LOCK
+    wait_for(lambda: lock.exists() and locked(lock) and (directory / sockets.SOCKET).exists())
+    time.sleep(0.5)
+    os.kill(int(lock.read_text()), signal.SIGKILL)
+    thread.join(60)
+    assert replies[0].status is Status.FAILED
+    assert "the worker ended in the middle of a task" in replies[0].text
+    wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+
+
+def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    pid = (directory / sockets.LOCK).read_text()
+    with sockets.connected(directory, 60) as connection:
+        sockets.send(connection, longer(first, 1_000_000).encode(), 60)
+        time.sleep(1)
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    assert (directory / sockets.LOCK).read_text() == pid
+
+
+def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path):
+    Settings(owner, idle=0.2).write(tmp_path / "c")
+    serve(tmp_path / "c")
+    assert not (tmp_path / "c" / sockets.SOCKET).exists()
+
+
+def test_a_task_whose_time_is_over_is_given_up(first, owner):
+    worker = Worker(partial(Member, owner))
+    assert worker.reply(first.encode()).status is Status.DONE
+    with pytest.raises(AbandonedError):
+        worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
+    fresh = Worker(partial(Member, owner))
+    assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
+
+
+def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
+    member = Member(owner, first.recipe)
+    taken, steps = member.answer, []
+
+    def counting(task, on_step):
+        steps.append(task.message)
+        return taken(task, on_step)
+
+    member.answer = counting
+    worker = Worker(lambda recipe: member)
+    again = replace(first, seconds=1.0, recipe=b"")
+    assert worker.reply(first.encode()) == worker.reply(again.encode())
+    assert len(steps) == 1
+    worker.reply(replace(first, client=2).encode())
+    assert len(steps) == 2
+
+
+def test_tasks_that_cannot_be_answered_are_refused_with_a_text(first, owner, setting):
+    worker = Worker(partial(Member, owner))
+    unknown = replace(first, recipe=b"")
+    assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
+    assert "starts with b'nons'" in worker.reply(b"nonsense of many bytes").text
+    damaged = replace(first, message=first.message[:-1] + b"\0")
+    assert worker.reply(damaged.encode()).status is Status.REFUSED
+    wrong = Worker(partial(Member, Owner(owner.data, "/no/model"))).reply(first.encode())
+    assert (wrong.status, wrong.text[:20]) == (Status.REFUSED, "no model at /no/mode")
+    assert worker.reply(first.encode()).status is Status.DONE
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    (tmp_path / "c").mkdir()
+    reply = Reply.decode(relay(Task(0, 1.0, bytes(16), b"", b"").encode(), context(tmp_path / "c")))
+    assert reply.status is Status.FAILED
+    assert "the worker ended with code 1: fedkseed: can't read" in reply.text
+
+
+def test_a_node_without_a_directory_or_with_too_long_a_path_is_refused(tmp_path, first):
+    bare = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+    assert "started without --node-config" in Reply.decode(relay(first.encode(), bare)).text
+    assert "too long for a socket" in Reply.decode(relay(first.encode(), context(tmp_path / ("x" * 120)))).text
+
+
+def test_frames_arrive_whole_or_are_refused():
+    here, there = socket.socketpair()
+    with here, there:
+        data = np.random.default_rng(0).bytes(3 << 20)
+        sender = threading.Thread(target=sockets.send, args=(here, data, 10.0))
+        sender.start()
+        assert sockets.receive(there, 10.0) == data
+        sender.join()
+        here.sendall(struct.pack("<I", sockets.MAX_FRAME + 1))
+        with pytest.raises(FedKSeedError, match="are announced"):
+            sockets.receive(there, 10.0)
+        here.sendall(struct.pack("<I", 5) + b"abc")
+        with pytest.raises(TimeoutError):
+            sockets.receive(there, 0.05)
+        assert not sockets.gone(there)
+        here.sendall(struct.pack("<I", 5))
+        here.close()
+        with pytest.raises(FedKSeedError, match="closed the connection after 0 of 5 bytes"):
+            sockets.receive(there, 10.0)
+        assert sockets.gone(there)

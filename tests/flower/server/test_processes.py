@@ -1,0 +1,417 @@
+"""A server's processes and a client's, as far as they can be looked at without starting Flower."""
+
+import os
+import re
+import shutil
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from dataclasses import asdict
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.flower import TESTED, require_flower
+from fedkseed.flower import cli as commands
+from fedkseed.flower.certs import make
+from fedkseed.flower.children import QUIET, Child, environment, wait_until
+from fedkseed.flower.client import supervisor as node
+from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.client.supervisor import Connection, Node
+from fedkseed.flower.server import processes as host
+from fedkseed.flower.server.grid import Numbers
+from fedkseed.flower.server.journal import Follower, Journal
+from fedkseed.flower.server.processes import Host, nginx_conf
+from fedkseed.recipe.schema import load_recipe
+from fedkseed.round import Report
+from fedkseed.run.loop import Result
+from fedkseed.run.progress import Silent
+
+from ..conftest import Notes
+from ..network import wait_for
+
+REPORT = Report(0, (0, 2), 344, 94, 876, float("nan"), 0, 1.5, staleness=(0, 0))
+RESULT = Result(
+    Evaluation([], [], []), Evaluation([1.0], [], []), [{"round": 0}], 5, None, 0.1, 9, "ab", Path("/run/a")
+)
+
+ANYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound
+
+
+def test_the_nginx_example_is_what_a_server_writes(monkeypatch, request):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    folder = Path("/srv/fedkseed/run/flower")
+    written = nginx_conf(folder, Path("/srv/fedkseed/keys"), ANYWHERE, 8443, 8000, "8m")
+    assert (request.config.rootpath / "deploy" / "nginx.conf").read_text() == written
+    assert "listen [::]:8443 ssl;" in nginx_conf(folder, folder, "::", 8443, 8000, "8m")
+
+
+def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
+    monkeypatch.setattr(host, "find_nginx", lambda: None)
+    with pytest.raises(
+        FedKSeedError, match=r"whoever reaches 0.0.0.0:8443 could start programs.*apt-get install nginx"
+    ):
+        Host(tmp_path, tmp_path, ANYWHERE, 8443, "8m", Silent())
+    for loopback in ("127.0.0.1", "localhost", "::1"):
+        assert Host(tmp_path, tmp_path, loopback, 8443, "8m", Silent()).inner == 8443
+
+
+def test_a_server_without_certificates_starts_nothing(tmp_path):
+    with (
+        pytest.raises(FedKSeedError, match="make it with: fedkseed certs"),
+        Host(tmp_path, tmp_path, "127.0.0.1", 8443, "8m", Silent()).running(),
+    ):
+        pytest.fail("something was started")
+
+
+def test_nothing_of_flowers_goes_out_or_into_the_home_directory(tmp_path):
+    env = environment(tmp_path, [tmp_path / "first"])
+    assert env["FLWR_HOME"] == str(tmp_path)
+    assert env["PATH"].startswith(f"{tmp_path}/first{os.pathsep}{Path(sys.executable).parent}")
+    for name in ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"):
+        assert env[name] == "0"
+    for name in ("FLWR_DISABLE_UPDATE_CHECK", "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION"):
+        assert QUIET[name] == env[name] == "1"
+
+
+def test_a_child_ends_with_all_that_it_started_and_its_log_is_told(tmp_path):
+    script = "sleep 1000 & echo started $!; wait"
+    child = Child("sleeper", ["/bin/sh", "-c", script], tmp_path / "log", environment(tmp_path))
+    child.start()
+    wait_until(lambda: "started" in child.last(), 30, child)
+    sleeper = int(child.last().split()[-1])
+    assert host._alive(sleeper)
+    child.stop()
+    assert not child.running
+    wait_for(lambda: not host._alive(sleeper), 30, lambda: f"process {sleeper} lives on")
+    ended = Child("ender", ["/bin/sh", "-c", "echo why; exit 3"], tmp_path / "log2", environment(tmp_path))
+    ended.start()
+    with pytest.raises(FedKSeedError, match=r"ender ended with code 3: .*why"):
+        wait_until(lambda: False, 30, ended)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system tells children of their parent's end on Linux")
+def test_a_child_ends_when_its_parent_is_killed(tmp_path):
+    code = f"""
+from pathlib import Path
+from fedkseed.flower.children import Child
+child = Child("sleeper", ["/bin/sleep", "1000"], Path({str(tmp_path / "log")!r}), {{"PATH": "/bin"}})
+child.start()
+print(child.process.pid, flush=True)
+import time; time.sleep(1000)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        parent.send_signal(signal.SIGKILL)
+    wait_for(lambda: not host._alive(pid), 30, lambda: f"process {pid} lives on")
+
+
+def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_time(tmp_path):
+    class Watching(Notes):
+        def round_done(self, report):
+            self.told.append(report)
+
+    progress = Watching()
+    follower = Follower(tmp_path, progress)
+    assert follower.read() is None
+    with Journal(tmp_path) as journal:
+        journal.note("hello")
+        journal.round_done(REPORT)
+        assert follower.read() is None
+        assert (follower.pid, follower.committed) == (os.getpid(), 1)
+        assert progress.told[0] == "hello"
+        assert repr(progress.told[1]) == repr(REPORT), "a report with its tuples and its NaN"
+        journal._file.write('{"note": "in tw')
+        journal._file.flush()
+        assert follower.read() is None
+        journal._file.write('o parts"}\n')
+        journal._file.flush()
+        assert follower.read() is None
+        assert progress.told[2:] == ["in two parts"]
+        journal.result(RESULT)
+    assert asdict(follower.read()) == asdict(RESULT)
+    follower.close()
+
+
+def test_what_ends_a_run_reaches_whoever_follows_and_what_flower_does_to_it_is_only_told(tmp_path):
+    with pytest.raises(FedKSeedError), Journal(tmp_path):
+        raise FedKSeedError("too few clients")
+    follower = Follower(tmp_path, Silent())
+    with pytest.raises(FedKSeedError, match="too few clients"):
+        follower.read()
+    follower.close()
+    for error in (RuntimeError("an answer of 500"), KeyboardInterrupt(), SystemExit(0)):  # Flower's way to end it
+        with pytest.raises(type(error)), Journal(tmp_path):
+            raise error
+        notes = Notes()
+        follower = Follower(tmp_path, notes)
+        assert follower.read() is None, "it is started again"
+        follower.close()
+        assert notes.has(f"the ServerApp ended with {type(error).__name__}")
+
+
+@pytest.mark.parametrize("server", ["host", "host:", ":80", "host:70000", "host:x"])
+def test_a_server_that_is_no_address_is_refused(tmp_path, server):
+    with pytest.raises(FedKSeedError, match="a server is HOST:PORT"):
+        Connection(server, tmp_path, tmp_path)
+
+
+def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
+    make(tmp_path, 1, ["localhost"], 2)
+    ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
+    Connection("localhost:1", ca, key)
+    with pytest.raises(FedKSeedError, match="whoever runs the server makes it"):
+        Connection("localhost:1", ca, tmp_path / "client-7")
+    key.chmod(0o644)
+    with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
+        Connection("localhost:1", ca, key)
+
+
+SAID = {
+    "Exit Code: 305": (70.0, "refused: the key is not registered"),
+    "SSL/TLS handshake error detected.": (5.0, "the connection was lost"),
+    "Run ID 7 is not in `RUNNING` status. Ignoring reply message 8.": (5.0, "the server has begun anew"),
+    "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed": (70.0, "certificate is not for this host"),
+    "Receiving: train message (ID: 0305305)": None,
+}
+
+
+@pytest.mark.parametrize("line", SAID)
+def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_while(
+    monkeypatch, tmp_path, data_file, line
+):
+    make(tmp_path, 1, ["localhost"], 2)
+    client = Node(
+        tmp_path / "c", Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0"), Owner(str(data_file)), 60
+    )
+    monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    (tmp_path / "flower-supernode").write_text(f"#!/bin/sh\necho '{line}'\nexec sleep 1000\n")
+    (tmp_path / "flower-superexec").write_text("#!/bin/sh\nexec sleep 1000\n")
+    for name in ("flower-supernode", "flower-superexec"):
+        (tmp_path / name).chmod(0o700)
+    said, slept = [], []
+
+    class StopError(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        time.sleep(min(seconds, 0.05))
+        slept.append(seconds)
+        if seconds > node.LOOK or len(slept) > 60:
+            raise StopError
+
+    with pytest.raises(StopError):
+        client.serve(said.append, sleep)
+    expected = SAID[line]
+    if expected is None:
+        assert set(slept) == {node.LOOK}, "it runs"
+    else:
+        assert slept[-1] == expected[0]
+        assert expected[1] in said[1]
+
+
+@pytest.mark.parametrize(
+    ("ahead", "said"),
+    [
+        (400, "this machine's clock is 400 s ahead of the server's, and Flower takes 5 s ahead and 300 s behind"),
+        (-400, "this machine's clock is 400 s behind the server's"),
+        (0, None),
+    ],
+)
+def test_a_refused_client_compares_its_clock_with_the_servers(tmp_path, data_file, ahead, said):
+    make(tmp_path, 1, ["localhost"], 2)
+
+    class Dated(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response_only(403)
+            self.send_header("Date", formatdate(time.time() - ahead))
+            self.end_headers()
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(tmp_path / "server.pem", tmp_path / "server.key")
+    with HTTPServer(("127.0.0.1", 0), Dated) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.handle_request, daemon=True).start()
+        connection = Connection(f"localhost:{server.server_port}", tmp_path / "ca.pem", tmp_path / "client-0")
+        told = Node(tmp_path / "c", connection, Owner(str(data_file)), 60).wrong_clock()
+    # the date of an answer has whole seconds
+    assert told is None if said is None else re.sub(r"\b(399|401) s", "400 s", str(told)).startswith(said)
+
+
+def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, tmp_path):
+    """It was killed before it wrote down which node that is."""
+    make(tmp_path / "keys", 2, ["localhost"], 2)
+    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, "8m", Silent())
+    nodes: dict[str, int] = {}
+
+    def superlink(arguments, env, seconds=60.0):
+        """As flwr 1.41 answers."""
+        if arguments[1] == "list":
+            return {"nodes": [{"node-id": str(node)} for node in nodes.values()]}
+        if arguments[2] in nodes:
+            raise FedKSeedError("flwr supernode register failed: [code: 23] Public key already in use.")
+        nodes[arguments[2]] = 7 + len(nodes)
+        return {"node-id": str(nodes[arguments[2]])}
+
+    monkeypatch.setattr(host, "flwr", superlink)
+    (served.folder).mkdir(parents=True)
+    keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(2)]
+    nodes[str(keys[0])] = 5
+    served._register(keys)
+    assert Numbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
+    served._nodes.unlink()
+    with pytest.raises(FedKSeedError, match="already in use"):
+        served._register(keys)
+
+
+def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_came_since(monkeypatch, tmp_path):
+    make(tmp_path / "keys", 3, ["localhost"], 2)
+    keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(3)]
+    fresh = iter(range(7, 20))
+    monkeypatch.setattr(host, "flwr", lambda arguments, env, seconds=60.0: {"node-id": str(next(fresh))})
+    for name, expected in (("begun", {0: 7, 1: 8}), ("new", {0: 9, 1: 10, 2: 11})):
+        notes = Notes()
+        served = Host(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, "8m", notes)
+        served.folder.mkdir(parents=True)
+        if name == "begun":
+            served._register(keys[:2])
+            (served.directory / "run.sqlite").touch()
+        served._register(keys)
+        assert Numbers(served.directory, None).of(range(7, 20)) == expected
+        assert notes.has("the run began with 2 clients") == (name == "begun")
+
+
+@pytest.mark.parametrize(
+    ("free", "match"), [(0, "is full: make space and start.*500"), (1 << 20, "^Server error 500$")]
+)
+def test_whatever_fails_on_a_full_disk_is_told_as_that(monkeypatch, tmp_path, free, match):
+    def failing(arguments, env, seconds=0.0):
+        raise FedKSeedError("Server error 500")
+
+    monkeypatch.setattr(host, "flwr", failing)
+    monkeypatch.setattr(Host, "_ready", lambda *_: None)
+    monkeypatch.setattr(host.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+    with pytest.raises(FedKSeedError, match=match):
+        Host(tmp_path, tmp_path, "127.0.0.1", 1, "8m", Silent()).run()
+
+
+def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_path, data_file):
+    make(tmp_path, 1, ["localhost"], 2)
+    connection = Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0")
+    monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    for name in ("flower-supernode", "flower-superexec"):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/{name}.pids\nexec sleep 1000\n")
+        (tmp_path / name).chmod(0o700)
+    pids, said = tmp_path / "flower-superexec.pids", []
+
+    class StopError(Exception):
+        pass
+
+    def sleep(seconds: float) -> None:
+        time.sleep(0.05)
+        started = pids.read_text().split() if pids.exists() else []
+        if len(started) == 2:
+            raise StopError
+        if len(started) == 1 and host._alive(int(started[0])):
+            os.kill(int(started[0]), signal.SIGKILL)
+
+    with pytest.raises(StopError):
+        Node(tmp_path / "c", connection, Owner(str(data_file)), 60).serve(said.append, sleep)
+    assert said[-1] == "superexec was killed (signal 9); it is started again"
+    wait_for(lambda: not any(host._alive(int(p)) for p in pids.read_text().split()), 30, lambda: "one lives on")
+
+
+def test_without_flower_the_commands_tell_what_to_install(monkeypatch):
+    from fedkseed import flower
+
+    require_flower()
+    monkeypatch.setattr(flower, "version", lambda name: "1.99.0")
+    with pytest.raises(FedKSeedError, match=r"Flower 1.99.0 is installed.*pip install 'fedkseed\[flower\]'"):
+        require_flower()
+
+    def missing(name):
+        raise flower.PackageNotFoundError(name)
+
+    monkeypatch.setattr(flower, "version", missing)
+    with pytest.raises(FedKSeedError, match=r"needs Flower; install it with: pip install 'fedkseed\[flower\]'"):
+        require_flower()
+    assert TESTED
+
+
+def test_importing_fedkseed_and_its_commands_needs_no_flower():
+    code = "import sys; sys.modules['flwr'] = None; import fedkseed.cli, fedkseed.flower.cli, fedkseed.run.simulation"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
+    """A run's type is the server's choice, and decides which program a client's executor starts."""
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    folder = node.write_programs(tmp_path / "bin")
+    env = environment(tmp_path, [folder])
+    assert len({*TASK_TYPE_TO_COMMAND.values()}) >= 6
+    for name in TASK_TYPE_TO_COMMAND.values():
+        assert shutil.which(name, path=env["PATH"]) == str(folder / name)
+        if name == node.CLIENTAPP:
+            assert "-m fedkseed.flower.client.executor" in (folder / name).read_text()
+        else:
+            done = subprocess.run([name, "--help"], env=env, capture_output=True, text=True, check=False)
+            assert (done.returncode, done.stdout) == (1, "")
+            assert f"{name} is refused" in done.stderr
+
+
+def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):
+    from importlib import import_module
+
+    from fedkseed.flower.client import app as client_app
+    from fedkseed.flower.client import executor
+
+    theirs = import_module(executor.MODULE)
+    ran = []
+
+    def command() -> None:
+        ran.append(theirs.get_load_client_app_fn()("an id", "a version", "a hash"))
+
+    monkeypatch.setattr(theirs, executor.INSTALL, theirs.install_from_fab)  # both are put back after the test
+    monkeypatch.setattr(theirs, executor.LOAD, theirs.get_load_client_app_fn)
+    monkeypatch.setattr(import_module("flwr.supernode.cli"), "flwr_clientapp", command)
+    executor.main()
+    assert ran == [client_app.app]
+    assert theirs.install_from_fab(b"whatever", skip_prompt=True) is None
+    monkeypatch.setattr(executor, "import_module", lambda name: SimpleNamespace(install_from_fab=print))
+    with pytest.raises(SystemExit, match="was not tested, nothing is run"):
+        executor.main()
+
+
+def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(monkeypatch, setting, tmp_path):
+    class Gone(Host):
+        @contextmanager
+        def running(self):
+            yield
+
+        def run(self):
+            raise FedKSeedError("no processes here")
+
+    monkeypatch.setattr(host, "Host", Gone)
+    monkeypatch.setattr(commands, "_stop_when_told", lambda: None)
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    for text, match, minimum in (
+        (setting.text("minimum = 3"), "no processes here", 3),
+        (setting.text("minimum = 2"), "no processes here", 2),
+        (setting.text("minimum = 1", rounds="rounds = 7"), "only .network. may change", 2),
+    ):
+        recipe.write_text(text)
+        with pytest.raises(FedKSeedError, match=match):
+            commands.server(recipe, certs=tmp_path, output=run, host="127.0.0.1", port=1)
+        assert load_recipe(run / "recipe.toml").network.minimum == minimum

@@ -1,0 +1,274 @@
+"""Derivatives along all directions: against finite differences and against PyTorch, in every architecture and mode."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, FalconConfig
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from fedkseed import FedKSeedError, KSeed, Pool, Run, hold
+from fedkseed.data.batches import IGNORED, Batch
+from fedkseed.local.derivatives import derivative_steps
+from fedkseed.local.optimizers import Optimizer
+from fedkseed.local.work import LocalWork
+from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
+from fedkseed.strategy import Client
+from fedkseed.weights.hold import MODES
+from fedkseed.wire.int8 import compact
+
+from ..conftest import CONFIGS, tiny_llama
+
+POOL = Pool(1, 64, "hadamard")
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def batch(seed: int = 0) -> Batch:
+    tokens = torch.from_numpy(np.random.default_rng(seed).integers(1, 60, (2, 12)))
+    labels = tokens.clone()
+    labels[:, :5] = IGNORED
+    return Batch(tokens, torch.ones_like(tokens), labels)
+
+
+def coefficients() -> np.ndarray:
+    return np.random.default_rng(0).normal(size=64) * 1e-3
+
+
+def by_pytorch(model, loss) -> np.ndarray:
+    """Zᵀ∇L the slow way: autograd on a dense model, then inner products with every direction."""
+    weights = hold(model, POOL, mode="materialized")
+    weights.load(coefficients())
+    parameters = [entry.places[0][0]._parameters[entry.places[0][1]] for entry in weights.layout.tuned]
+    with torch.enable_grad():
+        for p in parameters:
+            p.requires_grad_(True)
+        grads = torch.autograd.grad(loss(), parameters, allow_unused=True)
+    slope = np.zeros(64)
+    for entry, g in zip(weights.layout.tuned, grads, strict=True):
+        if g is not None:
+            for j in range(64):
+                z = torch.zeros_like(g)
+                from fedkseed import accumulate_
+
+                accumulate_(z, POOL, [j], [1.0], tensor=entry.number)
+                slope[j] += float((z.double() * g.double()).sum())
+    return slope
+
+
+@every_mode
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_the_derivatives_of_every_architecture_are_autograds(config, mode):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = by_pytorch(model, lambda: graph_loss(model, batch()))
+    again = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    again.load_state_dict(state)
+    weights = hold(again, POOL, mode=mode)
+    weights.load(coefficients())
+    loss, slope = weights.gradient(lambda: graph_loss(again, batch()))
+    np.testing.assert_allclose(slope, expected, atol=1e-4 * np.abs(expected).max())
+    assert loss == pytest.approx(batch_loss(again, batch()), rel=1e-6)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_checkpointing_changes_no_derivative_and_leaves_the_model_as_it_was(config):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    weights = hold(model, POOL)
+    weights.load(coefficients())
+    _, expected = weights.gradient(lambda: graph_loss(model, batch()))
+    calls: list[bool] = []
+    layer = next(m for m in model.modules() if isinstance(m, GradientCheckpointingLayer))
+    next(layer.children()).register_forward_hook(lambda *_: calls.append(True))
+
+    def loss():
+        with checkpointed(model):
+            return graph_loss(model, batch())
+
+    _, slope = weights.gradient(loss)
+    assert len(calls) == 2
+    np.testing.assert_allclose(slope, expected, atol=1e-6 * np.abs(expected).max())
+    assert not any(module.training for module in model.modules())
+    assert getattr(layer, "dropout", 0.1) != 0.0
+
+
+@every_mode
+def test_a_two_point_estimate_is_one_of_the_derivatives(mode):
+    model = tiny_llama()
+    weights = hold(model, POOL, mode=mode)
+    weights.load(coefficients())
+    _, slope = weights.gradient(lambda: graph_loss(model, batch()))
+    for j in (0, 17, 63):
+        above, below = weights.both(j, 1e-3, lambda: batch_loss(model, batch()))
+        assert (above - below) / 2e-3 == pytest.approx(slope[j], abs=0.02)
+
+
+@every_mode
+def test_the_output_layers_derivatives_need_no_graph_below_it(mode):
+    model = tiny_llama()
+    weights = hold(model, POOL, ["lm_head*"], mode)
+    weights.load(coefficients())
+    seen = []
+    hooks = [
+        layer.register_forward_hook(lambda *args: seen.append(args[2][0].requires_grad)) for layer in model.model.layers
+    ]
+    _, slope = weights.gradient(lambda: output_loss(model, batch()))
+    for hook in hooks:
+        hook.remove()
+    assert seen == [False, False]
+    # by hand: (softmax − one-hot)ᵀ h of every token that counts
+    b = batch()
+    with torch.no_grad():
+        hidden = model.model(input_ids=b.tokens, attention_mask=b.mask).last_hidden_state[:, :-1]
+        labels = b.labels[:, 1:]
+        h, y = hidden[labels != IGNORED], labels[labels != IGNORED]
+        d = model.lm_head(h).softmax(-1)
+        d[torch.arange(len(y)), y] -= 1
+        g = (d.T @ h / len(y)).contiguous()
+    from fedkseed import project
+
+    expected = project(g, POOL, tensor=weights.layout.tuned[0].number)
+    np.testing.assert_allclose(slope, expected, atol=1e-5 * np.abs(expected).max())
+
+
+@every_mode
+def test_nothing_is_left_behind(mode):
+    model = tiny_llama()
+    weights = hold(model, POOL, mode=mode)
+    weights.load(coefficients())
+    before = weights.digest()
+    weights.gradient(lambda: graph_loss(model, batch()))
+    assert weights.digest() == before
+    assert not any(p.requires_grad or p.grad is not None for p in model.parameters())
+    above, _ = weights.both(3, 1e-3, lambda: batch_loss(model, batch()))
+    assert np.isfinite(above)
+
+
+def test_gradients_are_let_go_of_tensor_by_tensor(monkeypatch):
+    model = tiny_llama()
+    weights = hold(model, POOL, mode="materialized")
+    held: list[int] = []
+    from fedkseed.weights import base as module
+
+    project = module.project_pieces
+
+    def watched(pieces, pool):
+        held.append(sum(p.grad is not None for p in model.parameters()))
+        return project(pieces, pool)
+
+    monkeypatch.setattr(module, "project_pieces", watched)
+    weights.gradient(lambda: graph_loss(model, batch()))
+    assert len(held) == len(weights.layout.tuned)
+    assert max(held) == 1
+
+
+@pytest.mark.parametrize("storage", ["Q8_0", "Q4_0"])
+def test_a_quantised_model_has_the_derivatives_of_its_dense_twin(storage, model_folder):
+    from fedkseed.models.load import load_model
+    from fedkseed.weights.lazy import densify
+
+    slopes = []
+    for dense in (False, True):
+        model = load_model(str(model_folder), storage=storage)
+        if dense:
+            densify(model)
+        weights = hold(model, POOL)
+        weights.load(coefficients())
+        slopes.append(weights.gradient(lambda model=model: graph_loss(model, batch()))[1])
+    np.testing.assert_allclose(slopes[0], slopes[1], rtol=1e-5, atol=1e-6)
+
+
+def test_steps_lower_the_loss_and_say_how_far_they_went():
+    model = tiny_llama()
+    weights = hold(model, POOL)
+    one = batch()
+    before = batch_loss(model, one)
+    moved = derivative_steps(
+        weights, lambda b: graph_loss(model, b), iter([one] * 10), steps=10, lr=1e-3, optimizer=Optimizer("adam")
+    )
+    assert moved.skipped == 0
+    assert batch_loss(model, one) < before - 0.1
+    np.testing.assert_array_equal(moved.change, weights.c)
+
+
+def test_a_step_whose_loss_is_not_finite_moves_nothing():
+    model = tiny_llama()
+    weights = hold(model, POOL)
+    moved = derivative_steps(
+        weights,
+        lambda infinite: graph_loss(model, batch()) * (float("inf") if infinite else float("nan")),
+        iter([True, False]),
+        steps=2,
+        lr=1.0,
+        optimizer=Optimizer(),
+    )
+    assert moved.skipped == 2
+    assert not moved.change.any()
+
+
+def test_a_loss_that_tuned_weights_can_not_change_is_told_of():
+    model = AutoModelForCausalLM.from_config(CONFIGS[0]).requires_grad_(False).eval()  # its embeddings are not tied
+    for mode in MODES:
+        weights = hold(model, POOL, ["model.layers.*"], mode)
+        with pytest.raises(FedKSeedError, match="the loss does not depend on the tuned weights"):
+            weights.gradient(lambda: output_loss(model, batch()))
+        weights.restore()
+
+
+def test_a_layer_that_drops_out_by_itself_does_not_while_it_is_checkpointed():
+    config = FalconConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, vocab_size=64, hidden_dropout=0.5)
+    model = AutoModelForCausalLM.from_config(config).requires_grad_(False).eval()
+    weights = hold(model, POOL)
+    expected, slope = weights.gradient(lambda: graph_loss(model, batch()))
+
+    def loss():
+        with checkpointed(model):
+            return graph_loss(model, batch())
+
+    found, other = weights.gradient(loss)
+    assert found == expected
+    np.testing.assert_allclose(other, slope, atol=1e-6 * np.abs(slope).max())
+
+
+def test_a_clip_bounds_changes_as_well():
+    model, run = tiny_llama(), Run(POOL, bytes(32))
+    strategy = KSeed(run, 1, steps=2, lr=1e-3, clip=0.01, derivatives=LocalWork(1, "adam", 5, lr=1e-3))
+    weights = hold(model, POOL)
+    client = Client(
+        0, weights, 1, lambda round_: iter([batch()] * 5), lambda b: 0.0, graph=lambda b: graph_loss(model, b)
+    )
+    message = strategy.broadcast(strategy.init(), [0])[0]
+    change = strategy.train(message, client)
+    assert np.abs(change.values).max() == pytest.approx(1e-3 * 2 * 0.01, rel=1e-3)
+    strategy.aggregate(strategy.init(), [change])
+    large = replace(change, values=compact(change.values * 3))
+    with pytest.raises(FedKSeedError, match=r"client 0 moves a coefficient by 6\.0.*e-05, at most 2e-05 is allowed"):
+        strategy.aggregate(strategy.init(), [large])
+
+
+def test_coefficients_that_diverge_are_told_of():
+    model = tiny_llama()
+    weights = hold(model, POOL)
+    with pytest.raises(FedKSeedError, match=r"the coefficients have diverged; use a smaller lr than 1e\+39"):
+        derivative_steps(
+            weights, lambda b: graph_loss(model, b), iter([batch()]), steps=1, lr=1e39, optimizer=Optimizer("adam")
+        )
+
+
+def test_the_output_layers_weights_have_names():
+    assert output_weights(tiny_llama()) == ["model.embed_tokens.weight", "lm_head.weight"]  # tied
+    untied = AutoModelForCausalLM.from_config(CONFIGS[0])
+    assert output_weights(untied) == ["lm_head.weight"]
+
+
+def test_a_client_without_a_graph_takes_forward_steps():
+    model, run = tiny_llama(), Run(POOL, bytes(32))
+    strategy = KSeed(run, 1, steps=2, lr=1e-3, derivatives=LocalWork(1, "adam", 2, lr=1e-3))
+    weights = hold(model, POOL)
+    client = Client(0, weights, 1, lambda round_: iter([batch(), batch(1)]), lambda b: batch_loss(model, b))
+    message = strategy.broadcast(strategy.init(), [0])[0]
+    assert type(strategy.train(message, client)).__name__ == "Upload"

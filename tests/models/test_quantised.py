@@ -1,0 +1,263 @@
+"""Base models that stay quantised: the library's values bit for bit, and tuning on top of them."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from fedkseed import FedKSeedError, Pool, hold
+from fedkseed.directions import FAMILIES
+from fedkseed.models.load import load_model
+from fedkseed.models.quantised import KINDS, Blocks, quantise, widened
+from fedkseed.recipe.schema import load_recipe
+from fedkseed.run.simulation import start
+from fedkseed.weights.adapter import Adapter
+from fedkseed.weights.layout import Layout
+from fedkseed.weights.lazy import Lazy
+
+from ..conftest import recipe_text, tiny_llama
+from ..weights.test_streamed import coefficients, loss_of
+
+TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+KIND = gguf.GGMLQuantizationType
+
+
+def llama() -> LlamaForCausalLM:
+    """Rows of 64: two blocks of GGUF; two heads share a key, so that query and key rows move apart."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, tie_word_embeddings=True, max_position_embeddings=128,
+        )  # fmt: skip
+        return LlamaForCausalLM(config).requires_grad_(False).eval()
+
+
+GGUF_NAMES = {
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+}  # fmt: skip
+
+
+def gguf_name(name: str) -> str:
+    fixed = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
+    if name in fixed:
+        return fixed[name]
+    _, _, layer, rest = name.split(".", 3)
+    return f"blk.{layer}.{GGUF_NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def interleaved(rows: np.ndarray, heads: int) -> np.ndarray:
+    """GGUF keeps the two halves of a rotary head's rows by turns."""
+    return rows.reshape(heads, 2, rows.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama of several types of blocks, one of which has no kernel of ours."""
+    path, model = tmp_path_factory.mktemp("gguf") / "tiny.gguf", llama()
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(128)
+    writer.add_embedding_length(64)
+    writer.add_feed_forward_length(96)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_dimension_count(16)
+    writer.add_vocab_size(96)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{k}" for k in range(96)])
+    writer.add_token_merges([])
+    kinds = [KIND.Q8_0, KIND.Q4_0, KIND.Q4_1, KIND.Q5_0]
+    for number, (name, tensor) in enumerate(model.named_parameters()):
+        values = tensor.numpy()
+        if ".q_proj." in name or ".k_proj." in name:
+            values = interleaved(values, 4 if ".q_proj." in name else 2)
+        if values.ndim == 2:
+            kind = kinds[number % 4]
+            writer.add_tensor(gguf_name(name), gguf.quantize(values, kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(gguf_name(name), values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_1", "Q6_K"])
+def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
+    rng = np.random.default_rng(0)
+    rows, columns = (500, 64) if kind != "Q6_K" else (4, 512)
+    if kind == "Q6_K":  # the library writes no blocks of this type: any bytes with a finite scale are some
+        raw = rng.integers(0, 60, (rows, columns // 256 * 210)).astype(np.uint8)
+    else:
+        values = (rng.normal(size=(rows, columns)) * 10.0 ** rng.integers(-9, 4, (rows, 1))).astype(np.float32)
+        values[3] = 0
+        raw = gguf.quantize(values, KIND[kind])
+    want = torch.from_numpy(gguf.dequantize(raw, KIND[kind])).to(dtype)
+    blocks = Blocks(raw, kind, (rows, columns), dtype)
+    whole, parts = torch.empty(rows, columns, dtype=dtype), torch.empty(rows, columns, dtype=dtype)
+    blocks.read([(0, whole)])
+    blocks.read([(0, parts[:1]), (columns, parts[1:3]), (3 * columns, parts[3:])])
+    bits = {4: torch.int32, 2: torch.int16}[whole.element_size()]
+    assert torch.equal(whole.view(bits), want.view(bits))
+    assert torch.equal(parts.view(bits), want.view(bits))
+    if kind in KINDS:  # what other devices use
+        plain = widened(torch.from_numpy(raw).view(-1, raw.shape[1] * 32 // columns), kind).view(rows, columns)
+        assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
+
+
+def test_the_number_of_threads_changes_no_weight():
+    values = np.random.default_rng(0).normal(size=(4096, 64)).astype(np.float32)  # 8,192 blocks: enough to share out
+    raw = gguf.quantize(values, KIND.Q4_1)
+    out, before = torch.empty(4096, 64), torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        Blocks(raw, "Q4_1", out.shape, torch.float32).read([(0, out[:1000]), (64_000, out[1000:])])
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(out, torch.from_numpy(gguf.dequantize(raw, KIND.Q4_1)))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_file_kept_as_stored_is_the_dequantised_model_bit_for_bit(file, dtype):
+    kept, dense = load_model(str(file), dtype, "as stored"), load_model(str(file), dtype)
+    lazy = [name for name, t in kept.named_parameters() if isinstance(t, Lazy)]
+    assert set(lazy) == {name for name, t in dense.named_parameters() if t.ndim == 2}
+    assert kept.lm_head.weight is kept.model.embed_tokens.weight
+    assert Layout(kept).digest() == Layout(dense).digest()
+    assert loss_of(kept)() == loss_of(dense)()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_quantised_base_is_tuned_like_its_dequantised_self(file, family, dtype):
+    pool, found = Pool(3, 32, family), []
+    for storage, mode in (("as stored", "auto"), ("dense", "materialized")):
+        model = load_model(str(file), dtype, storage)
+        weights = hold(model, pool, mode=mode)
+        weights.load(coefficients(32))
+        found.append((weights.base_digest, weights.digest(), weights.both(3, 1e-2, loss_of(model))))
+    assert found[0] == found[1]
+    assert found[0][0] != found[0][1]
+
+
+def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode(file):
+    model = load_model(str(file), "float32", "as stored")  # some of its tensors are Q5_0
+    loss = loss_of(model)
+    before = loss()
+    weights = hold(model, Pool(3, 32, "hadamard"))
+    weights.load(coefficients(32))
+    tuned = weights.digest()
+    assert loss() != before
+    assert weights.digest() == tuned
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_dense_model_is_quantised_while_it_is_loaded(kind):
+    model, dense = quantise(llama(), kind), llama()
+    for name, t in dense.named_parameters():
+        kept = model.get_parameter(name)
+        if t.ndim == 2:
+            want = gguf.dequantize(gguf.quantize(t.numpy(), KIND[kind]), KIND[kind])
+            assert isinstance(kept, Lazy)
+            assert torch.equal(kept.whole(), torch.from_numpy(want))
+        else:
+            assert torch.equal(kept, t)
+    assert loss_of(model)() == pytest.approx(loss_of(dense)(), abs=0.05)
+
+
+def test_matrices_of_no_whole_blocks_stay_dense():
+    model = quantise(tiny_llama(), "Q8_0")  # rows of 48 and 96
+    lazy = {name for name, t in model.named_parameters() if isinstance(t, Lazy)}
+    assert lazy == {f"model.layers.{k}.mlp.down_proj.weight" for k in (0, 1)}
+    assert np.isfinite(loss_of(model)())
+
+
+def test_a_transposed_file_is_dequantised_where_it_must_be(tmp_path):
+    """GPT-2's matrices lie the other way round in a file: blocks run across the rows of the model."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(n_embd=64, n_layer=1, n_head=2, vocab_size=96, n_positions=1024)).eval()
+    names = {
+        "transformer.wte.weight": "token_embd.weight", "transformer.wpe.weight": "position_embd.weight",
+        "transformer.ln_f.weight": "output_norm.weight", "transformer.ln_f.bias": "output_norm.bias",
+        "h.0.ln_1": "attn_norm", "h.0.ln_2": "ffn_norm", "h.0.attn.c_attn": "attn_qkv",
+        "h.0.attn.c_proj": "attn_output", "h.0.mlp.c_fc": "ffn_up", "h.0.mlp.c_proj": "ffn_down",
+    }  # fmt: skip
+    path = tmp_path / "gpt2.gguf"
+    writer = gguf.GGUFWriter(path, "gpt2")
+    writer.add_block_count(1)
+    writer.add_context_length(1024)
+    writer.add_embedding_length(64)
+    writer.add_head_count(2)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_vocab_size(96)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list([f"t{k}" for k in range(96)])
+    writer.add_token_merges([])
+    for name, tensor in model.named_parameters():
+        if name in names:
+            target = names[name]
+        else:
+            part, suffix = name.removeprefix("transformer.").rsplit(".", 1)
+            target = f"blk.0.{names[part]}.{suffix}"
+        values = tensor.detach().numpy()
+        if values.ndim == 2:
+            values = values if name.startswith("transformer.w") else values.T
+            writer.add_tensor(target, gguf.quantize(np.ascontiguousarray(values), KIND.Q8_0), raw_dtype=KIND.Q8_0)
+        else:
+            writer.add_tensor(target, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    kept, dense = load_model(str(path), "float32", "as stored"), load_model(str(path))
+    assert isinstance(kept.transformer.wte.weight, Lazy)
+    assert not isinstance(kept.transformer.h[0].attn.c_attn.weight, Lazy)
+    assert Layout(kept).digest() == Layout(dense).digest()
+    assert loss_of(kept)() == loss_of(dense)()
+
+
+@pytest.mark.parametrize(
+    ("storage", "message"),
+    [("as stored", "only a .gguf file can be kept as stored"), ("Q2_X", "no storage of weights")],
+)
+def test_a_storage_that_does_not_fit_is_refused(model_folder, storage, message):
+    with pytest.raises(FedKSeedError, match=message):
+        load_model(str(model_folder), "float32", storage)
+
+
+def test_a_quantised_model_is_not_written_to():
+    model = quantise(llama(), "Q4_0")
+    with pytest.raises(FedKSeedError, match="hold it in mode 'streamed'"):
+        hold(model, Pool(3, 32, "hadamard"), mode="materialized")
+
+
+def test_a_whole_run_on_a_quantised_base_and_its_adapter(tmp_path, model_folder, data_file):
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(recipe_text(model_folder, data_file, name=f'name = "{model_folder}"\nstorage = "Q8_0"'))
+    start(load_recipe(recipe), tmp_path / "run")
+    adapter = Adapter.load(tmp_path / "run/adapter.safetensors")
+    assert adapter.storage == "Q8_0"
+    model = load_model(str(model_folder), "float32", "Q8_0")
+    base = loss_of(model)()
+    adapter.apply(model)
+    assert loss_of(model)() != base
+    with pytest.raises(FedKSeedError, match="float32, Q8_0"):
+        adapter.apply(load_model(str(model_folder)))
+
+
+def test_a_recipe_with_a_quantised_base_that_would_be_written_is_refused(tmp_path, model_folder, data_file):
+    recipe = tmp_path / "recipe.toml"
+    change = f'name = "{model_folder}"\nstorage = "Q8_0"\nmode = "materialized"'
+    recipe.write_text(recipe_text(model_folder, data_file, name=change))
+    with pytest.raises(FedKSeedError, match="set mode = 'streamed'"):
+        load_recipe(recipe)

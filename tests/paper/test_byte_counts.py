@@ -1,0 +1,53 @@
+"""The paper's arithmetic gives the paper's numbers, and the sizes are those that PyTorch and PEFT count."""
+
+import pytest
+import torch
+from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from fedkseed.paper import byte_counts
+from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture
+
+CELLS = [
+    (method, title, cells[number][0])
+    for method, cells in TABLE_3.items()
+    for number, title in enumerate(TITLES)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "title", "cell"), CELLS)
+def test_every_cell_of_table_3_comes_out_as_printed(method, title, cell):
+    found = byte_counts.communication(method, TITLES[title], SEEDS[title].get(method, 0))
+    assert byte_counts.printed(found) == cell
+
+
+def test_fedkseed_sends_what_the_appendix_adds_up():
+    assert byte_counts.kseed(4096) == (16_388, 1_600)
+    assert byte_counts.kseed(1024, importance=True) == (8_196, 1_600)
+    assert byte_counts.kseed(2048, importance=True) == (16_388, 1_600)
+
+
+def test_the_paper_s_models_have_as_many_weights_as_their_cards_say():
+    assert (DATAJUICER.weights, LLAMA.weights) == (1_345_423_360, 3_426_473_600)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")  # peft on transformers 5
+@pytest.mark.parametrize("tied", [False, True])
+def test_sizes_are_those_that_pytorch_and_peft_count(tied):
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=128, tie_word_embeddings=tied,
+    )  # fmt: skip
+    of = Architecture(64, 96, 3, 128, attention=64, shared=32, tied=tied)
+
+    def trained(options) -> int:
+        with torch.device("meta"):
+            return get_peft_model(LlamaForCausalLM(config), options).get_nb_trainable_parameters()[0]
+
+    with torch.device("meta"):
+        assert LlamaForCausalLM(config).num_parameters() == of.weights
+    lora = LoraConfig(r=8, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
+    assert trained(lora) == of.lora()
+    assert trained(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20)) == of.prompt()
+    encoder = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=20, encoder_hidden_size=64)
+    assert trained(encoder) == of.p_tuning()

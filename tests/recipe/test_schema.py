@@ -1,0 +1,109 @@
+import tomllib
+
+import pytest
+
+from fedkseed import FedKSeedError, load_recipe
+from fedkseed.data.wording import Wording
+from fedkseed.recipe.schema import parse
+
+MODEL = {"model": {"name": "x"}}
+
+
+def test_a_recipe_is_read_and_written_without_loss(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file)
+    (tmp_path / "again.toml").write_text(recipe.to_toml())
+    assert load_recipe(tmp_path / "again.toml") == recipe
+
+
+def test_the_shipped_recipes_are_valid(request):
+    recipes = sorted(
+        (request.config.rootpath / "recipes").glob("*.toml")
+    )  # those of the paper are parts, see tests/paper
+    assert [path.name for path in recipes if load_recipe(path)] == [path.name for path in recipes] != []
+
+
+def test_the_key_of_the_directions_follows_from_the_seed():
+    keys = {parse({**MODEL, "seed": seed}).pool.key for seed in (0, 1, 2)}
+    assert len(keys) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"trainning": {}}, "unknown table or key 'trainning'; did you mean 'training'"),
+        ({"training": {"learning_rate": 1.0}}, r"\[training\] has no key 'learning_rate'; it knows algorithm, rounds"),
+        ({"training": {"stepps": 1}}, r"\[training\] has no key 'stepps'; did you mean 'steps'"),
+        ({"training": {"lr": -1.0}}, r"\[training\] lr: input should be greater than 0, got -1.0"),
+        ({"training": {"rounds": "many"}}, r"\[training\] rounds: input should be a valid integer.*'many'"),
+        (
+            {"training": {"algorithm": "fedsgd"}},
+            r"\[training\] algorithm: input should be 'fedkseed', 'fedkseed-pro', .* or 'ferret', got 'fedsgd'",
+        ),
+        ({"training": {"eps": float("nan")}}, r"\[training\] eps"),
+        ({"clients": {"alpha": 0.0}}, r"\[clients\] alpha must be greater than 0, got 0.0"),
+        ({"clients": {"count": 3, "cohort": 4}}, "a cohort of 4 can't be drawn from 3 clients"),
+        ({"clients": {"cohort": 5, "active": 0.1}}, r"\[clients\] cohort is a number of clients and active a share"),
+        ({"clients": {"active": 1.5}}, r"\[clients\] active: input should be less than or equal to 1, got 1.5"),
+        ({"clients": {"split": "tasks"}}, "'rows' does not go with .clients. split = 'tasks'"),
+        ({"data": {"format": "natural-instructions"}}, "'natural-instructions' does not go .* 'dirichlet'"),
+        (
+            {
+                "data": {"format": "natural-instructions", "columns": {"instruction": "q"}},
+                "clients": {"split": "tasks"},
+            },
+            r"\[data\] columns name the fields of rows",
+        ),
+        ({"data": {"protocol": "code"}}, r"\[data\] protocol: input should be 'paper' or 'official-code'"),
+        ({"directions": {"size": 1000}}, "power of two as its size K, got 1000; the next one is 1024"),
+        ({"directions": {"family": "cosine"}}, "'gaussian', 'rademacher', 'hadamard' or 'hashed'"),
+        ({"data": {"held_out": 1.5}}, r"\[data\] held_out"),
+        ({"training": {"bits": 8}}, r"\[training\] has no key 'bits'"),
+        ({"training": {"wire": "zip"}}, r"\[training\] wire: input should be 'exact', 'compact' or 'sign', got 'zip'"),
+        ({"training": {"wire": "sign"}}, r"wire = 'sign' moves a coefficient by lr in a step: give it"),
+        ({"model": {}}, r"\[model\] name is missing"),
+    ],
+)
+def test_what_is_not_allowed_is_refused_with_a_hint(change, message):
+    with pytest.raises(FedKSeedError, match=message):
+        parse({**MODEL, **change})
+
+
+def test_a_missing_and_a_broken_file_are_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match=r"can't read the recipe .*none.toml: No such file"):
+        load_recipe(tmp_path / "none.toml")
+    (tmp_path / "broken.toml").write_text("seed = = 1")
+    with pytest.raises(FedKSeedError, match="not valid TOML"):
+        load_recipe(tmp_path / "broken.toml")
+
+
+NI = {"data": {"format": "natural-instructions"}, "clients": {"split": "tasks"}}
+
+
+def test_defaults_that_another_value_decides():
+    rows, files, tasks = (parse({**MODEL, **part}) for part in ({}, {"clients": {"split": "files"}}, NI))
+    assert [r.clients.count for r in (rows, files, tasks)] == [200, None, None]
+    assert [r.clients.min_examples for r in (rows, files, tasks)] == [10, 10, 20]
+    assert (rows.data.template, rows.data.separator) == (tasks.data.template, tasks.data.separator) == ("paper", "\n")
+    code = {"protocol": "official-code"}
+    assert parse({**MODEL, "data": code}).data.wording == Wording("official-dolly", "")
+    assert parse({**MODEL, "data": {**code, **NI["data"]}, "clients": NI["clients"]}).data.wording == Wording(
+        "official-ni", ""
+    )
+    assert parse({**MODEL, "data": {**code, "template": "alpaca"}}).data.wording == Wording("alpaca", "")
+
+
+@pytest.mark.parametrize("part", [{}, NI, {"clients": {"active": 0.1}}, {"data": {"protocol": "official-code"}}])
+def test_defaults_survive_writing_and_reading(part):
+    recipe = parse({**MODEL, **part})
+    assert parse(tomllib.loads(recipe.to_toml())) == recipe
+
+
+def test_the_cohort_is_a_number_or_a_share_rounded_down():
+    def cohort(count: int, **clients: float) -> int:
+        return parse({**MODEL, "clients": clients}).clients.cohort_of(count)
+
+    assert cohort(738, active=0.05) == 36  # as the official code has it
+    assert [cohort(200, active=0.05), cohort(100, active=0.29), cohort(7, active=0.05)] == [10, 29, 1]
+    assert [cohort(738), cohort(738, cohort=3)] == [10, 3]
+    with pytest.raises(FedKSeedError, match="a cohort of 10 can't be drawn from 9 clients"):
+        cohort(9)

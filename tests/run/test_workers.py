@@ -1,0 +1,57 @@
+"""Clients side by side give what clients one after the other give."""
+
+import os
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.models.load import load_model
+from fedkseed.recipe.schema import load_recipe
+from fedkseed.run.simulation import start
+from fedkseed.run.workers import Workers
+
+from ..conftest import recipe_text
+
+
+def test_clients_side_by_side_give_the_same_run_bit_for_bit(tmp_path, model_folder, data_file):
+    results = []
+    for at_once in (1, 2):
+        recipe = tmp_path / f"{at_once}.toml"
+        recipe.write_text(recipe_text(model_folder, data_file, cohort=f"cohort = 2\nat_once = {at_once}\nthreads = 1"))
+        results.append(start(load_recipe(recipe), tmp_path / str(at_once)))
+    one, two = results
+    assert one.digest == two.digest
+    timeless = [[{**r, "seconds": 0, "cpu_seconds": 0} for r in result.reports] for result in results]
+    assert timeless[0] == timeless[1]
+    assert one.after == two.after
+    assert two.step_seconds is not None
+    assert (tmp_path / "1/adapter.safetensors").read_bytes() == (tmp_path / "2/adapter.safetensors").read_bytes()
+
+
+def test_clients_that_remember_take_turns(tmp_path, model_folder, data_file):
+    recipe = tmp_path / "recipe.toml"
+    lines = {"cohort": "cohort = 2\nat_once = 2", "algorithm": 'algorithm = "decomfl"'}
+    recipe.write_text(recipe_text(model_folder, data_file, **lines))
+    with pytest.raises(FedKSeedError, match=r"decomfl.*remember.*at_once = 1"):
+        start(load_recipe(recipe), tmp_path / "run")
+
+
+def _dying():
+    def answer(data: bytes, client: int):
+        os._exit(9)
+
+    return answer
+
+
+def test_a_process_that_dies_is_a_clear_error():
+    workers = Workers(1, 1, _dying)
+    with pytest.raises(FedKSeedError, match="at_once to a smaller number"):
+        list(workers.answers({1: b"", 2: b""}))
+    workers.close()
+
+
+def test_a_device_that_is_not_there_is_refused(model_folder):
+    with pytest.raises(FedKSeedError, match="the device 'cuda:99' can't be used"):
+        load_model(str(model_folder), device="cuda:99")
+    with pytest.raises(FedKSeedError, match="can't be used"):
+        load_model(str(model_folder), device="toaster")

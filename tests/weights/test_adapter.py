@@ -1,0 +1,114 @@
+"""The 16 KB file: whole, for the right base, and giving the very model that was tuned."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fedkseed import Adapter, FedKSeedError, Pool, apply, hold
+from fedkseed.weights.layout import Layout
+
+from ..conftest import tiny_llama
+
+PROVENANCE = {"model": "tiny", "dtype": "float32", "template": "paper", "separator": "\n"}
+
+
+@pytest.fixture
+def adapter() -> Adapter:
+    weights = hold(tiny_llama(), Pool(8, 4096, "hadamard"))
+    weights.load(np.random.default_rng(0).normal(size=4096) * 1e-3)
+    digest = weights.digest().hex()
+    return Adapter(weights.pool, weights.c, weights.base_digest.hex(), digest, ("*",), PROVENANCE)
+
+
+@pytest.fixture
+def path(adapter, tmp_path):
+    adapter.save(tmp_path / "adapter.safetensors")
+    return tmp_path / "adapter.safetensors"
+
+
+def test_at_4096_directions_it_has_at_most_20_kb(path):
+    assert path.stat().st_size <= 20_000
+
+
+def test_applied_to_the_base_it_gives_the_tuned_model_bit_for_bit(adapter, path):
+    model = apply(tiny_llama(), path)
+    assert Layout(model).digest().hex() == adapter.tuned
+
+
+def test_it_is_the_same_file_every_time(adapter, path, tmp_path):
+    adapter.save(tmp_path / "again.safetensors")
+    assert (tmp_path / "again.safetensors").read_bytes() == path.read_bytes()
+    assert Adapter.load(path).provenance == adapter.provenance
+
+
+def test_another_base_model_is_refused_with_both_digests(adapter, path):
+    other = tiny_llama().bfloat16()
+    digest = Layout(other).digest().hex()
+    with pytest.raises(FedKSeedError, match=f"{adapter.base}.*{digest}.*load tiny in float32"):
+        apply(other, path)
+    assert Layout(other).digest().hex() == digest
+
+
+def test_every_cut_is_refused(path):
+    data = path.read_bytes()
+    for length in [*range(0, 1500, 7), len(data) - 1]:
+        path.write_bytes(data[:length])
+        with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
+            Adapter.load(path)
+
+
+def test_bytes_at_the_end_are_refused(path):
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
+        Adapter.load(path)
+
+
+def test_flipped_bits_are_refused(path):
+    data = path.read_bytes()
+    header = 8 + int.from_bytes(data[:8], "little")
+    for at in [*range(8, header), *range(header, len(data), 97)]:
+        broken = bytearray(data)
+        broken[at] ^= 0x10
+        if json_spaces_only(data, broken, header):
+            continue
+        path.write_bytes(bytes(broken))
+        with pytest.raises(FedKSeedError):
+            Adapter.load(path)
+
+
+def json_spaces_only(data: bytes, broken: bytearray, header: int) -> bool:
+    """The header is padded with spaces; a change that leaves its JSON as it was changes nothing."""
+    try:
+        return json.loads(bytes(broken[8:header])) == json.loads(data[8:header])
+    except ValueError:
+        return False
+
+
+def test_files_that_are_no_adapters_are_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match="No such file"):
+        Adapter.load(tmp_path / "none.safetensors")
+    (tmp_path / "text.safetensors").write_text("hello")
+    with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
+        Adapter.load(tmp_path / "text.safetensors")
+
+
+def test_a_newer_format_is_refused(adapter, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedkseed.weights.adapter.FORMAT", 2)
+    adapter.save(tmp_path / "a.safetensors")
+    monkeypatch.undo()
+    with pytest.raises(FedKSeedError, match="has format 2, this program reads 1"):
+        Adapter.load(tmp_path / "a.safetensors")
+
+
+def test_a_result_that_differs_is_refused_and_undone(adapter, tmp_path):
+    wrong = Adapter(adapter.pool, adapter.coefficients, adapter.base, "00" * 32, ("*",), PROVENANCE)
+    model = tiny_llama()
+    with pytest.raises(FedKSeedError, match="run `fedkseed directions`"):
+        wrong.apply(model)
+    assert Layout(model).digest().hex() == adapter.base
+
+
+def test_an_adapter_that_does_not_tell_its_model_cannot_be_made(adapter):
+    with pytest.raises(FedKSeedError, match="missing: model, dtype"):
+        Adapter(adapter.pool, adapter.coefficients, adapter.base, "", ("*",), {"template": "paper", "separator": ""})

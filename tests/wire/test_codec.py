@@ -1,0 +1,281 @@
+"""Messages as bytes: nothing lost, nothing accepted that was not sent."""
+
+import json
+import struct
+import zlib
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedkseed import Broadcast, FedKSeedError, KSeed, Pool, Run, Upload, decode, encode
+from fedkseed.randomness import draw_directions
+from fedkseed.tools.fuzz import specimens
+from fedkseed.wire.codec import KINDS
+from fedkseed.wire.delta import restore
+from fedkseed.wire.int8 import compact, pack
+from fedkseed.wire.numbers import WIRES, rounded, scalar
+from fedkseed.wire.records import Change, Delta, History, Lack, Values
+
+from . import vectors as made_anew
+from .vectors import PATH, real, record_of
+
+RNG = np.random.default_rng(0)
+SMALL = Run(Pool(5, 256), bytes(range(32)))
+VECTORS = json.loads(PATH.read_text())
+SPECIMENS = specimens()
+every_specimen = pytest.mark.parametrize("name", SPECIMENS)
+
+
+def make(size: int, count: int, family: str, pro: bool, wire: str) -> tuple[Broadcast, Upload]:
+    run = Run(Pool((1 << 64) - 1, size, family), bytes(range(32)))
+    p = rounded(RNG.random(size), wire) if pro else None
+    down = Broadcast(run, 7, 3e-7, 5e-4, count, 1e4, rounded(RNG.normal(size=size), wire), 3, p, wire)
+    found = [scalar(x, 1e4, wire) for x in RNG.normal(size=count)]
+    return down, Upload(run, 7, 12, 345, 2.5, np.array(found, np.float32), wire)
+
+
+def same(a, b) -> bool:
+    def equal(x, y) -> bool:
+        return np.array_equal(x, y, equal_nan=x.dtype.kind == "f") if isinstance(x, np.ndarray) else x == y or x != x
+
+    return all(equal(getattr(a, name), getattr(b, name)) for name in a.__slots__)
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("pro", [False, True])
+@pytest.mark.parametrize(("size", "family"), [(1, "hashed"), (1 << 16, "hadamard"), (100_000, "gaussian")])
+def test_what_is_encoded_is_decoded(size, family, pro, wire):
+    down, up = make(size, 50, family, pro, wire)
+    assert same(decode(encode(down), Broadcast), down)
+    assert same(decode(encode(up), Upload), up)
+
+
+@every_specimen
+def test_every_kind_and_flag_is_decoded(name):
+    message = SPECIMENS[name]
+    assert same(decode(encode(message), type(message)), message)
+
+
+# --- the published vectors ----------------------------------------------------------------------
+
+
+def test_the_vectors_are_those_that_the_command_writes():
+    assert PATH.read_text() == made_anew.text(), "run `make vectors` and look at what has changed"
+
+
+@pytest.mark.parametrize("vector", VECTORS["messages"], ids=lambda vector: vector["name"])
+def test_published_messages_encode_and_decode_to_the_bit(vector):
+    record, data = record_of(vector["kind"], vector["fields"]), bytes.fromhex(vector["bytes"])
+    assert encode(record) == data
+    assert same(decode(data, type(record)), record)
+
+
+def test_a_published_difference_is_restored():
+    kept, delta, whole = (bytes.fromhex(VECTORS["delta"][name]) for name in ("kept", "delta", "whole"))
+    assert restore(delta, kept) == whole
+
+
+def test_published_draws_roundings_and_codes_are_made():
+    for v in VECTORS["draws"]:
+        p = None if v["probabilities"] is None else np.array(v["probabilities"], np.float32)
+        count = len(v["directions"])
+        drawn = draw_directions(int(v["key"], 16), v["round"], v["client"], count, v["size"], p)
+        assert drawn.tolist() == v["directions"]
+    for v in VECTORS["scalars"]:
+        np.testing.assert_equal(scalar(real(v["found"]), real(v["clip"]), v["wire"]), real(v["sent"]))
+    for v in VECTORS["compact"]:
+        assert pack(compact(np.array(v["numbers"], np.float32))).hex() == v["bytes"]
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "pro", "wire", "down", "up"),
+    [
+        (4096, False, "exact", 88 + 4 * 4096, 76 + 4 * 200),
+        (4096, False, "compact", 88 + 4096 + 4 * 32, 76 + 2 * 200),
+        (4096, False, "sign", 88 + 4096 + 4 * 32, 76 + 25),
+        (1024, True, "exact", 88 + 8 * 1024, 76 + 4 * 200),
+        (1024, True, "compact", 88 + 2 * (1024 + 4 * 8), 76 + 2 * 200),
+        (1024, True, "sign", 88 + 2 * (1024 + 4 * 8), 76 + 25),
+    ],
+)
+def test_sizes_are_those_of_the_specification(size, pro, wire, down, up):
+    assert tuple(len(encode(message)) for message in make(size, 200, "hadamard", pro, wire)) == (down, up)
+
+
+@pytest.mark.parametrize(("size", "pro", "limit"), [(4096, False, 4_900), (1024, True, 2_700)])
+def test_a_round_of_200_steps_stays_within_the_limit_by_default(size, pro, limit):
+    """Down plus up of a client that has kept nothing, every header counted."""
+    run = Run(Pool(5, size), bytes(32))
+    strategy = KSeed(run, rounds=1, importance=pro)
+    found = np.array([scalar(x, np.inf, strategy.wire) for x in RNG.normal(size=200)], np.float32)
+    up = Upload(run, 0, 3, 10, 1.0, found, strategy.wire)
+    after = strategy.aggregate(strategy.init(), [up])
+    down = encode(strategy.broadcast(after, [3])[3])
+    assert len(down) + len(encode(up)) <= limit
+
+
+def test_eight_bits_a_coefficient_keep_both_links_under_nine_thousand_bytes():
+    run, none = Run(Pool(5, 4096), bytes(32)), np.empty(0, np.uint32)
+    c = compact(RNG.normal(size=4096))
+    down = encode(Broadcast(run, 7, 3e-7, 5e-4, 1, np.inf, c, wire="compact"))
+    up = encode(Change(run, 7, 12, 345, 2.5, 0, c, none, "compact"))
+    assert (len(down), len(up)) == (56 + 28 + 4096 + 128 + 4, 56 + 28 + 4096 + 128 + 4)
+    # LoRA (r = 8 on q and v) of SmolLM2-135M has 460,800 numbers of 4 bytes on both links
+    assert 2 * 4 * 460_800 / (len(down) + len(up)) > 400
+
+
+def test_weights_are_not_copied_by_the_decoder():
+    data = encode(SPECIMENS["values"])
+    values = decode(data, Values).values
+    assert np.shares_memory(values, np.frombuffer(data, np.uint8))
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+@every_specimen
+def test_every_cut_and_every_extension_is_refused(name):
+    message = SPECIMENS[name]
+    data = encode(message)
+    for length in range(len(data)):
+        with pytest.raises(FedKSeedError, match=r"cut short|not a fedkseed message"):
+            decode(data[:length], type(message))
+    for extra in (b"\0", data):
+        with pytest.raises(FedKSeedError, match="checksum"):
+            decode(data + extra, type(message))
+
+
+@every_specimen
+def test_every_flipped_bit_is_refused(name):
+    message = SPECIMENS[name]
+    data = encode(message)
+    for bit in range(8 * len(data)):
+        broken = bytearray(data)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(FedKSeedError):
+            decode(bytes(broken), type(message))
+
+
+def sealed(data: bytes, at: int, new: bytes) -> bytes:
+    """A message with some bytes replaced and a checksum that fits: what a hostile party can send."""
+    changed = data[:at] + new + data[at + len(new) : -4]
+    return changed + struct.pack("<I", zlib.crc32(changed))
+
+
+NAN = struct.pack("<f", np.nan)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "new", "match"),
+    [
+        ("upload, exact", 0, b"PK", "not a fedkseed message"),
+        ("upload, exact", 4, b"\x09", "protocol version 9, this program speaks 1"),
+        ("upload, exact", 5, b"\x01", "expected a message of kind Upload, got Broadcast"),
+        ("upload, exact", 5, b"\x63", "got kind 99"),
+        ("upload, exact", 6, b"\x09", "family number 9"),
+        ("upload, exact", 7, b"\x01", "this upload may have flags 0 or 2 or 4 or 12, got 1"),
+        ("upload, exact", 7, b"\x06", "got 6"),
+        ("upload, exact", 7, b"\x08", "got 8"),
+        ("upload, exact", 7, b"\x02", "must have 28 bytes"),
+        ("upload, exact", 20, b"\x0e\0\0\0", "power of two"),
+        ("upload, exact", 60, b"\0\0\0\0", "at least one example"),
+        ("upload, exact", 64, b"\x01\0\xc0\x7f", "no number travels as 7fc00000, got 7fc00001"),
+        ("upload, exact", 68, b"\xff\xff\xff\xff", "must have"),
+        ("upload, exact", 72, b"\x01\0\xc0\x7f", "a NaN or a bit that is not allowed"),
+        ("upload, exact", 72, struct.pack("<f", np.inf), "1 infinite"),
+        ("upload, compact", 72, b"\xc1\x7f", "a NaN or a bit that is not allowed"),
+        ("upload, compact", 72, b"\x80\x7f", "1 infinite"),
+        ("upload, sign", 73, b"\x03", "a NaN or a bit that is not allowed"),  # there are 9 bits
+        ("upload, sign, some skipped", 72, b"\xff", "a NaN or a bit that is not allowed"),  # of one that was skipped
+        ("upload, sign, some skipped", 74, b"\0\0", "a NaN or a bit that is not allowed"),  # none was
+        ("values", 7, b"\x01", "flags 0, got 1"),
+        ("values", 56, struct.pack("<d", -1), "lr must be a positive number"),
+        ("values", 64, struct.pack("<Q", 1 << 60), "must have"),
+        ("values", 72, NAN, "finite"),
+        ("history", 7, b"\x02", "flags 0 or 1, got 2"),
+        ("history", 8, struct.pack("<I", 3), "must have"),  # a round before the history begins
+        ("history", 64, struct.pack("<I", 5), "must have"),
+        ("history", 68, struct.pack("<I", 1 << 31), "must have"),
+        ("history", 80, struct.pack("<I", 3), "counts add up to 10"),
+        ("history, nothing missed", 7, b"\x01", "names directions has some, got none"),
+        ("change, exact", 76, struct.pack("<Q", 10), "must have"),
+        ("change, exact, counts", 84, struct.pack("<I", 5), "counts add up to 10"),
+        ("change, exact, counts", 60, struct.pack("<I", 0), "at least one example"),
+        ("change, exact, counts", 7, b"\x01", "flags 0 or 2, got 1"),
+        ("change, exact", 7, b"\x04", "flags 0 or 2, got 4"),
+        ("change, exact", 64, b"\0\0\xc0\xff", "no number travels as 7fc00000, got ffc00000"),
+        ("change, compact", 7, b"\x00", "must have"),  # 9 numbers of 32 bits need more
+        ("change, compact", 88, b"\x80", "scale or a code that is not allowed"),
+        ("broadcast, compact", 7, b"\x06", "flags 0 or 1 or 2 or 3 or 4 or 5, got 6"),
+        ("broadcast, compact", 84, struct.pack("<f", np.inf), "scale or a code that is not allowed"),
+        ("broadcast, compact, probabilities", 7, b"\x02", "must have"),  # its probabilities are too many bytes
+        ("broadcast, sign", 72, NAN, "clip must be a positive number"),
+        ("broadcast, sign", 76, struct.pack("<II", 1 << 20, 1 << 20), "at most 16777216 directions"),
+        ("delta", 7, b"\x01", "this delta may have flags 0, got 1"),
+        ("lack", 7, b"\x01", "this lack may have flags 0, got 1"),
+    ],
+)
+def test_a_hostile_message_with_a_valid_checksum_is_refused(name, at, new, match):
+    whole = SPECIMENS[name]
+    with pytest.raises(FedKSeedError, match=match):
+        decode(sealed(encode(whole), at, new), type(whole))
+
+
+@pytest.mark.parametrize("name", ["delta", "lack"])
+def test_a_body_that_is_cut_short_is_refused_also_with_a_valid_checksum(name):
+    whole = SPECIMENS[name]
+    data = encode(whole)[:59]
+    with pytest.raises(FedKSeedError, match=r"the body of this (delta|lack) has at least [84] bytes, got 3"):
+        decode(data + struct.pack("<I", zlib.crc32(data)), type(whole))
+
+
+def test_a_direction_of_a_history_may_be_any_of_the_pool():
+    whole = SPECIMENS["history, directions"]
+    assert not same(decode(sealed(encode(whole), 92, b"\xff"), History), whole)
+
+
+@given(st.sampled_from(list(SPECIMENS.values())), st.integers(0, 1 << 30), st.binary(min_size=1, max_size=8))
+def test_no_change_with_a_valid_checksum_crashes_the_decoder(message, place, new):
+    data = encode(message)
+    with suppress(FedKSeedError):  # decoded or refused: either is right, another exception is not
+        decode(sealed(data, place % (len(data) - 4 - len(new)), new), type(message))
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_do_anything_but_decode_or_be_refused(data):
+    for kind in KINDS.values():
+        with pytest.raises(FedKSeedError):
+            decode(data, kind)
+
+
+def test_numbers_that_were_not_rounded_are_not_sent_as_if_they_were():
+    for wire in ("compact", "sign"):
+        with pytest.raises(FedKSeedError, match=r"must be rounded by compact\(\) first"):
+            Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, RNG.normal(size=256).astype(np.float32), wire=wire)
+    with pytest.raises(FedKSeedError, match="no wire of this message is called 'zip'; choose one of exact, compact"):
+        Broadcast(SMALL, 7, 3e-7, 5e-4, 3, 1e4, np.zeros(256, np.float32), wire="zip")
+    with pytest.raises(FedKSeedError, match="no wire of this message is called 'sign'; choose one of exact, compact"):
+        Change(SMALL, 0, 1, 1, 1.0, 0, np.ones(2, np.float32), np.empty(0, np.uint32), "sign")
+
+
+def test_a_pool_too_large_to_broadcast_is_refused():
+    run = Run(Pool(0, 1 << 21, "gaussian"), bytes(32))
+    with pytest.raises(FedKSeedError, match="at most 1048576 coefficients"):
+        Broadcast(run, 0, 1.0, 1.0, 1, 1.0, np.zeros(1 << 21, np.float32))
+
+
+@pytest.mark.parametrize("skipped", [-1, 1 << 32])
+def test_a_number_that_the_wire_can_not_carry_is_refused_when_a_record_is_made(skipped):
+    run = Run(Pool(5, 1 << 32, "rademacher"), bytes(32))
+    with pytest.raises(FedKSeedError, match="skipped steps has 32 bits"):
+        Change(run, 0, 1, 1, 1.0, skipped, np.zeros(2, np.float32), np.empty(0, np.uint32))
+    with pytest.raises(FedKSeedError, match="client's number has 32 bits"):
+        Lack(run, 0, skipped)
+    with pytest.raises(FedKSeedError, match="checksums have 32 bits"):
+        Delta(run, 0, skipped, 0, b"")
