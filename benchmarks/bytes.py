@@ -4,7 +4,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedkseed import KSeed, Pool, Run, State, Upload, encode
+from fedkseed import KSeed, LocalWork, Pool, Run, State, Upload, encode
 from fedkseed.wire.delta import shorten
 from fedkseed.wire.numbers import WIRES
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 def made(name: str, wire: str) -> KSeed:
     run = Run(Pool(0, SIZES[name], "hadamard"), bytes(32))
-    return KSeed(run, rounds=BEFORE + 1, steps=STEPS, importance=name == "fedkseed-pro", wire=wire)
+    return KSeed(run, LocalWork(BEFORE + 1, steps=STEPS), importance=name == "fedkseed-pro", wire=wire)
 
 
 def upload(strategy: KSeed, round_: int, client: int) -> Upload:

@@ -138,7 +138,9 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
 def test_server_and_clients_hold_the_same_model_whatever_numbers_travel_like(name, wire):
     """Replayed from messages alone, a client's steps end at its c; the server's next c is the mean of those."""
     federation = Federation(name)
-    federation.strategy = replace(federation.strategy, wire=wire, lr=1e-2 if wire == "sign" else 1e-3)
+    federation.strategy = replace(
+        federation.strategy, wire=wire, local=replace(federation.strategy.local, lr=1e-2 if wire == "sign" else 1e-3)
+    )
     before, _ = federation.run(1)
     after, report = federation.run(1, state=before)
     messages, replies = federation.messages[-1]
@@ -341,7 +343,7 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
 
 def test_scalars_are_clipped_before_they_are_applied():
     federation = Federation("fedkseed")
-    strategy = replace(federation.strategy, clip=5.0)
+    strategy = replace(federation.strategy, local=replace(federation.strategy.local, clip=5.0))
     losses = iter([100.0, 1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
     up = decode(answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client), Upload)
@@ -371,7 +373,8 @@ def test_a_client_that_answers_twice_is_refused():
 
 def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
     federation = Federation("fedkseed")
-    strategy = replace(federation.strategy, steps=2, probes=3, wire="exact")
+    local = replace(federation.strategy.local, steps=2, probes=3)
+    strategy = replace(federation.strategy, local=local, wire="exact")
     client, pool = federation.clients[2], federation.pool
     reply = answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client)
     up = decode(reply, Upload)
@@ -382,14 +385,14 @@ def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
     next(batches)
     c = np.zeros(pool.size, np.float32)
     for j, scalar in zip(drawn[:3], up.scalars[:3], strict=True):
-        c[j] += np.float32(-strategy.lr / 3 * float(scalar))
+        c[j] += np.float32(-local.lr / 3 * float(scalar))
     batch, losses = next(batches), []
     for sign in (1, -1):
         point = c.copy()
-        point[drawn[3]] += np.float32(sign * strategy.eps)
+        point[drawn[3]] += np.float32(sign * local.eps)
         other.weights.load(point)
         losses.append(other.loss(batch))
-    assert up.scalars[3] == np.float32((losses[0] - losses[1]) / (2 * strategy.eps))
+    assert up.scalars[3] == np.float32((losses[0] - losses[1]) / (2 * local.eps))
     after = strategy.aggregate(strategy.init(), [up])
     np.testing.assert_allclose(after.coefficients, client.weights.c, atol=1e-9)
 

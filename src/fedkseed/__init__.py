@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from .directions import Pool
     from .directions.operations import accumulate_, materialize, project
     from .errors import FedKSeedError
+    from .local.work import LocalWork
     from .recipe.schema import Recipe, load_recipe
     from .round import answer, run_round
     from .run.simulation import Simulation, resume, start
@@ -26,6 +27,7 @@ _HOMES = {
     "directions": ("Pool",),
     "directions.operations": ("accumulate_", "materialize", "project"),
     "errors": ("FedKSeedError",),
+    "local.work": ("LocalWork",),
     "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
     "run.simulation": ("Simulation", "resume", "start"),
@@ -42,6 +44,7 @@ __all__ = [
     "Client",
     "FedKSeedError",
     "KSeed",
+    "LocalWork",
     "Pool",
     "Recipe",
     "Run",

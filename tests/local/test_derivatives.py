@@ -236,7 +236,7 @@ def test_a_layer_that_drops_out_by_itself_does_not_while_it_is_checkpointed():
 
 def test_a_clip_bounds_changes_as_well():
     model, run = tiny_llama(), Run(POOL, bytes(32))
-    strategy = KSeed(run, 1, steps=2, lr=1e-3, clip=0.01, derivatives=LocalWork(1, "adam", 5, lr=1e-3))
+    strategy = KSeed(run, LocalWork(1, steps=2, lr=1e-3, clip=0.01), derivatives=LocalWork(1, "adam", 5, lr=1e-3))
     weights = hold(model, POOL)
     client = Client(
         0, weights, 1, lambda round_: iter([batch()] * 5), lambda b: 0.0, graph=lambda b: graph_loss(model, b)
@@ -267,7 +267,7 @@ def test_the_output_layers_weights_have_names():
 
 def test_a_client_without_a_graph_takes_forward_steps():
     model, run = tiny_llama(), Run(POOL, bytes(32))
-    strategy = KSeed(run, 1, steps=2, lr=1e-3, derivatives=LocalWork(1, "adam", 2, lr=1e-3))
+    strategy = KSeed(run, LocalWork(1, steps=2, lr=1e-3), derivatives=LocalWork(1, "adam", 2, lr=1e-3))
     weights = hold(model, POOL)
     client = Client(0, weights, 1, lambda round_: iter([batch(), batch(1)]), lambda b: batch_loss(model, b))
     message = strategy.broadcast(strategy.init(), [0])[0]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkseed import FedKSeedError, KSeed, Pool, Run, Simulation, State, Upload, encode, resume, start
+from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, Simulation, State, Upload, encode, resume, start
 from fedkseed.randomness import cohort, draw_directions, turns
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.schema import load_recipe
@@ -120,8 +120,9 @@ NOW = State(5, np.zeros(4), np.zeros(4), np.zeros(4, np.int64))
 
 
 def strategy(**changes) -> KSeed:
-    settings = {"rounds": 10, "steps": 1, "lr": 0.5, "max_staleness": 4, "staleness_power": 0.5, "wire": "exact"}
-    return KSeed(RUN, **{**settings, **changes})
+    of_work = {name: changes.pop(name) for name in [*changes] if name in LocalWork.__slots__}
+    local = LocalWork(**{"rounds": 10, "steps": 1, "lr": 0.5, **of_work})
+    return KSeed(RUN, local, **{"max_staleness": 4, "staleness_power": 0.5, "wire": "exact", **changes})
 
 
 def upload(client: int, round_: int, scalar: float, examples: int = 1) -> Upload:

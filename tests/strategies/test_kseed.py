@@ -7,16 +7,17 @@ import sys
 import numpy as np
 import pytest
 
-from fedkseed import Broadcast, FedKSeedError, KSeed, Pool, Run, State, Upload
+from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload
 from fedkseed.strategies.kseed import importance
 
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 
 
 def strategy(**changes) -> KSeed:
-    return KSeed(
-        **{"run": RUN, "rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0, "wire": "exact", **changes}
-    )
+    """Changes are of its local work, where that has the field."""
+    own = {"rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0}
+    of_work = own | {name: changes.pop(name) for name in [*changes] if name in LocalWork.__slots__}
+    return KSeed(RUN, LocalWork(**of_work), **{"wire": "exact", **changes})
 
 
 def upload(client: int, found: list[float], **changes) -> Upload:
@@ -104,7 +105,7 @@ def test_the_state_before_is_not_changed():
     ],
 )
 def test_schedules(schedule, expected):
-    got = [strategy(schedule=schedule).learning_rate(r) for r in (0, 5, 9)]
+    got = [strategy(schedule=schedule).local.learning_rate(r) for r in (0, 5, 9)]
     assert got == pytest.approx(expected)
 
 
@@ -226,7 +227,7 @@ def test_an_unknown_schedule_is_refused():
 SERVER = """
 import sys
 import numpy as np
-from fedkseed import KSeed, Pool, Run, Upload, encode, run_round
+from fedkseed import KSeed, LocalWork, Pool, Run, Upload, encode, run_round
 
 run = Run(Pool(1, 4096, "hadamard"), bytes(32))
 
@@ -236,7 +237,7 @@ def transport(messages):
         scalars = rng.integers(-99, 99, 200).astype(np.float32)
         yield client, encode(Upload(run, 0, client, 10, 1.0, scalars, "compact"))
 
-strategy = KSeed(run, rounds=1)
+strategy = KSeed(run, LocalWork(rounds=1))
 state, report = run_round(strategy, strategy.init(), range(10_000), transport)
 assert state.counts.sum() == 2_000_000 and len(report.clients) == 10_000
 assert "torch" not in sys.modules

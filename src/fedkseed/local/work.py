@@ -24,8 +24,12 @@ class LocalWork:
     Args:
         rounds: T, the length of the learning-rate schedule.
         steps_of: `sgd`, `adam`, or zeroth-order ones with `one point` or `two points`.
-        steps: τ, unless `epochs` says how often a client goes through its data.
-        lr, eps, schedule, probes, clip: as in `KSeed`.
+        steps: τ, local steps of a client in a round, unless `epochs` says how often it goes through its data.
+        lr: η at the start.
+        eps: ε, the scale of a perturbation.
+        schedule: `constant`, `linear` (to zero after T rounds) or `cosine` (likewise).
+        probes: P, directions a step: their estimates on one batch are averaged.
+        clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
     """
 
     rounds: int

@@ -108,6 +108,22 @@ class Algorithm:
         family = recipe.directions.family
         return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if family in TRANSFORMED else family)
 
+    def local_work(self, recipe: Recipe) -> LocalWork:
+        """The local steps of a recipe's clients; of those that take no derivatives in R^K, where there are both."""
+        training = recipe.training
+        return LocalWork(
+            rounds=training.rounds,
+            steps_of=TWO if self.pooled else self.local,
+            steps=training.steps,
+            epochs=training.epochs if self.backpropagates and not self.pooled else None,
+            batch_size=training.batch_size,
+            lr=training.lr or self.lr,
+            eps=training.eps,
+            schedule=training.schedule,
+            probes=training.probes,
+            clip=math.inf if training.clip is None else training.clip,
+        )
+
     def make(
         self, recipe: Recipe, run: Run, start: NDArray[np.float32], tensors: tuple[tuple[int, int], ...]
     ) -> Strategy:
@@ -117,33 +133,21 @@ class Algorithm:
             start: the tuned weights, for a server that holds them; a client needs none.
             tensors: number and size of each tuned tensor.
         """
-        training = recipe.training
-        settings: dict[str, Any] = {
-            "rounds": training.rounds,
-            "steps": training.steps,
-            "lr": training.lr or self.lr,
-            "eps": training.eps,
-            "schedule": training.schedule,
-            "probes": training.probes,
-            "clip": math.inf if training.clip is None else training.clip,
-        }
+        training, local = recipe.training, self.local_work(recipe)
         if self.pooled:
-            late = recipe.asynchronous
-            if late is not None:
-                limit = training.rounds if late.max_staleness is None else late.max_staleness
-                settings |= {"max_staleness": limit, "staleness_power": late.staleness_power}
-            with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
             options: dict[str, Any] = self.options | ({"wire": training.wire} if training.wire else {})
+            if (late := recipe.asynchronous) is not None:
+                limit = training.rounds if late.max_staleness is None else late.max_staleness
+                options |= {"max_staleness": limit, "staleness_power": late.staleness_power}
+            with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
             return KSeed(
                 run,
-                **settings,
+                local,
                 derivatives=_derivatives(recipe) if with_derivatives else None,
                 server=Optimizer(training.server),
                 server_lr=training.server_lr or 1.0,
                 **options,
             )
-        epochs = training.epochs if self.backpropagates else None
-        local = LocalWork(steps_of=self.local, epochs=epochs, batch_size=training.batch_size, **settings)
         if self.replays:
             return Replay(run, recipe.pool, len(tensors), local, **self.options, server_lr=training.server_lr or 1.0)
         return Averaging(run, start, tensors, local, **self.options)

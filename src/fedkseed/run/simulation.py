@@ -16,7 +16,6 @@ from ..evaluation.statistics import Evaluation
 from ..randomness import share_of
 from ..recipe.schema import Recipe, load_recipe
 from ..round import Report, Transport, answer, run_round
-from ..strategies.kseed import KSeed
 from ..strategy import Client
 from ..weights.full import Free
 from ..wire.codec import encode
@@ -106,11 +105,8 @@ class Simulation(Federation):
         """Local steps of a client in a round."""
         strategy: Any = self.strategy
         examples = len(self.shares.clients[number])
-        if not isinstance(strategy, KSeed):
-            return strategy.local.count(examples)
-        if strategy.derivatives is not None and self.graph_of(number, len(self.shares.clients)) is not None:
-            return strategy.derivatives.count(examples)
-        return strategy.steps
+        differentiates = self.graph_of(number, len(self.shares.clients)) is not None
+        return strategy.work(differentiates).count(examples)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""

@@ -61,6 +61,9 @@ class Averaging:
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload if self.uplink == "scalars" else Change,)
 
+    def work(self, differentiates: bool) -> LocalWork:
+        return self.local
+
     def init(self) -> State:
         return State(0, self.start)
 

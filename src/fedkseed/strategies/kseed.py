@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..local.derivatives import derivative_steps
 from ..local.optimizers import NOTHING, SGD, Moments, Optimizer
-from ..local.schedules import require_choice, require_settings, scheduled
+from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
 from ..randomness import draw_directions
@@ -50,16 +50,9 @@ class KSeed:
 
     Args:
         run: the pool and the base model.
-        rounds: T, the length of the learning-rate schedule.
-        steps: τ, local steps of a client in a round.
-        lr: η at the start.
-        eps: ε, the scale of a perturbation.
-        schedule: `constant`, `linear` (to zero after T rounds) or `cosine` (likewise). c holds
-            steps and not gradients, so any schedule is right.
-        probes: P, directions a step: their estimates on one batch are averaged.
+        local: steps of clients that run the model forward only, see `LocalWork`. c holds steps and not gradients, so
+            any schedule is right. Clients that take derivatives move no coefficient by more than its η τ clip.
         importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
-        clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper. Clients that take
-            derivatives move no coefficient by more than η τ clip.
         derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
             run the model forward only.
         server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
@@ -76,14 +69,8 @@ class KSeed:
     state: ClassVar[type[State]] = State
 
     run: Run
-    rounds: int
-    steps: int = 200
-    lr: float = 3e-7
-    eps: float = 5e-4
-    schedule: str = "constant"
-    probes: int = 1
+    local: LocalWork
     importance: bool = False
-    clip: float = math.inf
     derivatives: LocalWork | None = None
     server: Optimizer = SGD
     server_lr: float = 1.0
@@ -92,7 +79,7 @@ class KSeed:
     staleness_power: float = 0.5
 
     def __post_init__(self) -> None:
-        require_settings(self.schedule, rounds=self.rounds, steps=self.steps, probes=self.probes)
+        require_choice("kind of forward-only steps", self.local.steps_of, ("two points",))
         require_choice("wire", self.wire, WIRES)
         if self.derivatives is not None:
             require_choice("kind of derivative steps", self.derivatives.steps_of, ("sgd", "adam"))
@@ -104,9 +91,8 @@ class KSeed:
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload,) if self.derivatives is None else (Upload, Change)
 
-    @property
-    def asked(self) -> int:
-        return self.steps * self.probes
+    def work(self, differentiates: bool) -> LocalWork:
+        return self.derivatives if differentiates and self.derivatives is not None else self.local
 
     def init(self) -> State:
         size = self.run.pool.size
@@ -117,11 +103,11 @@ class KSeed:
         message = Broadcast(
             run=self.run,
             round=state.round,
-            lr=self.learning_rate(state.round),
-            eps=self.eps,
-            steps=self.steps,
-            probes=self.probes,
-            clip=float(np.float32(self.clip)),
+            lr=self.local.learning_rate(state.round),
+            eps=self.local.eps,
+            steps=self.local.steps,
+            probes=self.local.probes,
+            clip=float(np.float32(self.local.clip)),
             coefficients=self.rounded(state.coefficients),
             probabilities=self.probabilities(state),
             wire=self.wire,
@@ -216,12 +202,13 @@ class KSeed:
                 require_change(upload, self.most(upload.round))
                 change += share * upload.values.astype(np.float64)
                 continue
-            require_scalars(upload, self.asked, math.inf if self.wire == "sign" else self.clip, self.wire)
+            clip = math.inf if self.wire == "sign" else self.local.clip
+            require_scalars(upload, self.local.scalars, clip, self.wire)
             if upload.round not in drawn_with:
                 drawn_with[upload.round] = self.probabilities(self._began(upload, state, earlier))
             directions = drawn_by(upload, self.run, drawn_with[upload.round])
             scalars = upload.scalars[upload.found].astype(np.float64)
-            lr = self.learning_rate(upload.round) / self.probes
+            lr = self.local.learning_rate(upload.round) / self.local.probes
             np.subtract.at(change, directions, lr * share * scalars)
             np.add.at(magnitudes, directions, np.abs(scalars))
             np.add.at(counts, directions, 1)
@@ -234,13 +221,9 @@ class KSeed:
         """What an upload counts: its share of all examples, less if it is old; a fresh one's factor is exactly 1."""
         return (upload.examples / total) * (1 + state.round - upload.round) ** -self.staleness_power
 
-    def learning_rate(self, round_: int) -> float:
-        """η of a round, from 0."""
-        return scheduled(self.lr, self.schedule, round_, self.rounds)
-
     def most(self, round_: int) -> float:
         """How far a client may move a coefficient: as far as all its two-point steps along one direction could."""
-        return self.learning_rate(round_) * self.steps * self.clip
+        return self.local.learning_rate(round_) * self.local.steps * self.local.clip
 
     def rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
         """Numbers as they travel."""

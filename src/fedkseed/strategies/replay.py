@@ -82,6 +82,9 @@ class Replay:
         """Runs of coefficients in a round."""
         return self.tensors if self.kind == "by tensor" else 1
 
+    def work(self, differentiates: bool) -> LocalWork:
+        return self.local
+
     def init(self) -> State:
         counts = np.empty((0, self.blocks), np.uint32)
         return State(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)

@@ -31,6 +31,7 @@ import numpy as np
 
 from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
+from ..local.work import LocalWork
 from ..strategies.kseed import KSeed, State
 from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Record, decode, encode, sealed
 from ..wire.delta import restore, shorten
@@ -229,7 +230,8 @@ def _aggregate(record: Upload | Change) -> None:
     if not record.run.pool.size <= 256:
         return
     wire = record.wire
-    strategy = KSeed(record.run, 1 << 32, record.scalars.size or 1 if isinstance(record, Upload) else 1, wire=wire)
+    steps = (record.scalars.size or 1) if isinstance(record, Upload) else 1
+    strategy = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
     size = record.run.pool.size
     before = State(record.round, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
     try:

@@ -20,7 +20,6 @@ from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import Recipe
 from ..run.progress import Progress
 from ..run.simulation import Simulation
-from ..strategies.kseed import KSeed
 from ..strategy import Strategy
 from ..weights.full import Free
 from .eps_ladder import Clock, Scalars, measure
@@ -241,16 +240,16 @@ def derives(recipe: Recipe) -> bool:
     return algorithm.pooled and algorithm.differentiates
 
 
-def _with(recipe: Recipe, strategy: Any, **settings: float) -> Any:
-    """The same strategy with other local steps; of a mixed federation those of its forward-only clients."""
-    if isinstance(strategy, KSeed):
-        work = strategy.derivatives
-        if work is not None and derives(recipe):
-            return replace(strategy, derivatives=replace(work, epochs=None, **settings))
-        if work is not None and "steps" in settings:
-            work = replace(work, epochs=None, steps=int(settings["steps"]))
-        return replace(strategy, derivatives=work, **settings)
-    return replace(strategy, local=replace(strategy.local, epochs=None, **settings))
+def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
+    """The same strategy with other local steps; of a mixed federation those of its forward-only clients.
+
+    A number of steps is one for all clients of a trial.
+    """
+    tuned = "derivatives" if derives(recipe) else "local"
+    changed = {tuned: replace(getattr(strategy, tuned), epochs=None, **settings)}
+    if tuned == "local" and "steps" in settings and (work := getattr(strategy, "derivatives", None)) is not None:
+        changed["derivatives"] = replace(work, epochs=None, steps=settings["steps"])
+    return replace(strategy, **changed)
 
 
 def _short(number: float) -> float:
