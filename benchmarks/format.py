@@ -18,7 +18,7 @@ from fedkseed.data.batches import Encoded, collate
 from fedkseed.evaluation.statistics import estimate
 from fedkseed.models.loss import token_losses
 from fedkseed.randomness import Purpose, generator
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from table import Row, show

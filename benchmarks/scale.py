@@ -70,7 +70,8 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.flower.messages import packed
     from fedkseed.flower.server.federation import Server
     from fedkseed.flower.server.grid import Numbers, Remote
-    from fedkseed.recipe.schema import Network, parse
+    from fedkseed.recipe.reading import parse
+    from fedkseed.recipe.schema import Network
     from fedkseed.run.progress import Silent
 
     nodes = range(1, clients + 1)

@@ -1,6 +1,7 @@
 """Contract: every algorithm x every property that a federation rests on, with real messages and a real model."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from fedkseed.directions import FAMILIES
 from fedkseed.models.loss import batch_loss, graph_loss, output_loss
 from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
-from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT
+from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
 from fedkseed.recipe.schema import Clients, Derivatives, Directions, Model, Recipe, Training
 from fedkseed.run.setup import NEWCOMER
 from fedkseed.run.store import Store
@@ -25,18 +26,19 @@ from fedkseed.wire.records import Change, History
 from .conftest import tiny_llama
 
 MIXED = "mixed"  # fedkseed, where clients 5 and 7 backpropagate and the others run the model forward
-every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, MIXED])
+OWN = str(Path(__file__).parents[1] / "docs" / "examples" / "strategy.py:median")  # a stranger's, see docs/extending.md
+every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, MIXED, OWN], ids=lambda name: Path(name).name)
 POOLED = [name for name, algorithm in ALGORITHMS.items() if algorithm.pooled]
 REPLAYED = [name for name, algorithm in ALGORITHMS.items() if algorithm.strategy is Replay]
 TRAINING = Training(rounds=5, steps=6, lr=1e-3, eps=1e-3)
-BYTES_OF_SCALARS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds", MIXED}
+BYTES_OF_SCALARS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds", MIXED, OWN}
 
 
 class Federation:
     """Four clients with data of their own, each with its own copy of the model."""
 
     def __init__(self, name: str, family: str = "hadamard", dtype: torch.dtype = torch.float32) -> None:
-        self.algorithm, self.dtype = ALGORITHMS["fedkseed" if name == MIXED else name], dtype
+        self.algorithm, self.dtype = algorithm_of("fedkseed" if name == MIXED else name), dtype
         self.backpropagating = {5, 7} if name == MIXED else set()
         self.recipe = Recipe(
             model=Model(name="tiny"),

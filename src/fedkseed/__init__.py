@@ -7,12 +7,14 @@ if TYPE_CHECKING:
     from .directions import Pool
     from .directions.operations import accumulate_, materialize, project
     from .errors import FedKSeedError
+    from .local.client import Client
     from .local.work import LocalWork
-    from .recipe.schema import Recipe, load_recipe
+    from .recipe.reading import load_recipe
+    from .recipe.schema import Recipe
     from .round import answer, run_round
     from .run.simulation import Simulation, resume, start
     from .strategies.kseed import KSeed, State
-    from .strategy import Client, Strategy
+    from .strategy import Settings, Strategy
     from .weights.adapter import Adapter, apply
     from .weights.hold import hold
     from .wire.codec import decode, encode
@@ -23,7 +25,8 @@ __version__ = "0.1.0"
 # Imported when first used: a server that only aggregates never loads PyTorch.
 _HOMES = {
     "weights.adapter": ("Adapter", "apply"),
-    "recipe.schema": ("Recipe", "load_recipe"),
+    "recipe.schema": ("Recipe",),
+    "recipe.reading": ("load_recipe",),
     "directions": ("Pool",),
     "directions.operations": ("accumulate_", "materialize", "project"),
     "errors": ("FedKSeedError",),
@@ -32,7 +35,8 @@ _HOMES = {
     "round": ("answer", "run_round"),
     "run.simulation": ("Simulation", "resume", "start"),
     "strategies.kseed": ("KSeed", "State"),
-    "strategy": ("Client", "Strategy"),
+    "local.client": ("Client",),
+    "strategy": ("Settings", "Strategy"),
     "weights.hold": ("hold",),
     "wire.codec": ("decode", "encode"),
 }
@@ -48,6 +52,7 @@ __all__ = [
     "Pool",
     "Recipe",
     "Run",
+    "Settings",
     "Simulation",
     "State",
     "Strategy",

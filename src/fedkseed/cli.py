@@ -28,7 +28,7 @@ from .flower.cli import certs, client, server
 from .models.load import load_model, load_tokenizer
 from .randomness import Purpose, generator
 from .recipe.algorithms import ALGORITHMS
-from .recipe.schema import load_recipe
+from .recipe.reading import load_recipe
 from .run.progress import Progress
 from .run.simulation import Simulation
 from .run.simulation import resume as resume_run

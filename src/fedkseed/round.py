@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
-from .strategy import Client, Strategy
+from .local.client import Client
+from .strategy import Strategy
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
 from .wire.records import History, Lack, Run, Upload

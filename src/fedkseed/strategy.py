@@ -1,44 +1,85 @@
-"""What a federated algorithm is, and what a client brings to it."""
+"""The protocol of a federated algorithm, and the settings that a recipe gives it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
-if TYPE_CHECKING:  # a server aggregates without PyTorch
-    from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-    from .weights.base import Weights
+from .directions import Pool
+from .local.client import Client
+from .local.work import LocalWork
+from .wire.records import Run
+
+# The two kinds of weights that a strategy's clients hold: functions w(c) of K coefficients, or any d numbers.
+COEFFICIENTS, FULL = "coefficients", "full"
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """One party: its model, its data, its loss. Nothing here leaves it."""
+class Settings:
+    """Everything that a recipe says to an algorithm; a strategy takes what it `reads`.
 
-    number: int
-    weights: "Weights"
-    examples: int  # how many it holds
-    batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
-    loss: Callable[[Any], float]  # of one batch: nats a token, or what else the recipe wants lowered
-    on_step: Callable[[float], None] = lambda loss: None
-    graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
+    Args:
+        run: the algorithm's own pool, and the base model.
+        pool: the recipe's K directions; the same as the run's, where the model is a function of K coefficients.
+        local: a client's local steps.
+        derivatives: steps in R^K of clients that take derivatives; None: there are no such clients.
+        start: the tuned weights before the first round, shape (d,), for a server that holds them; else empty.
+        tensors: number and size of each tuned tensor; empty on a server without a model.
+        wire: how numbers travel; None: the strategy's own default.
+        server, server_lr: the optimiser that the server applies to the mean update, and its rate.
+        max_staleness, staleness_power: see `KSeed`.
+    """
+
+    run: Run
+    pool: Pool
+    local: LocalWork
+    derivatives: LocalWork | None = None
+    start: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
+    tensors: tuple[tuple[int, int], ...] = ()
+    wire: str | None = None
+    server: str = "sgd"
+    server_lr: float = 1.0
+    max_staleness: int = 0
+    staleness_power: float = 0.5
 
 
 State = TypeVar("State")
 
 
 class Strategy(Protocol[State]):
-    """One federated algorithm. Read the methods top to bottom: that is a round.
+    """One federated algorithm. Read the methods from `init` to `aggregate`: that is a round.
 
     A strategy holds settings only; state goes in and comes out. A state is a dataclass of `round`,
-    the number of rounds done, and NumPy arrays.
+    the number of rounds done, and NumPy arrays. docs/extending.md has a whole one of 40 lines.
     """
 
     message: ClassVar[type[Any]]  # the kind of record that goes down
     state: ClassVar[type[Any]]  # the class of its states
+    weights: ClassVar[str]  # COEFFICIENTS or FULL: what its clients hold
+    remembers: ClassVar[bool]  # must a client remember the model of the round that it took part in last?
+    reads: ClassVar[frozenset[str]]  # which of OPTIONAL settings of a recipe it takes; others are refused
+
+    run: Run
+
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Self:
+        """The strategy as a recipe describes it; options are those of its row in the table of algorithms."""
+        ...
+
+    @property
+    def sized(self) -> bool:
+        """Whether all replies of a recipe have the size of `example`'s."""
+        ...
 
     @property
     def replies(self) -> tuple[type[Any], ...]:
         """The kinds of record that may come up."""
+        ...
+
+    def work(self, differentiates: bool) -> LocalWork:
+        """The local steps of a client that takes derivatives, or of one that does not."""
         ...
 
     def init(self) -> State:
@@ -46,15 +87,15 @@ class Strategy(Protocol[State]):
         ...
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> Mapping[int, Any]:
-        """What each client of this round is sent; one object, where it is the same for all."""
+        """The message to each client of this round; one object, where it is the same for all."""
         ...
 
-    def sync(self, message: Any, weights: "Weights") -> None:
+    def sync(self, message: Any, weights: Any) -> None:
         """Give a client's weights the values of the global model."""
         ...
 
-    def train(self, message: Any, client: Client) -> Any:
-        """Take the local steps and say what they found."""
+    def train(self, message: Any, client: Client[Any]) -> Any:
+        """Take the local steps; returns the upload."""
         ...
 
     def aggregate(self, state: State, uploads: Sequence[Any], earlier: Mapping[int, State] = ...) -> State:
@@ -64,3 +105,13 @@ class Strategy(Protocol[State]):
             earlier: the states that clients of older uploads began with, by their rounds.
         """
         ...
+
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
+        """A reply as large as a client's, with random numbers in place of what training finds: for measuring costs."""
+        ...
+
+
+# Settings of a recipe that only some strategies take, as `Strategy.reads` names them.
+OPTIONAL = frozenset(
+    {"[asynchronous]", "[clients] backpropagating", "[derivatives]", "[training] wire", "[training] server"}
+)

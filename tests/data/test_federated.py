@@ -6,7 +6,8 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
-from fedkseed.recipe.schema import Recipe, load_recipe
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.schema import Recipe
 
 from ..conftest import recipe_text, rows
 

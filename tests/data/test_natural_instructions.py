@@ -11,7 +11,7 @@ from fedkseed import FedKSeedError
 from fedkseed.data.federated import Shares, share_out
 from fedkseed.data.natural_instructions import Subsample, read, split_lists, subsample
 from fedkseed.models.load import load_tokenizer
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 
 TRAINING = {"small": 99, "middle": 100, "large": 250, "long": 200}
 TEST = {"few": 15, "some": 300, "many": 1500}

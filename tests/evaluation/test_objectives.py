@@ -22,7 +22,7 @@ from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss, graph_loss
 from fedkseed.randomness import pool_key
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 

@@ -20,7 +20,7 @@ from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.flower.server.app import serve
 from fedkseed.flower.server.grid import Numbers
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 

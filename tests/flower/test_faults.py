@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 import fedkseed
 from fedkseed import start
 from fedkseed.flower.server.processes import find_nginx
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 
 from .network import Network, kill, network, processes, wait_for

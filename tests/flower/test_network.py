@@ -19,7 +19,7 @@ from fedkseed import FedKSeedError, start
 from fedkseed.flower.certs import make
 from fedkseed.flower.children import environment, flwr, free_port
 from fedkseed.flower.server.processes import Host, find_nginx
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.run.progress import Silent
 
 from .network import network, processes, wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed import start
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 
 from ..conftest import recipe_text
 

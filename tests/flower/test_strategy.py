@@ -12,7 +12,7 @@ from fedkseed import FedKSeedError, Simulation
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.strategy import FedKSeedStrategy, from_arrays, to_arrays, train
 from fedkseed.randomness import cohort
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
 from fedkseed.strategies.kseed import State
 

@@ -10,11 +10,11 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from fedkseed import FedKSeedError, KSeed, Pool, Run, hold
 from fedkseed.data.batches import IGNORED, Batch
+from fedkseed.local.client import Client
 from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.work import LocalWork
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
-from fedkseed.strategy import Client
 from fedkseed.weights.hold import MODES
 from fedkseed.wire.int8 import compact
 

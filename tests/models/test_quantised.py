@@ -12,7 +12,7 @@ from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.directions import FAMILIES
 from fedkseed.models.load import load_model
 from fedkseed.models.quantised import KINDS, Blocks, quantise, widened
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import start
 from fedkseed.weights.adapter import Adapter
 from fedkseed.weights.layout import Layout

@@ -16,7 +16,7 @@ from fedkseed.paper.experiments import Experiment, load
 from fedkseed.paper.reproduce import parts, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
 from fedkseed.paper.tables import speed
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.simulation import Simulation, start
 from fedkseed.run.store import Store

@@ -1,21 +1,22 @@
 """Every algorithm through the whole program: it trains, resumes, and what it leaves can be used."""
 
 import json
-from typing import get_args
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from fedkseed import FedKSeedError, apply, resume, start
+from fedkseed import Adapter, FedKSeedError, apply, resume, start
 from fedkseed.cli import app
 from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
 from fedkseed.models.peft_adapters import Adapters, attach
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.schema import AlgorithmName, load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.tools.compare import AWAY, compare, measure
@@ -23,28 +24,25 @@ from fedkseed.weights.layout import Layout
 
 from ..conftest import CONFIGS, recipe_text, tiny_llama
 
+OWN = str(Path(__file__).parents[2] / "docs" / "examples" / "strategy.py:median")  # see docs/extending.md
 # Learning rates that suit a random model of 60,000 weights: hundreds of times those of a real one.
 LR = {
     "fedkseed": 3e-3, "fedkseed-pro": 3e-3, "fedkseed-plus": 3e-3, "fedkseed-backprop": 3e-3,
     "fedavg": 0.3, "fedzo": 3e-3, "fedmezo": 3e-3, "fedit": 1e-2,
     "fedit-sgd": 3.0, "fedptuning": 3.0, "fedprompt": 30.0, "unlimited-seeds": 3e-3, "uplink-seeds": 3e-3,
-    "evofed": 0.01, "decomfl": 1.5e-3, "ferret": 0.05,
+    "evofed": 0.01, "decomfl": 1.5e-3, "ferret": 0.05, OWN: 3e-3,
 }  # fmt: skip
-every_algorithm = pytest.mark.parametrize("name", ALGORITHMS)
+every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, OWN], ids=lambda name: Path(name).name)
 
 
 def recipe_of(name: str, tmp_path, model_folder, data_file, /, **changes: str):
-    path = tmp_path / f"{name}.toml"
+    path = tmp_path / f"{Path(name).name}.toml"
     lines = {
         "algorithm": f'algorithm = "{name}"', "lr": f"lr = {LR[name]}", "steps": "steps = 10",
         "held_out": "held_out = 0.3", "generated": "generated = 0",
     }  # fmt: skip
     path.write_text(recipe_text(model_folder, data_file, **(lines | changes)))
     return load_recipe(path)
-
-
-def test_recipes_know_every_algorithm():
-    assert set(get_args(AlgorithmName)) == set(ALGORITHMS)
 
 
 @every_algorithm
@@ -58,6 +56,47 @@ def test_training_lowers_the_held_out_loss_and_a_stopped_run_ends_the_same(name,
     Store(tmp_path / "stopped").rollback(2)
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert Store(tmp_path / "stopped").reports()[-1]["bytes_total"] == whole.reports[-1]["bytes_total"]
+
+
+def test_an_algorithm_of_ones_own_is_found_again_by_a_resumed_run_from_elsewhere_and_by_processes(
+    tmp_path, model_folder, data_file, monkeypatch
+):
+    shutil.copy(OWN.rpartition(":")[0], tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    recipe = recipe_of("fedkseed", tmp_path, model_folder, data_file, algorithm='algorithm = "mine.py:median"')
+    whole, recipe = start(recipe, tmp_path / "run"), recipe.absolute()
+    assert whole.reports[-1]["bytes_up"] == 76 + 4 * 10
+    monkeypatch.chdir("/")
+    Store(tmp_path / "run").rollback(1)
+    assert resume(tmp_path / "run").digest == whole.digest
+    processes = recipe.model_copy(update={"clients": recipe.clients.model_copy(update={"at_once": 2})})
+    assert start(processes, tmp_path / "processes").digest == whole.digest
+    assert Adapter.load(tmp_path / "run" / "adapter.safetensors").tuned == whole.digest
+    assert measure(recipe, str(tmp_path / "mine.py:median")).bytes_up == 76 + 4 * 10
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.py:median", r"\[training\] algorithm = .*there is no file .*nowhere.py; correct the path"),
+        ("mine.py:mean", "has no Algorithm 'mean'; its Algorithms are: median"),
+        ("mine.py:Median", "has no Algorithm 'Median'; its Algorithms are: median"),
+        ("mine.py", r"no algorithm is called 'mine.py'; choose one of fedkseed, .* or name your own as 'FILE.py:NAME'"),
+    ],
+)
+def test_an_algorithm_of_ones_own_that_is_none_is_refused(
+    name, message, tmp_path, model_folder, data_file, monkeypatch
+):
+    shutil.copy(OWN.rpartition(":")[0], tmp_path / "mine.py")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FedKSeedError, match=message):
+        start(recipe_of("fedkseed", tmp_path, model_folder, data_file, algorithm=f'algorithm = "{name}"'), Path("run"))
+    assert not Path("run").exists()
+
+
+def test_reading_a_recipe_runs_nothing_that_it_names(tmp_path, model_folder, data_file):
+    (tmp_path / "trap.py").write_text("raise SystemExit('run')")
+    recipe_of("fedkseed", tmp_path, model_folder, data_file, algorithm=f'algorithm = "{tmp_path}/trap.py:trap"')
 
 
 @pytest.mark.parametrize("name", ["fedkseed", "fedkseed-plus"])

@@ -4,7 +4,7 @@ import pytest
 
 from fedkseed import FedKSeedError, load_recipe
 from fedkseed.data.wording import Wording
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 
 MODEL = {"model": {"name": "x"}}
 
@@ -37,7 +37,7 @@ def test_the_key_of_the_directions_follows_from_the_seed():
         ({"training": {"rounds": "many"}}, r"\[training\] rounds: input should be a valid integer.*'many'"),
         (
             {"training": {"algorithm": "fedsgd"}},
-            r"\[training\] algorithm: input should be 'fedkseed', 'fedkseed-pro', .* or 'ferret', got 'fedsgd'",
+            r"\[training\] algorithm: no algorithm is called 'fedsgd'; did you mean 'fedit-sgd'\? choose one of ",
         ),
         ({"training": {"eps": float("nan")}}, r"\[training\] eps"),
         ({"clients": {"alpha": 0.0}}, r"\[clients\] alpha must be greater than 0, got 0.0"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed import resume, start
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, Simulation, State, Upload, encode, resume, start
 from fedkseed.randomness import cohort, draw_directions, turns
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run import store as storing
 from fedkseed.run.loop import work
 from fedkseed.run.setup import NEWCOMER

@@ -6,7 +6,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.models.load import load_model
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import start
 from fedkseed.run.workers import Workers
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from fedkseed.cli import app
 from fedkseed.evaluation.statistics import paired_change
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.simulation import start
 from fedkseed.run.store import Store

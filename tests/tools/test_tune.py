@@ -14,7 +14,8 @@ from fedkseed import FedKSeedError, Simulation, load_recipe, project
 from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.recipe.schema import Recipe, parse
+from fedkseed.recipe.reading import parse
+from fedkseed.recipe.schema import Recipe
 from fedkseed.tools.eps_ladder import LADDER, judge, measure
 from fedkseed.tools.tune import FACTOR, TRIALS, Bench, Trial, Tuning, limits, rates, try_rates, tune
 from fedkseed.weights.layout import Layout

@@ -13,7 +13,7 @@ from .batches import Encoded
 from .natural_instructions import subsample
 from .partition import dirichlet, even
 from .reading import SAMPLES, Example, read, read_folder
-from .wording import cut, encode_all
+from .wording import Wording, cut, encode_all
 
 Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
 
@@ -152,7 +152,7 @@ def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], li
 
 def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: Any) -> list[Encoded | None]:
     """Tokens; None for an example over the limit, or, where the official code cuts it, without a response left."""
-    encoded = encode_all(examples, tokenizer, recipe.data.wording)
+    encoded = encode_all(examples, tokenizer, Wording(recipe.data.template, recipe.data.separator))
     if recipe.data.protocol == "official-code":
         return [cut(e, limit) if e.prompt < limit else None for e in encoded]
     return [e if len(e.tokens) <= limit else None for e in encoded]

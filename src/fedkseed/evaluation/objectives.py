@@ -4,11 +4,8 @@ Two forward passes compare two numbers, and nothing asks for a gradient of them:
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 from inspect import isroutine
-from pathlib import Path
 from reprlib import repr as shortened
-from runpy import run_path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +16,7 @@ from ..data.batches import IGNORED, Batch
 from ..data.reading import Example
 from ..errors import FedKSeedError
 from ..models.loss import batch_loss, response_logits
+from ..recipe import own_code
 from .evaluate import respond, rouge_l
 
 Objective: TypeAlias = Callable[
@@ -73,26 +71,8 @@ SCORES: dict[str, Score] = {"exact match": exact_match, "rouge": rouge}
 
 
 def _loaded(name: str) -> Score:
-    """A user's function; what goes wrong inside its file is shown as Python shows it."""
-    place, _, function = name.rpartition(":")
-    path = Path(place).expanduser()
-    if place.endswith(".py"):
-        if not path.is_file():
-            raise FedKSeedError(f"[training] objective = {name!r}: there is no file {path.resolve()}; correct the path")
-        names = run_path(str(path))
-    else:
-        try:
-            names = vars(import_module(place))
-        except ModuleNotFoundError as error:
-            raise FedKSeedError(
-                f"[training] objective = {name!r}: {error}; install it, or name a file as 'FILE.py:{function}'"
-            ) from error
-    if not callable(names.get(function)):
-        there = ", ".join(key for key, value in names.items() if isroutine(value)) or "none"
-        raise FedKSeedError(
-            f"[training] objective = {name!r}: {place} has no function {function!r}; its functions are: {there}"
-        )
-    return names[function]
+    """A user's function."""
+    return own_code.load(name, "[training] objective", "function", isroutine)
 
 
 def _mean(scores: Any, name: str, answers: Sequence[str]) -> float:

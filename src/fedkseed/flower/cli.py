@@ -9,7 +9,7 @@ import typer
 
 from ..errors import FedKSeedError
 from ..files import write_atomically
-from ..recipe.schema import load_recipe
+from ..recipe.reading import load_recipe
 from ..run.store import Store
 from ..tools.display import Bars, console, print_result
 from . import require_flower
@@ -125,9 +125,9 @@ def client(
 
 def _largest(algorithm: str) -> str:
     """Of a client's request: K numbers are small, weights are not."""
-    from ..recipe.algorithms import ALGORITHMS
+    from ..recipe.algorithms import algorithm_of
 
-    return "8m" if ALGORITHMS[algorithm].pooled else "2g"
+    return "8m" if algorithm_of(algorithm).pooled else "2g"
 
 
 def _stop_when_told() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..data.reading import SAMPLES
 from ..errors import FedKSeedError
+from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import OBJECTIVES, Network, Recipe
 
 
@@ -13,6 +14,11 @@ def require_networked(recipe: Recipe) -> None:
     Raises:
         FedKSeedError: it tells what to change.
     """
+    if recipe.training.algorithm not in ALGORITHMS:
+        raise FedKSeedError(
+            f"[training] algorithm = {recipe.training.algorithm!r} would run code of the server's on the clients' "
+            f"machines; over a network it is one of {', '.join(ALGORITHMS)}"
+        )
     if recipe.training.objective not in OBJECTIVES:
         raise FedKSeedError(
             f"[training] objective = {recipe.training.objective!r} would run a function on the clients' machines; "

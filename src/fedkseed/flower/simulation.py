@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from ..errors import FedKSeedError
-from ..recipe.schema import Network, Recipe, parse
+from ..recipe.reading import parse
+from ..recipe.schema import Network, Recipe
 from ..round import answer
 from ..run.loop import Result, work
 from ..run.progress import Progress
@@ -68,7 +69,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
 
     recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)
-    if simulation.algorithm.replays:
+    if simulation.algorithm.remembers:
         raise FedKSeedError(
             f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
             "process to process: use --engine own"

@@ -16,9 +16,10 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from ..errors import FedKSeedError
+from ..local.client import Client
 from ..randomness import cohort
 from ..round import answer, run_round
-from ..strategy import Client, Strategy
+from ..strategy import Strategy
 from ..wire.codec import encode
 from .envelope import Reply, Status, Task
 from .messages import packed, unpacked

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import FedKSeedError
-from ..strategy import Client
 from ..weights.full import Free
+from .client import Client
 
 Batch = TypeVar("Batch")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # Adam as Kingma and Ba, 2015, with their defaults
@@ -68,7 +68,7 @@ def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
     return finite
 
 
-def train(client: Client, round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
+def train(client: Client[Free], round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
     """A client's first-order steps of one round.
 
     Raises:
@@ -78,7 +78,7 @@ def train(client: Client, round_: int, *, optimizer: str, lr: float, steps: int)
         raise FedKSeedError(
             f"client {client.number} brings no loss to backpropagate through; give it Client(graph=...)"
         )
-    weights, batches = cast("Free", client.weights), client.batches(round_)
+    weights, batches = client.weights, client.batches(round_)
     found = first_order_steps(
         weights, client.graph, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step
     )  # fmt: skip

@@ -2,16 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..strategy import Client
+from .client import Client
 from .schedules import require_choice, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from ..weights.full import Free
     from .first_order import Trained
 
 POINTS = {"one point": 1, "two points": 2}
@@ -64,7 +65,7 @@ class LocalWork:
         """First-order steps of a client: so many, or as many as it takes to go through its data."""
         return self.steps if self.epochs is None else self.epochs * math.ceil(examples / min(self.batch_size, examples))
 
-    def zeroth_order(self, client: Client, round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
+    def zeroth_order(self, client: Client[Any], round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
         """Steps along directions, shape (τ P,)."""
         return zeroth_order_steps(
             client.weights,
@@ -79,7 +80,7 @@ class LocalWork:
             on_step=client.on_step,
         )
 
-    def first_order(self, client: Client, round_: int, lr: float) -> "Trained":
+    def first_order(self, client: "Client[Free]", round_: int, lr: float) -> "Trained":
         """Steps along gradients."""
         from .first_order import train
 

@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
-from ..recipe.schema import Recipe, parse
+from ..recipe.reading import parse
+from ..recipe.schema import Recipe
 
 Tree: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "stories", "small", "full")

@@ -1,7 +1,8 @@
 """The algorithms by name: README, command line, comparisons and contract tests read this table."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,20 @@ from numpy.typing import NDArray
 from ..directions import Pool
 from ..directions.pool import TRANSFORMED
 from ..errors import FedKSeedError
-from ..local.optimizers import Optimizer
 from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
 from ..strategies.replay import Replay
-from ..strategy import Strategy
+from ..strategy import COEFFICIENTS, Settings, Strategy
 from ..wire.records import Run
+from . import own_code
 from .schema import Derivatives, Recipe
 
 UNLIMITED = 1 << 32  # seeds
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
 CHANGE = "K coefficients"
+NOTHING = np.empty(0, np.float32)
 OUTPUT, ALL = "derivatives of the output layer", "derivatives of all layers"  # in R^K
 
 
@@ -50,13 +52,13 @@ class Algorithm:
 
     @property
     def pooled(self) -> bool:
-        """Is the model a function of K coefficients?"""
-        return self.strategy is KSeed
+        """Whether the model is a function of K coefficients."""
+        return self.strategy.weights == COEFFICIENTS
 
     @property
-    def replays(self) -> bool:
-        """Do clients remember the model that they saw last?"""
-        return self.strategy is Replay
+    def remembers(self) -> bool:
+        """Whether a client must remember the model of the round that it took part in last."""
+        return self.strategy.remembers
 
     @property
     def backpropagates(self) -> bool:
@@ -77,25 +79,35 @@ class Algorithm:
         """η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
         return 3e-4 if self.local in (SGD, ADAM) else 3e-7
 
-    def require_read(self, recipe: Recipe) -> None:
-        """Refuse settings that only algorithms with K coefficients read: they would be ignored in silence.
+    def require(self, recipe: Recipe) -> None:
+        """Refuse a recipe that the algorithm can't follow as a whole: a setting must not be ignored in silence.
 
         Raises:
-            FedKSeedError: there is one.
+            FedKSeedError: the name of what does not go with it.
         """
-        settings = {
+        name, training = recipe.training.algorithm, recipe.training
+        if recipe.model.storage != "dense" and not self.pooled:
+            raise FedKSeedError(
+                f"{name} can't tune a model whose weights are kept {recipe.model.storage}: "
+                "set [model] storage = 'dense'"
+            )
+        given = {
             "[asynchronous]": recipe.asynchronous is not None,
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
             "[derivatives]": recipe.derivatives != Derivatives(),
-            "[training] wire": recipe.training.wire not in (None, "exact"),
-            "[training] server": recipe.training.server != "sgd",
+            "[training] wire": training.wire not in (None, "exact"),
+            "[training] server": training.server != "sgd",
         }
-        for name, given in settings.items():
-            if given and not self.pooled:
-                raise FedKSeedError(
-                    f"{recipe.training.algorithm} does not read {name}: leave it out, or use an algorithm whose model "
-                    "is K coefficients, as fedkseed"
-                )
+        if unread := [setting for setting, there in given.items() if there and setting not in self.strategy.reads]:
+            raise FedKSeedError(
+                f"{name} does not read {unread[0]}: leave it out, or use an algorithm whose model is K coefficients, "
+                "as fedkseed"
+            )
+        if (self.differentiates or recipe.clients.backpropagating > 0) and training.objective != "loss":
+            raise FedKSeedError(
+                f"{name} takes derivatives, and {training.objective!r} has no gradient: set [training] objective = "
+                "'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'"
+            )
 
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool; without limit where seeds are not reused.
@@ -125,32 +137,31 @@ class Algorithm:
         )
 
     def make(
-        self, recipe: Recipe, run: Run, start: NDArray[np.float32], tensors: tuple[tuple[int, int], ...]
-    ) -> Strategy:
+        self, recipe: Recipe, run: Run, start: NDArray[np.float32] = NOTHING, tensors: tuple[tuple[int, int], ...] = ()
+    ) -> Strategy[Any]:
         """The strategy as a recipe describes it.
 
         Args:
             start: the tuned weights, for a server that holds them; a client needs none.
-            tensors: number and size of each tuned tensor.
+            tensors: number and size of each tuned tensor; a server without a model knows none.
         """
-        training, local = recipe.training, self.local_work(recipe)
-        if self.pooled:
-            options: dict[str, Any] = self.options | ({"wire": training.wire} if training.wire else {})
-            if (late := recipe.asynchronous) is not None:
-                limit = training.rounds if late.max_staleness is None else late.max_staleness
-                options |= {"max_staleness": limit, "staleness_power": late.staleness_power}
-            with_derivatives = self.local != TWO or recipe.clients.backpropagating > 0
-            return KSeed(
-                run,
-                local,
-                derivatives=_derivatives(recipe) if with_derivatives else None,
-                server=Optimizer(training.server),
-                server_lr=training.server_lr or 1.0,
-                **options,
-            )
-        if self.replays:
-            return Replay(run, recipe.pool, len(tensors), local, **self.options, server_lr=training.server_lr or 1.0)
-        return Averaging(run, start, tensors, local, **self.options)
+        training, late = recipe.training, recipe.asynchronous
+        with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
+        settings = Settings(
+            run,
+            recipe.pool,
+            self.local_work(recipe),
+            _derivatives(recipe) if with_derivatives else None,
+            start,
+            tensors,
+            training.wire,
+            training.server,
+            training.server_lr or 1.0,
+        )
+        if late is not None:
+            limit = training.rounds if late.max_staleness is None else late.max_staleness
+            settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
+        return self.strategy.make(settings, **self.options)
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:
@@ -197,3 +208,54 @@ ALGORITHMS = {
         {"kind": "by tensor"},
     ),
 }
+
+
+def algorithm_of(name: str) -> Algorithm:
+    """The row of a name; a name of the user's own code, FILE.py:NAME, runs that file.
+
+    Raises:
+        FedKSeedError: there is no such algorithm.
+    """
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
+    if not own_code.is_own(name):
+        raise _unknown(name)
+    return own_code.load(name, "[training] algorithm", "Algorithm", lambda row: isinstance(row, Algorithm))
+
+
+def chosen(recipe: Recipe) -> Algorithm:
+    """The algorithm of a recipe.
+
+    Raises:
+        FedKSeedError: there is none of its name, or the recipe has settings that it can't follow.
+    """
+    algorithm = algorithm_of(recipe.training.algorithm)
+    algorithm.require(recipe)
+    return algorithm
+
+
+def require_known(recipe: Recipe) -> None:
+    """Refuse a name that no algorithm has, and a lack of numbers that a known one needs; no user's code is run.
+
+    Raises:
+        FedKSeedError: the nearest names are in its text.
+    """
+    name, training = recipe.training.algorithm, recipe.training
+    if name not in ALGORITHMS:
+        if not own_code.is_own(name):
+            raise _unknown(name)
+        return
+    if training.wire == "sign" and training.lr is None and ALGORITHMS[name].pooled and ALGORITHMS[name].local == TWO:
+        raise FedKSeedError(
+            "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
+            "the mean |rho| of `fedkseed rounds`"
+        )
+
+
+def _unknown(name: str) -> FedKSeedError:
+    near = get_close_matches(name, ALGORITHMS, 1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return FedKSeedError(
+        f"[training] algorithm: no algorithm is called {name!r}; {hint}choose one of {', '.join(ALGORITHMS)}, or name "
+        "your own as 'FILE.py:NAME'"
+    )

@@ -1,20 +1,15 @@
-"""A recipe: what to run, as typed TOML. Only this file sees TOML; everything else takes plain values."""
+"""A recipe's tables, typed: every key, its default and its limits."""
 
-import re
-import tomllib
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ..data.wording import Wording
 from ..directions import Pool
 from ..errors import FedKSeedError
-from ..files import border
 from ..randomness import pool_key
-from ..wire.records import MAX_BROADCAST
+from . import own_code
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -33,6 +28,7 @@ class Model(Part):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of w_0: `fedkseed pin` writes it here
     tuned: list[str] | None = None  # patterns of parameter names; None: what the algorithm tunes
     mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
 
@@ -71,10 +67,6 @@ class Data(Part):
         if self.columns and self.format != "rows":
             raise ValueError("columns name the fields of rows; natural-instructions has names of its own")
         return self
-
-    @property
-    def wording(self) -> Wording:
-        return Wording(self.template, self.separator)
 
 
 class Clients(Part):
@@ -141,16 +133,11 @@ class Directions(Part):
 
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # those that have a name
 
-AlgorithmName = Literal[
-    "fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "fedavg", "fedzo", "fedmezo", "fedit",
-    "fedit-sgd", "fedptuning", "fedprompt", "unlimited-seeds", "uplink-seeds", "evofed", "decomfl", "ferret",
-]  # fmt: skip
-
 
 class Training(Part):
     """The algorithm and its numbers."""
 
-    algorithm: AlgorithmName = "fedkseed"
+    algorithm: str = "fedkseed"  # a name of algorithms.py, or FILE.py:NAME of your own; see docs/extending.md
     rounds: Count = 40
     steps: Count = 200  # τ
     epochs: Count | None = None  # instead of steps, for algorithms that backpropagate: the paper's take one
@@ -171,12 +158,7 @@ class Training(Part):
             raise ValueError(
                 "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
             )
-        if self.wire == "sign" and self.lr is None and self.algorithm in ("fedkseed", "fedkseed-pro"):
-            raise ValueError(
-                "wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
-                "the mean |rho| of `fedkseed rounds`"
-            )
-        if self.objective not in OBJECTIVES and not re.fullmatch(r"(.+\.py|\w+(\.\w+)*):\w+", self.objective):
+        if self.objective not in OBJECTIVES and not own_code.is_own(self.objective):
             raise ValueError(
                 f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "
                 f"'PACKAGE.MODULE:FUNCTION', got {self.objective!r}"
@@ -289,68 +271,9 @@ class Recipe(Part):
         model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
         model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
         data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
-        file, _, function = self.training.objective.rpartition(":")
-        own = f"{Path(file).expanduser().resolve()}:{function}" if file.endswith(".py") else self.training.objective
-        training_part = self.training.model_copy(update={"objective": own})
+        own = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
+        training_part = self.training.model_copy(update=own)
         return self.model_copy(update={"model": model_part, "data": data_part, "training": training_part})
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
-
-
-def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe.
-
-    Raises:
-        FedKSeedError: the file is missing, is not TOML, has an unknown key (the nearest known one
-            is named) or a value that is not allowed.
-    """
-    path = Path(path)
-    with border(f"can't read the recipe {path}"):
-        data = path.read_bytes()
-    try:
-        return parse(tomllib.loads(data.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
-    except FedKSeedError as error:
-        raise FedKSeedError(f"{path}: {error}") from error
-
-
-def parse(table: dict[str, Any]) -> Recipe:
-    """A recipe from the tables of a TOML file."""
-    try:
-        recipe = Recipe.model_validate(table)
-        Pool(0, recipe.directions.size, recipe.directions.family)
-        if recipe.directions.size > MAX_BROADCAST:
-            raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
-    except ValidationError as error:
-        raise FedKSeedError("; ".join(_explain(detail) for detail in error.errors())) from error
-    return recipe
-
-
-def _explain(detail: Any) -> str:
-    place = [
-        str(part)
-        for part in detail["loc"]
-        if part not in ("str", "float", "constrained-float", "constrained-int") and "literal" not in str(part)
-    ]
-    where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
-    if detail["type"] == "extra_forbidden":
-        known = list(_fields(place[:-1]))
-        near = get_close_matches(place[-1], known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
-        return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
-    if detail["type"] == "missing":
-        return f"{where}{place[-1]} is missing"
-    if detail["type"] == "value_error":
-        return f"[{'.'.join(place)}] {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
-    return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
-
-
-def _fields(place: list[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(Recipe.model_fields)
-    for name in place:
-        annotation = fields[name].annotation
-        (part,) = (kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
-        fields = part.model_fields
-    return fields

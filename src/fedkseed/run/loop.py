@@ -90,7 +90,7 @@ def work(store: Store, federation: Federation) -> Result:
         reports=store.reports(),
         peak_memory=peak_memory(),
         step_seconds=median(federation.stopwatch.steps) if federation.stopwatch.steps else None,
-        sync_seconds=None if federation.algorithm.replays else federation.load(state),
+        sync_seconds=None if federation.algorithm.remembers else federation.load(state),
         weights=federation.weights.layout.size,
         digest=federation.weights.digest().hex(),
         output=output,

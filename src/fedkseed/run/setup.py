@@ -16,13 +16,13 @@ from ..evaluation.evaluate import evaluate
 from ..evaluation.objectives import objective_of
 from ..evaluation.statistics import Evaluation
 from ..files import folder
+from ..local.client import Client
 from ..models.load import load_model, load_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach
 from ..randomness import Purpose, generator, share_of
-from ..recipe.algorithms import ALGORITHMS, OUTPUT
+from ..recipe.algorithms import OUTPUT, chosen
 from ..recipe.schema import Recipe
-from ..strategy import Client
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled, Weights
 from ..weights.full import Free
@@ -61,19 +61,7 @@ class Party:
 
     def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
         self.recipe, self.progress = recipe, progress or Silent()
-        self.algorithm = algorithm = ALGORITHMS[recipe.training.algorithm]
-        if recipe.model.storage != "dense" and not algorithm.pooled:
-            raise FedKSeedError(
-                f"{recipe.training.algorithm} can't tune a model whose weights are kept {recipe.model.storage}: "
-                "set [model] storage = 'dense'"
-            )
-        algorithm.require_read(recipe)
-        differentiated = algorithm.differentiates or recipe.clients.backpropagating > 0
-        if differentiated and recipe.training.objective != "loss":
-            raise FedKSeedError(
-                f"{recipe.training.algorithm} takes derivatives, and {recipe.training.objective!r} has no gradient: "
-                "set [training] objective = 'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'"
-            )
+        self.algorithm = chosen(recipe)
         self.objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
         self.progress.note(f"loading {recipe.model.name}")
         self.tokenizer = load_tokenizer(recipe.model.name)
@@ -93,13 +81,13 @@ class Party:
         if algorithm.adapts:
             patterns = PATTERNS[algorithm.tuned]
             self.model = attach(self.model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
-        pool = algorithm.pool(recipe)
+        pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
         if algorithm.pooled:
             self.weights: Weights = hold(self.model, pool, patterns, recipe.model.mode)
         else:
-            self.weights = Free(Layout(self.model, patterns), pool)
+            self.weights = full = Free(Layout(self.model, patterns), pool)
+            start = full.values() if serves else start
         self.run = Run(pool, self.weights.base_digest)
-        start = self.weights.values() if serves and isinstance(self.weights, Free) else np.empty(0, np.float32)
         tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
         self.strategy = algorithm.make(recipe, self.run, start, tensors)
         self.patterns = tuple(patterns)

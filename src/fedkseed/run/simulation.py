@@ -13,11 +13,11 @@ import torch
 from ..data.federated import Shares, share_out
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation
+from ..local.client import Client
 from ..randomness import share_of
-from ..recipe.schema import Recipe, load_recipe
+from ..recipe.reading import load_recipe
+from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
-from ..strategy import Client
-from ..weights.full import Free
 from ..wire.codec import encode
 from ..wire.delta import lack, restore
 from .loop import Federation, Result, work
@@ -49,7 +49,7 @@ class Simulation(Federation):
         self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
     ) -> None:
         super().__init__(recipe, progress)
-        if self.algorithm.replays and recipe.clients.at_once > 1:
+        if self.algorithm.remembers and recipe.clients.at_once > 1:
             raise FedKSeedError(
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
@@ -163,7 +163,7 @@ class Simulation(Federation):
             earlier: finds the state after so many rounds: the one with which a client of an asynchronous round began,
                 and the one whose broadcast clients still hold. Left out: nobody holds one.
         """
-        if isinstance(self.weights, Free) and self.algorithm.replays:
+        if self.algorithm.remembers:
             self.load(state)  # one model stands in for clients that have seen more or less of it
         step = self.planned(state.round)
         find = earlier or _not_kept

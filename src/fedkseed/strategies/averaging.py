@@ -7,21 +7,21 @@ scalars of their zeroth-order steps instead (BAFFLE, Feng et al., 2023, and its 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
+from ..local.client import Client
 from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..randomness import draw_directions
-from ..strategy import Client
+from ..strategy import FULL, Settings
 from ..wire.records import Change, Run, Upload, Values
 from .checks import NEVER, NONE, in_order, merged, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
-    from ..weights.base import Weights
     from ..weights.full import Free
 
 
@@ -47,6 +47,10 @@ class Averaging:
 
     message: ClassVar[type[Values]] = Values
     state: ClassVar[type[State]] = State
+    weights: ClassVar[str] = FULL
+    remembers: ClassVar[bool] = False
+    sized: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     run: Run
     start: NDArray[np.float32]
@@ -56,6 +60,10 @@ class Averaging:
 
     def __post_init__(self) -> None:
         require_choice("uplink", self.uplink, ("weights",) if self.local.backpropagates else ("weights", "scalars"))
+
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Self:
+        return cls(settings.run, settings.start, settings.tensors, settings.local, **options)
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
@@ -71,21 +79,20 @@ class Averaging:
         message = Values(self.run, state.round, self.local.learning_rate(state.round), state.values)
         return dict.fromkeys(cohort, message)
 
-    def sync(self, message: Values, weights: "Weights") -> None:
-        cast("Free", weights).set(message.values)
+    def sync(self, message: Values, weights: "Free") -> None:
+        weights.set(message.values)
 
-    def train(self, message: Values, client: Client) -> Upload | Change:
+    def train(self, message: Values, client: "Client[Free]") -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
         if self.local.backpropagates:
             trained = self.local.first_order(client, message.round, message.lr)
-            return Change(*about, trained.loss, trained.skipped, cast("Free", client.weights).values(), NONE)
+            return Change(*about, trained.loss, trained.skipped, client.weights.values(), NONE)
         pool, asked = self.run.pool, self.local.scalars
         directions = draw_directions(pool.key, message.round, client.number, asked, pool.size, None)
         found = self.local.zeroth_order(client, message.round, message.lr, directions)
         if self.uplink == "scalars":
             return Upload(*about, found.loss, found.scalars)
-        values = cast("Free", client.weights).values()
-        return Change(*about, found.loss, found.skipped, values, NONE)
+        return Change(*about, found.loss, found.skipped, client.weights.values(), NONE)
 
     def aggregate(
         self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
@@ -109,6 +116,14 @@ class Averaging:
             mean += np.float32(upload.examples / total) * upload.values
         require_sendable(state.round, mean)
         return State(state.round + 1, mean)
+
+    def example(
+        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
+    ) -> Upload | Change:
+        about = (self.run, round_, client, examples, 1.0)
+        if self.uplink == "scalars":
+            return Upload(*about, rng.normal(size=self.local.scalars).astype(np.float32))
+        return Change(*about, 0, self.start, NONE)
 
     def _aggregate_scalars(self, state: State, uploads: Sequence[Upload]) -> State:
         """The server makes the directions itself: the price of sending weights down and scalars up."""

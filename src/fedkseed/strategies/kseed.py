@@ -9,27 +9,28 @@ moved each coefficient. Both are changes of c, so that one round can have both k
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
+from ..local.client import Client
 from ..local.derivatives import derivative_steps
 from ..local.optimizers import NOTHING, SGD, Moments, Optimizer
 from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
 from ..randomness import draw_directions
-from ..strategy import Client
-from ..wire.numbers import WIRES, rounded
+from ..strategy import COEFFICIENTS, OPTIONAL, Settings
+from ..wire.numbers import WIRES, rounded, scalar
 from ..wire.records import Broadcast, Change, Run, Upload
 from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
-    from ..weights.base import Pooled, Weights
+    from ..weights.base import Pooled
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,10 @@ class KSeed:
 
     message: ClassVar[type[Broadcast]] = Broadcast
     state: ClassVar[type[State]] = State
+    weights: ClassVar[str] = COEFFICIENTS
+    remembers: ClassVar[bool] = False
+    sized: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = OPTIONAL
 
     run: Run
     local: LocalWork
@@ -86,6 +91,20 @@ class KSeed:
         for name in ("max_staleness", "staleness_power"):
             if not (value := getattr(self, name)) >= 0:
                 raise FedKSeedError(f"{name} must be at least 0, got {value}")
+
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Self:
+        return cls(
+            settings.run,
+            settings.local,
+            derivatives=settings.derivatives,
+            server=Optimizer(settings.server),
+            server_lr=settings.server_lr,
+            wire=settings.wire or "compact",
+            max_staleness=settings.max_staleness,
+            staleness_power=settings.staleness_power,
+            **options,
+        )
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
@@ -114,10 +133,10 @@ class KSeed:
         )
         return dict.fromkeys(cohort, message)
 
-    def sync(self, message: Broadcast, weights: "Weights") -> None:
-        cast("Pooled", weights).load(message.coefficients)
+    def sync(self, message: Broadcast, weights: "Pooled") -> None:
+        weights.load(message.coefficients)
 
-    def train(self, message: Broadcast, client: Client) -> Upload | Change:
+    def train(self, message: Broadcast, client: "Client[Pooled]") -> Upload | Change:
         if self.derivatives is not None and client.graph is not None:
             return self._train_with_derivatives(message, client, client.graph, self.derivatives)
         pool, pairs = self.run.pool, message.steps * message.probes
@@ -144,10 +163,10 @@ class KSeed:
         )
 
     def _train_with_derivatives(
-        self, message: Broadcast, client: Client, loss: "Callable[[Any], Tensor]", work: LocalWork
+        self, message: Broadcast, client: "Client[Pooled]", loss: "Callable[[Any], Tensor]", work: LocalWork
     ) -> Change:
         moved = derivative_steps(
-            cast("Pooled", client.weights),
+            client.weights,
             loss,
             client.batches(message.round),
             steps=work.count(client.examples),
@@ -156,7 +175,7 @@ class KSeed:
             on_step=client.on_step,
         )
         values = self.rounded(np.clip(moved.change, -self.most(message.round), self.most(message.round)))
-        cast("Pooled", client.weights).load(message.coefficients + values)  # what it says, to the bit
+        client.weights.load(message.coefficients + values)  # what it says, to the bit
         return Change(
             run=self.run,
             round=message.round,
@@ -216,6 +235,15 @@ class KSeed:
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
         return State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
+
+    def example(
+        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
+    ) -> Upload | Change:
+        if differentiates and self.derivatives is not None:
+            values = self.rounded(rng.normal(size=self.run.pool.size) * 1e-9)
+            return Change(self.run, round_, client, examples, 1.0, 0, values, NONE, self.wire_of_changes)
+        found = [scalar(rho, math.inf, self.wire) for rho in rng.normal(size=self.local.scalars)]
+        return Upload(self.run, round_, client, examples, 1.0, np.array(found, np.float32), self.wire)
 
     def _share(self, state: State, upload: Upload | Change, total: int) -> float:
         """What an upload counts: its share of all examples, less if it is old; a fresh one's factor is exactly 1."""

@@ -12,23 +12,23 @@ own cost does not.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..directions import Pool
 from ..errors import FedKSeedError
+from ..local.client import Client
 from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..randomness import Purpose, draw_directions, generator
-from ..strategy import Client
+from ..strategy import FULL, Settings
 from ..wire.records import Change, History, Run, Upload
 from .checks import NEVER, NONE, in_order, merged, require_clipped, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..directions.operations import Sum
-    from ..weights.base import Weights
     from ..weights.full import Free
 
 LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
@@ -61,6 +61,9 @@ class Replay:
 
     message: ClassVar[type[History]] = History
     state: ClassVar[type[State]] = State
+    weights: ClassVar[str] = FULL
+    remembers: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
 
     run: Run
     pool: Pool
@@ -72,6 +75,16 @@ class Replay:
     def __post_init__(self) -> None:
         projects = ("projected", "by tensor")
         require_choice("kind", self.kind, projects if self.local.backpropagates else ("drawn", "shared"))
+
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Self:
+        tensors, local = len(settings.tensors), settings.local
+        return cls(settings.run, settings.pool, tensors, local, server_lr=settings.server_lr, **options)
+
+    @property
+    def sized(self) -> bool:
+        """Only training tells how many numbers of a tensor are sent."""
+        return self.kind != "by tensor"
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
@@ -103,32 +116,31 @@ class Replay:
             )  # fmt: skip
         return {client: messages[known.get(client, 0)] for client in cohort}
 
-    def sync(self, message: History, weights: "Weights") -> None:
+    def sync(self, message: History, weights: "Free") -> None:
         """Go back to the model that was synced last and add, round by round, what it lacks.
 
         Raises:
             FedKSeedError: the weights are of before or after the rounds that the message tells of, or it
                 tells of directions that the rounds do not have; the weights are unchanged.
         """
-        free = cast("Free", weights)
         if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
             raise FedKSeedError(
                 f"a history of this algorithm has {self.blocks} counts a round and names directions only where they "
                 f"are drawn; got {message.counts.shape[1]} counts and {message.directions.size} directions"
             )
-        if not message.since <= free.version <= message.round:
+        if not message.since <= weights.version <= message.round:
             raise FedKSeedError(
-                f"the client holds the model after {free.version} rounds, the message tells of rounds "
+                f"the client holds the model after {weights.version} rounds, the message tells of rounds "
                 f"{message.since} to {message.round}; load the base model and ask for the whole history"
             )
-        for _ in self._missed(message, free.version):
+        for _ in self._missed(message, weights.version):
             pass  # all is checked before a weight changes
-        free.back()
-        for total, tensor in self._missed(message, free.version):
-            free.add(total, tensor)
-        free.settle()
-        free.keep()
-        free.version = message.round
+        weights.back()
+        for total, tensor in self._missed(message, weights.version):
+            weights.add(total, tensor)
+        weights.settle()
+        weights.keep()
+        weights.version = message.round
 
     def _missed(self, message: History, version: int) -> "Iterator[tuple[Sum, int | None]]":
         """What moved the model since it was that of `version` rounds: sums, each for all tensors or for one."""
@@ -144,7 +156,7 @@ class Replay:
                 total = Sum(pool, *pool.select(directions, message.coefficients[part]))
                 yield total, block if self.kind == "by tensor" else None
 
-    def train(self, message: History, client: Client) -> Upload | Change:
+    def train(self, message: History, client: "Client[Free]") -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
         if self.local.backpropagates:
             return self._project(message, client)
@@ -194,6 +206,17 @@ class Replay:
             seen,
         )
 
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
+        """Of `by tensor` the largest reply: its size is only known by training."""
+        about, counts = (self.run, round_, client, examples, 1.0), NONE
+        if self.kind == "drawn":
+            return Upload(*about, rng.normal(size=self.local.scalars).astype(np.float32))
+        size = self.local.scalars if self.kind == "shared" else self.pool.size
+        if self.kind == "by tensor":
+            counts = np.full(self.tensors, self.pool.size, np.uint32)
+            size = int(counts.sum())
+        return Change(*about, 0, rng.normal(size=size).astype(np.float32) * 1e-9, counts)
+
     def round_pool(self, round_: int) -> Pool:
         """The K directions of a round."""
         key = int(generator(self.run.pool.key, Purpose.ROUND, round_).integers(0, 1 << 64, dtype=np.uint64))
@@ -205,9 +228,9 @@ class Replay:
         first = round_ * self.local.scalars if self.kind == "shared" else 0
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
-    def _project(self, message: History, client: Client) -> Change:
+    def _project(self, message: History, client: "Client[Free]") -> Change:
         """Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ: what is sent is ⟨z_j, Δ⟩ / K, Δ the update of the local steps."""
-        free, pool = cast("Free", client.weights), self.round_pool(message.round)
+        free, pool = client.weights, self.round_pool(message.round)
         found = self.local.first_order(client, message.round, message.lr)
         about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
         products = free.change(pool)

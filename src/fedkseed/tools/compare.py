@@ -3,35 +3,29 @@
 The client is a process of its own, so that its memory can be told: nothing else of the federation is in it.
 """
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ..data.federated import Shares, share_out
 from ..errors import FedKSeedError
+from ..local.client import Client
 from ..models.load import load_tokenizer
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..run.loop import peak_memory
 from ..run.setup import NEWCOMER, Stopwatch
 from ..run.simulation import Simulation
-from ..strategies.averaging import Averaging
-from ..strategies.checks import NONE
-from ..strategies.kseed import KSeed
-from ..strategies.replay import Replay
-from ..strategy import Client, Strategy
+from ..strategy import Strategy
 from ..wire.codec import decode, encode
-from ..wire.numbers import scalar
-from ..wire.records import Broadcast, Change, Upload, Values
 
 AWAY = 10  # rounds that a returning client has missed
 STEPS = 5  # local steps that are taken to time them
@@ -103,33 +97,22 @@ def _serve(recipe: Recipe, shares: Shares, folder: Path) -> int | None:
             (folder / "back").write_bytes(encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER]))
         cohort = simulation.cohort(round_)
         taking_part = cohort if 0 in cohort else [0, *cohort[1:]]
-        uploads = [_random_upload(simulation, strategy, round_, client) for client in taking_part]
+        uploads = [_example(simulation, strategy, round_, client) for client in taking_part]
         up = len(encode(uploads[0]))
         state = strategy.aggregate(state, uploads)
     (folder / "next").write_bytes(encode(strategy.broadcast(state, [0])[0]))
-    return None if isinstance(strategy, Replay) and strategy.kind == "by tensor" else up
+    return up if strategy.sized else None
 
 
-def _random_upload(simulation: Simulation, strategy: Strategy, round_: int, client: int) -> Upload | Change:
-    run, rng = simulation.run, generator(simulation.recipe.seed, Purpose.BATCHES, round_, client)
-    about = (run, round_, client, len(simulation.shares.clients[client]))
-    pool, pairs = run.pool, simulation.recipe.training.steps * simulation.recipe.training.probes
-    differentiates = simulation.client(client).graph is not None
-    if isinstance(strategy, KSeed) and strategy.derivatives is not None and differentiates:
-        numbers = strategy.rounded(rng.normal(size=pool.size) * 1e-9)
-        return Change(*about, 1.0, 0, numbers, NONE, strategy.wire_of_changes)
-    if Upload in strategy.replies:
-        wire = strategy.wire if isinstance(strategy, KSeed) else "exact"
-        scalars = [scalar(found, math.inf, wire) for found in rng.normal(size=pairs)]
-        return Upload(*about, 1.0, np.array(scalars, np.float32), wire)
-    if isinstance(strategy, Averaging):
-        return Change(*about, 1.0, 0, strategy.start, NONE)
-    replay = cast("Replay", strategy)
-    if replay.kind == "by tensor":
-        counts = np.full(replay.tensors, replay.pool.size, np.uint32)
-        return Change(*about, 1.0, 0, rng.normal(size=int(counts.sum())).astype(np.float32) * 1e-9, counts)
-    size = replay.pool.size if replay.kind == "projected" else pairs
-    return Change(*about, 1.0, 0, rng.normal(size=size).astype(np.float32) * 1e-9, NONE)
+def _example(simulation: Simulation, strategy: Strategy[Any], round_: int, number: int) -> Any:
+    client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, round_, number)
+    return strategy.example(round_, number, client.examples, client.graph is not None, rng)
+
+
+def _once_synced(message: Any) -> Any:
+    """The message as training needs it: with few steps, and without weights, which are in the model now."""
+    changes = {"steps": STEPS, "values": np.empty(0, np.float32)}
+    return replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
 
 
 def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | None) -> Costs:
@@ -149,10 +132,7 @@ def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | Non
         message = decode(data, strategy.message)
         strategy.sync(message, client.weights)
         seconds.append(time.perf_counter() - begin)
-        if isinstance(message, Values):  # the weights are in the model now
-            message = replace(message, values=message.values[:0].copy())
-        if isinstance(message, Broadcast):  # which tells how many steps to take
-            message = replace(message, steps=STEPS)
+        message = _once_synced(message)
         del data
     upload = encode(strategy.train(message, client))
     return Costs(

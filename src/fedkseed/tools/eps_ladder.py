@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Estimate, estimate
 from ..randomness import Purpose, generator
-from ..recipe.algorithms import ALGORITHMS, ONE
+from ..recipe.algorithms import ONE
 from ..run.simulation import Simulation
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # ε
@@ -85,7 +85,7 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
         if clock() > until:
             break
     simulation.load(state)
-    one = ALGORITHMS[simulation.recipe.training.algorithm].local == ONE
+    one = simulation.algorithm.local == ONE
     return judge(np.array(losses), points=1 if one else 2)
 
 

@@ -27,7 +27,7 @@ from ..errors import FedKSeedError
 from ..evaluation.statistics import Estimate, estimate, paired_change
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
-from ..recipe.schema import load_recipe
+from ..recipe.reading import load_recipe
 from ..run.store import Store
 from ..strategies.kseed import State, importance
 
@@ -180,7 +180,7 @@ def against(store: Store, first: Store) -> Estimate | None:
 
 def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State | None:
     """The state of a K-seed run after some rounds, or the latest; other algorithms keep other states."""
-    return store.state(State, done) if ALGORITHMS[algorithm].pooled else None
+    return store.state(State, done) if algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled else None
 
 
 def directions(state: State | None) -> Directions | None:

@@ -12,7 +12,7 @@ from typing import Any
 from ..errors import FedKSeedError
 from ..evaluation.statistics import estimate
 from ..files import border
-from ..recipe.schema import load_recipe
+from ..recipe.reading import load_recipe
 from ..round import Report
 from ..run.progress import Progress
 from ..run.store import Store

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -16,12 +16,11 @@ from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.statistics import Estimate, paired_change
 from ..randomness import Purpose, generator
-from ..recipe.algorithms import ALGORITHMS
+from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
 from ..run.progress import Progress
 from ..run.simulation import Simulation
 from ..strategy import Strategy
-from ..weights.full import Free
 from .eps_ladder import Clock, Scalars, measure
 
 EXAMPLES = 64  # of the clients' training examples, to compare trials on
@@ -103,7 +102,7 @@ class Tuning:
         """The recipe's learning rate."""
         if derives(self.recipe):
             return self.recipe.derivatives.lr
-        return self.recipe.training.lr or ALGORITHMS[self.recipe.training.algorithm].lr
+        return self.recipe.training.lr or algorithm_of(self.recipe.training.algorithm).lr
 
 
 def tune(
@@ -128,7 +127,7 @@ def tune(
         cohort = simulation.cohort(0)
         own = (derives(recipe) and recipe.derivatives.steps) or training.steps
         found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
-        if not ALGORITHMS[training.algorithm].differentiates:
+        if not algorithm_of(training.algorithm).differentiates:
             scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
             size = scalars.best.scalar if training.wire == "sign" else 1.0
             found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort, size)
@@ -201,8 +200,7 @@ class Bench:
         everyone = [example for share in simulation.shares.clients for example in share]
         order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:EXAMPLES]
         self.examples = [everyone[i] for i in order]
-        replays = ALGORITHMS[simulation.recipe.training.algorithm].replays
-        self._base = cast("Free", simulation.weights).values() if replays else None
+        self._base = simulation.weights.checkpoint() if simulation.algorithm.remembers else None
 
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
         """One round of a strategy, from the base model."""
@@ -228,15 +226,12 @@ class Bench:
     def _forget(self) -> None:
         """Clients of algorithms that replay rounds remember them: here they have seen none."""
         if self._base is not None:
-            free = cast("Free", self.simulation.weights)
-            free.set(self._base)
-            free.keep()
-            free.version = 0
+            self.simulation.weights.rewind(self._base)
 
 
 def derives(recipe: Recipe) -> bool:
     """Do its clients take derivatives in R^K? Then [derivatives] has their learning rate."""
-    algorithm = ALGORITHMS[recipe.training.algorithm]
+    algorithm = algorithm_of(recipe.training.algorithm)
     return algorithm.pooled and algorithm.differentiates
 
 

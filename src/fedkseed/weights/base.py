@@ -7,6 +7,7 @@ ways to hold w(c), with the same methods. Works for any PyTorch module: no code 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,6 +57,13 @@ class Weights(ABC):
         above = loss()
         self.shift(direction, -eps)
         return above, loss()
+
+    def checkpoint(self) -> Any:
+        """All that later rounds could not make again from a broadcast; None where a broadcast says everything."""
+        return None
+
+    def rewind(self, checkpoint: Any) -> None:  # noqa: B027 - most have nothing to do
+        """Go back to a checkpoint, and forget the rounds since."""
 
     def digest(self) -> bytes:
         """`digest` of the model as it is now."""

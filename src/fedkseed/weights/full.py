@@ -109,6 +109,14 @@ class Free(Weights):
             tensor.copy_(kept)
         self.settle()
 
+    def checkpoint(self) -> NDArray[np.float32]:
+        return self.values()
+
+    def rewind(self, checkpoint: NDArray[np.float32]) -> None:
+        self.set(checkpoint)
+        self.keep()
+        self.version = 0
+
     def change(self, pool: Pool) -> NDArray[np.float64]:
         """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ = w − w_kept."""
         parts = zip(self.layout.tuned, self._moved(), strict=True)

@@ -42,6 +42,7 @@ def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
         ('split = "files"', 'split = "files"\ncount = 1000000000', "at most 1048576 go"),
         ("[clients]", "[peft]\nrank = 1000000\n[clients]", r"asks for \[peft\] rank"),
         ("[clients]", '[training]\nobjective = "/tmp/x.py:f"\n[clients]', "would run a function"),
+        ("[clients]", '[training]\nalgorithm = "/tmp/x.py:f"\n[clients]', "would run code of the server's"),
         ("[clients]", '[training]\nobjective = "os:system"\n[clients]', "would run a function"),
         ("[clients]", "[asynchronous]\n[clients]", "rounds over a network are synchronous"),
         ("[clients]", "trust_remote_code = true\n[clients]", "has no key 'trust_remote_code'"),

@@ -25,7 +25,7 @@ from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import AbandonedError, Member, Settings, Worker, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
 

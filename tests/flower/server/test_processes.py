@@ -31,7 +31,7 @@ from fedkseed.flower.server import processes as host
 from fedkseed.flower.server.grid import Numbers
 from fedkseed.flower.server.journal import Follower, Journal
 from fedkseed.flower.server.processes import Host, nginx_conf
-from fedkseed.recipe.schema import load_recipe
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
 from fedkseed.run.progress import Silent

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ...data.reading import SAMPLES
 from ...errors import FedKSeedError
-from ...recipe.schema import Recipe, parse
+from ...recipe.reading import parse
+from ...recipe.schema import Recipe
 from ...wire.records import MAX_SCALARS
 from ..recipes import require_networked
 

@@ -10,8 +10,8 @@ from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
 from ...errors import FedKSeedError
-from ...recipe.algorithms import ALGORITHMS
-from ...recipe.schema import load_recipe
+from ...recipe.algorithms import algorithm_of
+from ...recipe.reading import load_recipe
 from ...run.loop import Result, work
 from ...run.progress import Progress, Silent
 from ...run.store import Store
@@ -38,7 +38,7 @@ def main(grid: Grid, context: Context) -> None:
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
         algorithm = load_recipe(Store(directory).recipe).training.algorithm
-        guard_pulls(PATIENCE if ALGORITHMS[algorithm].pooled else LARGE)
+        guard_pulls(PATIENCE if algorithm_of(algorithm).pooled else LARGE)
         journal.result(serve(directory, grid, journal))
 
 

@@ -28,7 +28,7 @@ class Server(Federation):
     def __init__(self, recipe: Recipe, remote: Remote, progress: Progress | None = None) -> None:
         require_networked(recipe)
         super().__init__(recipe, progress)
-        if self.algorithm.replays:
+        if self.algorithm.remembers:
             raise FedKSeedError(
                 f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
                 "restarted forgets: choose another [training] algorithm"

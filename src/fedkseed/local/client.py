@@ -1,0 +1,25 @@
+"""One party of a federation as algorithms see it: its model, its data, its loss."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:  # a server aggregates without PyTorch
+    from torch import Tensor
+
+    from ..weights.base import Weights
+
+Held = TypeVar("Held", bound="Weights")
+
+
+@dataclass(frozen=True, slots=True)
+class Client(Generic[Held]):
+    """One party: its model, its data, its loss. Nothing here leaves it."""
+
+    number: int
+    weights: Held
+    examples: int  # that it holds
+    batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
+    loss: Callable[[Any], float]  # of one batch: nats a token, or another objective of the recipe
+    on_step: Callable[[float], None] = lambda loss: None
+    graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives

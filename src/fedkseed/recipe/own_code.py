@@ -1,0 +1,72 @@
+"""Python of a user's own that a local recipe names: FILE.py:NAME or PACKAGE.MODULE:NAME. Loading it runs it."""
+
+import re
+import sys
+from collections.abc import Callable
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError
+
+PATTERN = re.compile(r"(.+\.py|\w+(\.\w+)*):\w+")
+
+
+def is_own(name: str) -> bool:
+    """Whether a recipe's value has the form of a name of the user's own code."""
+    return PATTERN.fullmatch(name) is not None
+
+
+def absolute(name: str) -> str:
+    """The same name with a path that holds from any working directory."""
+    file, _, member = name.rpartition(":")
+    return f"{Path(file).expanduser().resolve()}:{member}" if file.endswith(".py") else name
+
+
+def load(name: str, setting: str, what: str, fits: Callable[[Any], bool]) -> Any:
+    """The object of a name; an error inside the user's file is shown as Python shows it.
+
+    Args:
+        setting: where the recipe says it, for refusals: `[training] objective`.
+        what, fits: the kind of object that is wanted.
+
+    Raises:
+        FedKSeedError: there is no such file, module or member, or it is of another kind.
+    """
+    place, _, member = name.rpartition(":")
+    names = _file(place, name, setting) if place.endswith(".py") else _module(place, name, member, setting)
+    if not fits(names.get(member)):
+        there = ", ".join(key for key, value in names.items() if fits(value)) or "none"
+        raise FedKSeedError(f"{setting} = {name!r}: {place} has no {what} {member!r}; its {what}s are: {there}")
+    return names[member]
+
+
+def _file(place: str, name: str, setting: str) -> dict[str, Any]:
+    path = Path(place).expanduser()
+    if not path.is_file():
+        raise FedKSeedError(f"{setting} = {name!r}: there is no file {path.resolve()}; correct the path")
+    # One module for the same text, in sys.modules: dataclasses look their module up there, and the class of a
+    # run's states must be one.
+    key = f"fedkseed_own_{sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()[:16]}"
+    if key not in sys.modules:
+        spec = spec_from_file_location(key, path)
+        if spec is None or spec.loader is None:
+            raise FedKSeedError(f"{setting} = {name!r}: {path} can't be loaded as Python")
+        module = sys.modules[key] = module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[key]
+            raise
+    return vars(sys.modules[key])
+
+
+def _module(place: str, name: str, member: str, setting: str) -> dict[str, Any]:
+    try:
+        return vars(import_module(place))
+    except ModuleNotFoundError as error:
+        raise FedKSeedError(
+            f"{setting} = {name!r}: {error}; install it, or name a file as 'FILE.py:{member}'"
+        ) from error
