@@ -16,17 +16,9 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from ..files import border
+from .compat import QUIET
 
 GRACE = 10.0  # seconds for a process to end by itself before it is killed
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; Flower's 1 is waited for by every message
-    "PYTHONUNBUFFERED": "1",
-}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 

@@ -12,7 +12,7 @@ from ..files import write_atomically
 from ..recipe.reading import load_recipe
 from ..run.store import Store
 from ..tools.display import Bars, console, print_result
-from . import require_flower
+from .compat import require_flower
 
 
 def certs(

@@ -7,7 +7,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
+
+from .compat import name_message, name_task
 
 Deliver: TypeAlias = Callable[[Message], Iterable[Message]]  # a message to a node -> the replies that arrive
 
@@ -23,8 +24,7 @@ class LoopbackGrid(Grid):
     def __init__(self, nodes: Callable[[], Sequence[int]], deliver: Deliver) -> None:
         self._nodes, self._deliver = nodes, deliver
         self._sent: dict[str, Message] = {}
-        # Flower names the process's task in a class; without one, no message can be made (flwr 1.41).
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        name_task()
 
     def set_run(self, run: Run) -> None:
         raise NotImplementedError("there is one run")
@@ -44,8 +44,7 @@ class LoopbackGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         keys = []
         for message in messages:
-            key = message.object_id
-            message.metadata.__dict__["_message_id"] = key  # as Flower's own Grid sets it
+            key = name_message(message)
             self._sent[key] = message
             keys.append(key)
         return keys

@@ -21,9 +21,8 @@ from ..run.progress import Progress
 from ..run.simulation import Simulation
 from ..run.store import Store
 from ..run.workers import computing_with
-from . import require_flower
-from .children import QUIET
 from .client.worker import Worker
+from .compat import QUIET, require_flower
 from .envelope import Task
 
 DAY = 86_400.0  # seconds of a round, on a machine of one's own

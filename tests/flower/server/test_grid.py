@@ -14,10 +14,10 @@ from fedkseed import FedKSeedError
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import Member, Worker
+from fedkseed.flower.compat import ERRORS, GONE, guard_pulls
 from fedkseed.flower.envelope import Reply, Status, Task
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.messages import packed, unpacked
-from fedkseed.flower.server import app as server_app
 from fedkseed.flower.server import grid as remote
 from fedkseed.flower.server.grid import Numbers
 from fedkseed.recipe.schema import Network
@@ -94,7 +94,7 @@ def test_a_client_that_flower_reports_lost_is_asked_again_and_nothing_shows(sett
             yield from deliver(message)
 
     assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
-    assert notes.has(f"round 2: client 2 did not answer: {remote.ERRORS[code]}")
+    assert notes.has(f"round 2: client 2 did not answer: {ERRORS[code]}")
 
 
 def lacking(message: Message) -> Message:
@@ -170,7 +170,7 @@ def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed,
     def leaving(message):
         if (round_of(message), number_of(message)) == (1, 2) and next(times, None) is not None:
             back[:] = [time.monotonic() + 1.5 * remote.LOOK]
-            yield lost_to(message, remote.GONE)
+            yield lost_to(message, GONE)
         else:
             yield from deliver(message)
 
@@ -210,7 +210,7 @@ def test_a_reply_that_flower_cannot_read_is_one_that_is_missing(monkeypatch):
         return {key: pull_object_fn(key) for key in object_ids}
 
     monkeypatch.setattr(http_grid, "pull_objects", pull)  # and put back after the test
-    server_app.guard_pulls(3.0)
+    guard_pulls(3.0)
     for name, contents in kinds.items():
         if name == "as it was sent":
             assert http_grid.pull_objects(list(contents), contents.__getitem__) == contents

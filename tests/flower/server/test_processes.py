@@ -20,13 +20,13 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.evaluation.statistics import Evaluation
-from fedkseed.flower import TESTED, require_flower
 from fedkseed.flower import cli as commands
 from fedkseed.flower.certs import make
-from fedkseed.flower.children import QUIET, Child, environment, wait_until
+from fedkseed.flower.children import Child, environment, wait_until
 from fedkseed.flower.client import supervisor as node
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
+from fedkseed.flower.compat import CLIENTAPP, QUIET
 from fedkseed.flower.server import processes as host
 from fedkseed.flower.server.grid import Numbers
 from fedkseed.flower.server.journal import Follower, Journal
@@ -255,7 +255,7 @@ def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, t
     nodes: dict[str, int] = {}
 
     def superlink(arguments, env, seconds=60.0):
-        """As flwr 1.41 answers."""
+        """As Flower answers."""
         if arguments[1] == "list":
             return {"nodes": [{"node-id": str(node)} for node in nodes.values()]}
         if arguments[2] in nodes:
@@ -331,29 +331,6 @@ def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_pa
     wait_for(lambda: not any(host._alive(int(p)) for p in pids.read_text().split()), 30, lambda: "one lives on")
 
 
-def test_without_flower_the_commands_tell_what_to_install(monkeypatch):
-    from fedkseed import flower
-
-    require_flower()
-    monkeypatch.setattr(flower, "version", lambda name: "1.99.0")
-    with pytest.raises(FedKSeedError, match=r"Flower 1.99.0 is installed.*pip install 'fedkseed\[flower\]'"):
-        require_flower()
-
-    def missing(name):
-        raise flower.PackageNotFoundError(name)
-
-    monkeypatch.setattr(flower, "version", missing)
-    with pytest.raises(FedKSeedError, match=r"needs Flower; install it with: pip install 'fedkseed\[flower\]'"):
-        require_flower()
-    assert TESTED
-
-
-def test_importing_fedkseed_and_its_commands_needs_no_flower():
-    code = "import sys; sys.modules['flwr'] = None; import fedkseed.cli, fedkseed.flower.cli, fedkseed.run.simulation"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
     """A run's type is the server's choice, and decides which program a client's executor starts."""
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
@@ -363,7 +340,7 @@ def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
     assert len({*TASK_TYPE_TO_COMMAND.values()}) >= 6
     for name in TASK_TYPE_TO_COMMAND.values():
         assert shutil.which(name, path=env["PATH"]) == str(folder / name)
-        if name == node.CLIENTAPP:
+        if name == CLIENTAPP:
             assert "-m fedkseed.flower.client.executor" in (folder / name).read_text()
         else:
             done = subprocess.run([name, "--help"], env=env, capture_output=True, text=True, check=False)
@@ -374,24 +351,26 @@ def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
 def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):
     from importlib import import_module
 
+    from fedkseed.flower import compat
     from fedkseed.flower.client import app as client_app
     from fedkseed.flower.client import executor
 
-    theirs = import_module(executor.MODULE)
+    theirs = import_module(compat.INSTALLS)
     ran = []
 
     def command() -> None:
         ran.append(theirs.get_load_client_app_fn()("an id", "a version", "a hash"))
 
-    monkeypatch.setattr(theirs, executor.INSTALL, theirs.install_from_fab)  # both are put back after the test
-    monkeypatch.setattr(theirs, executor.LOAD, theirs.get_load_client_app_fn)
+    monkeypatch.setattr(theirs, compat.INSTALL, theirs.install_from_fab)  # both are put back after the test
+    monkeypatch.setattr(theirs, compat.LOAD, theirs.get_load_client_app_fn)
     monkeypatch.setattr(import_module("flwr.supernode.cli"), "flwr_clientapp", command)
     executor.main()
     assert ran == [client_app.app]
     assert theirs.install_from_fab(b"whatever", skip_prompt=True) is None
-    monkeypatch.setattr(executor, "import_module", lambda name: SimpleNamespace(install_from_fab=print))
+    monkeypatch.setattr(compat, "import_module", lambda name: SimpleNamespace(install_from_fab=print))
     with pytest.raises(SystemExit, match="was not tested, nothing is run"):
         executor.main()
+    assert len(ran) == 1
 
 
 def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(monkeypatch, setting, tmp_path):

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from ...errors import FedKSeedError
 from ...files import border
+from ..compat import MAX_MESSAGE
 
 LENGTH = struct.Struct("<I")
-MAX_FRAME = 1_000_000_000  # bytes: the SuperLink keeps messages in SQLite, which takes no more
+MAX_FRAME = MAX_MESSAGE  # bytes: a task or a reply, as Flower carries it
 CHUNK = 1 << 20
 LONGEST = 100  # bytes of a socket's path; the system takes 107, on macOS 103
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client

@@ -19,22 +19,15 @@ import tomli_w
 from ...errors import FedKSeedError
 from ...files import border, exclusive, locked, write_atomically
 from ..children import COLOURS, Child, environment, free_port, program, secret
+from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
 from . import sockets
 from .consent import Owner
 from .worker import Settings
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
 FIRST = 5.0  # seconds before a SuperNode that ended is started again, twice as many each time
-REFUSED = 70.0  # and at least so many if it was refused: the server counts the old one as connected for 60
+REFUSED = CONNECTED + 10.0  # and at least so many if it was refused
 LONG = 300.0  # seconds of a life after which the next death is the first again
-# flwr 1.41's SuperNode says these and then stands still, or ends.
-STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
-# What is left of a server's run that was ended: from then on it sends each reply only when the next message has come.
-LEFT_OVER = "Ignoring reply message"
-NO_ENTRY = "Exit Code: 305"  # the connection was refused
-CLIENTAPP = "flwr-clientapp"
-UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
-AHEAD, BEHIND = 5.0, 300.0  # seconds that flwr 1.41 lets a client's clock be ahead of the server's and behind it
 
 Say: TypeAlias = Callable[[str], object]
 Sleep: TypeAlias = Callable[[float], object]
@@ -129,7 +122,7 @@ class Node:
                         return Ended("the connection was lost")
                     if LEFT_OVER in text:
                         return Ended("the server has begun anew", anew=True)
-                    if not running:  # flwr 1.41 ends without a word if the server does not take its clock
+                    if not running:  # without a word, if the server does not take its clock
                         wrong = self.wrong_clock()
                         return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
                     if not executor.running:
@@ -183,14 +176,12 @@ class Node:
 def write_programs(folder: Path) -> Path:
     """Write what a client's executor finds first on its path, under the names of all of Flower's programs.
 
-    A run's server chooses its type, and that decides which of them is started: one runs a message, with our ClientApp
-    (executor.py), the others would install and run what the server sends, and refuse here.
+    One runs a message, with our ClientApp (executor.py); the others would install and run what the server sends, and
+    refuse here.
     """
-    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
-
     with border(f"can't make {folder}"):
         folder.mkdir(mode=0o700, exist_ok=True)
-        for name in TASK_TYPE_TO_COMMAND.values():
+        for name in task_programs():
             refuses = f"echo 'fedkseed runs no program that a server sends: {name} is refused' >&2; exit 1"
             runs = f"exec '{sys.executable}' -m fedkseed.flower.client.executor \"$@\""
             path = folder / name

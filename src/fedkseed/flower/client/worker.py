@@ -1,6 +1,6 @@
 """A client's process that stays: it keeps the model loaded and answers tasks.
 
-Flower starts a new process for every message (flwr 1.41); that process hands the bytes to this one and waits.
+Flower starts a new process for every message; that process hands the bytes to this one and waits.
 
     python -m fedkseed.flower.client.worker DIRECTORY
 

@@ -20,7 +20,7 @@ from ...errors import FedKSeedError
 from ...files import border, write_atomically
 from ...recipe.schema import Network
 from ...run.progress import Progress
-from ..client.sockets import MAX_FRAME
+from ..compat import AGAIN, ERRORS, GONE, LATE, MAX_MESSAGE
 from ..envelope import Reply, Status, Task, digest_of, shown
 from ..messages import packed, unpacked
 
@@ -28,20 +28,6 @@ NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds; Flower's own loop takes 3
 LOOK = 1.0  # seconds between two looks at who is connected
 TRIES = 3  # how often a client is asked in vain before a deadline
-# A client that is silent for half of a deadline is asked again: of a message that is lost on the way, Flower tells
-# nobody (1.41: a SuperLink forgets a message once a SuperNode has asked for it). Its worker does no work twice, and a
-# client that is busy past the deadline is not kept busy by the second message: it is not passed on then.
-AGAIN = 2
-LATE = 60.0  # seconds after its deadline that a message is still passed on, and its answer, to tell who is late
-GONE = 5
-ERRORS = {  # of flwr 1.41
-    1: "its ClientApp can't be loaded",
-    2: "its ClientApp failed",
-    3: "its reply is missing, or its message",
-    4: "its reply was lost",
-    GONE: "it is gone",
-    8: "its ClientApp was killed",
-}
 
 Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
 
@@ -267,8 +253,8 @@ class Remote:
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
             data = task.encode()
-            if len(data) > MAX_FRAME:
-                raise FedKSeedError(f"Flower takes messages of {MAX_FRAME:,} bytes, this one has {len(data):,}")
+            if len(data) > MAX_MESSAGE:
+                raise FedKSeedError(f"Flower takes messages of {MAX_MESSAGE:,} bytes, this one has {len(data):,}")
             again = any((a.client, a.exchange) == (client, self._exchange) for a in self._asked.values())
             content, ttl = packed(data), seconds + (0 if again else LATE)
             messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))

@@ -1,7 +1,7 @@
 """A server's processes: Flower's SuperLink on loopback, the executor of our ServerApp, and nginx on the public port.
 
     nginx        host:port, TLS: passes /v1/fleet/, what clients need, and nothing else
-    SuperLink    127.0.0.1, TLS: since flwr 1.40 one port serves clients, those who start runs, and executors alike
+    SuperLink    127.0.0.1, TLS: one port serves clients, those who start runs, and executors alike
     superexec    starts the ServerApp, in a process of its own, so that it outlives a SuperLink that is restarted
 
 All of them, and the ServerApp, end when this process does. What is in `flower/` of a run's directory can be thrown
@@ -26,6 +26,7 @@ from ...run.loop import Result
 from ...run.progress import Progress
 from .. import certs
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
+from ..compat import FLEET, KEEP_ALIVE, REGISTERED
 from .grid import Numbers
 from .journal import Follower
 
@@ -35,7 +36,7 @@ SPACE = 1 << 20  # bytes; less is a full disk: SQLite and the logs of all proces
 LOOK = 0.2  # seconds between two looks at the journal and the processes
 CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
 NGINX = Template("""\
-# Made by `fedkseed server`: clients reach /v1/fleet/ of Flower's SuperLink and nothing else of it.
+# Made by `fedkseed server`: clients reach $fleet of Flower's SuperLink and nothing else of it.
 daemon off;
 ${user}worker_processes auto;
 pid $folder/nginx.pid;
@@ -57,7 +58,7 @@ http {
   upstream superlink {
     server 127.0.0.1:$port;
     keepalive 64;          # else a TLS handshake a request
-    keepalive_timeout 4s;  # the SuperLink ends them after 5
+    keepalive_timeout ${kept}s;  # the SuperLink ends them after $ended
   }
   server {
     limit_conn address 256;  # bodies are kept before Flower looks at their keys
@@ -65,9 +66,9 @@ http {
     ssl_certificate $certs/server.pem;
     ssl_certificate_key $certs/server.key;
     ssl_protocols TLSv1.2 TLSv1.3;
-    location /v1/fleet/ {
+    location $fleet {
       limit_except POST { deny all; }
-      proxy_pass https://superlink/v1/fleet/;
+      proxy_pass https://superlink$fleet;
       proxy_http_version 1.1;
       proxy_set_header Connection "";
       proxy_ssl_verify on;
@@ -296,7 +297,7 @@ class Host:
         except FedKSeedError as error:
             listed = flwr(["supernode", "list", CONNECTION], self.env)["nodes"]
             unknown = {int(node["node-id"]) for node in listed} - others
-            if "already in use" not in str(error) or len(unknown) != 1:
+            if REGISTERED not in str(error) or len(unknown) != 1:
                 raise
             return unknown.pop()
 
@@ -311,7 +312,7 @@ def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, large
     """What nginx reads; deploy/nginx.conf is such a file."""
     return NGINX.substitute(
         user="user root;\n" if os.geteuid() == 0 else "",  # else it could not write to the run's directory
-        folder=folder, certs=keys, port=inner, largest=largest,
+        folder=folder, certs=keys, port=inner, largest=largest, fleet=FLEET, kept=KEEP_ALIVE - 1, ended=KEEP_ALIVE,
         address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
     )  # fmt: skip
 

@@ -1,0 +1,207 @@
+"""Everything that works around Flower, with the reason and the version it was seen in.
+
+No other file names a version. For an upgrade: change TESTED, run tests/flower/test_compat.py, which looks for each
+place in the Flower that is installed, mend here what it does not find, and run `make test-faults`.
+
+Two habits of 1.41 shape whole modules. It starts a new process for every message: so a worker keeps the model
+(client/worker.py). And one port of the SuperLink serves all comers: so nginx stands before it (server/processes.py).
+"""
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FedKSeedError
+
+if TYPE_CHECKING:  # `fedkseed --help` needs no Flower
+    from flwr.app import Message
+    from flwr.clientapp import ClientApp
+
+# Both sides
+
+# 1.41: parties of different minor versions refuse each other, and all of this file was seen in this one.
+TESTED = ("1.41.",)
+
+# 1.41: Flower and what it uses send usage data, ask for updates and install what an app names. Some of it is decided
+# when `flwr` is imported, so these are set before.
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; 1.41: with its own 1, every message waits so long
+    "PYTHONUNBUFFERED": "1",  # else logs that are watched come late
+}
+
+# Bytes. 1.41: the SuperLink keeps messages in SQLite, which takes no more. Refused here, a larger one is told as that.
+MAX_MESSAGE = 1_000_000_000
+
+# Seconds. 1.41: so long after its last heartbeat, twice 30, a SuperNode counts as connected, and its key is refused to
+# the same client, started again. To try before that is in vain.
+CONNECTED = 60.0
+
+
+def require_flower() -> None:
+    """Refuse to go on without Flower, or with one that was not tested.
+
+    Raises:
+        FedKSeedError: it tells what to install.
+    """
+    install = "install it with: pip install 'fedkseed[flower]'"
+    try:
+        found = version("flwr")
+    except PackageNotFoundError as error:
+        raise FedKSeedError(f"a federation over a network needs Flower; {install}") from error
+    if not found.startswith(TESTED):
+        wanted = " or ".join(f"{prefix}*" for prefix in TESTED)
+        raise FedKSeedError(f"Flower {found} is installed, fedkseed was tested with {wanted}; {install}")
+
+
+def _place(name: str, *functions: str) -> Any:
+    """A module of Flower's in which functions are replaced.
+
+    Raises:
+        FedKSeedError: it has them no more; to replace what nobody calls would be to go on without the workaround.
+    """
+    module = import_module(name)
+    if not all(callable(getattr(module, function, None)) for function in functions):
+        raise FedKSeedError(f"{name} has no {' or '.join(functions)}: this version of Flower was not tested")
+    return module
+
+
+# The server's side
+
+# 1.40 and 1.41: one port of the SuperLink serves clients, the commands that start runs, and executors; without a
+# credential, who reaches it can start programs on all clients. This is the part that clients need.
+FLEET = "/v1/fleet/"
+
+# Seconds. 1.41: so long the SuperLink keeps a connection without requests. nginx has to let go of it earlier: a request
+# on one that ends in that moment is lost.
+KEEP_ALIVE = 5
+
+# 1.41: the SuperLink says this of a key that is registered already, and not which node it is. Without it, a server that
+# was killed before it wrote the node down could not begin again.
+REGISTERED = "already in use"
+
+# 1.41: the SuperLink forgets a message once a SuperNode has asked for it, and tells nobody of one that is lost on the
+# way. So a client that is silent for a deadline / AGAIN is asked again, else one lost message would cost the round its
+# answer. Its worker does no work twice, and a client that is busy past the deadline is not kept busy by the second
+# message: it is not passed on then.
+AGAIN = 2
+
+# Seconds. 1.41: a message whose time is over is passed on no more, nor is its answer. So it gets so much more than the
+# deadline: else nobody could tell who is late.
+LATE = 60.0
+
+# 1.41: an error is a number and a reason in Flower's terms; who runs a server is told this first.
+GONE = 5
+ERRORS = {
+    1: "its ClientApp can't be loaded",
+    2: "its ClientApp failed",
+    3: "its reply is missing, or its message",
+    4: "its reply was lost",
+    GONE: "it is gone",
+    8: "its ClientApp was killed",
+}
+
+PULLS, PULL, INFLATE = "flwr.superlink.grid.http_grid", "pull_objects", "inflate_object_from_contents"
+PARTS = 3  # of a reply (messages.py): the message, its record of records, and the record with its bytes
+PULL_SMALL = 20.0  # seconds for the parts of a reply of kilobytes, and up to 10 more: no other is read in them
+PULL_LARGE = 180.0  # of one that holds weights; its sender gets no more for any part
+
+
+def guard_pulls(seconds: float) -> None:
+    """Let no client's reply hold up the others' for long, or end this process.
+
+    1.41: where replies are pulled, it waits for one that is still being sent, two hours if its parts keep coming, and
+    raises for all what it can't read of one. Here both become the error that a reply is missing.
+
+    Raises:
+        FedKSeedError: this version of Flower has no such place.
+    """
+    from flwr.app import Message
+
+    theirs = _place(PULLS, PULL, INFLATE)
+    pull, inflate = getattr(theirs, PULL), getattr(theirs, INFLATE)
+
+    def whole(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        if len(object_ids) > PARTS:
+            raise theirs.ObjectPullError(object_ids[-1], f"a reply has {PARTS} parts, this one {len(object_ids)}")
+        contents = pull(object_ids, pull_object_fn, max_time=seconds)
+        try:
+            found = inflate(object_ids[-1], dict(contents))  # the last is made of the others
+            if not isinstance(found, Message):
+                raise TypeError(f"a message was expected, it is a {type(found).__name__}")
+        except Exception as error:  # Protobuf's, Flower's own, an IndexError: a client wrote these bytes
+            raise theirs.ObjectPullError(object_ids[-1], f"it can't be read: {error}") from error
+        return contents
+
+    setattr(theirs, PULL, whole)
+
+
+# The client's side
+
+# Lines of a SuperNode's log. 1.41: after these it stands still or ends; only a new one connects again.
+STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
+# 1.41: it has held a reply to a run of the server's that was ended. From then on it sends each reply only when the next
+# message has come, and so does not answer in time. A new one does.
+LEFT_OVER = "Ignoring reply message"
+# 1.41: it was refused, and ends. Who is started again at once is refused again: see CONNECTED.
+NO_ENTRY = "Exit Code: 305"
+# 1.41: Python's words in the log, by the first line of STUCK; else it would be told as a connection that was lost.
+UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+
+# Seconds that a client's clock may be ahead of the server's, and behind it. 1.41: the SuperLink refuses the signature
+# of a request beyond that, and the SuperNode ends with code 0 and without a word: only comparing the clocks tells why.
+AHEAD, BEHIND = 5.0, 300.0
+
+CLIENTAPP = "flwr-clientapp"  # of `task_programs`, the one that runs a message
+INSTALLS, INSTALL, LOAD = "flwr.supernode.runtime.run_clientapp", "install_from_fab", "get_load_client_app_fn"
+
+
+def task_programs() -> Iterable[str]:
+    """All programs that a SuperNode's executor starts, by name, from its path.
+
+    1.41: a run's server chooses its type, and that decides which of them is started. One that was left out here would
+    install and run what the server sends.
+    """
+    from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
+
+    return TASK_TYPE_TO_COMMAND.values()
+
+
+def run_only(app: "ClientApp") -> None:
+    """Let `flwr-clientapp`, in this process, run an app of ours.
+
+    1.41: it installs and loads what the server's run brings, so whoever has the server could run anything here.
+
+    Raises:
+        FedKSeedError: this version of Flower has no such place.
+    """
+    theirs = _place(INSTALLS, INSTALL, LOAD)
+    setattr(theirs, INSTALL, lambda *_, **__: None)
+    setattr(theirs, LOAD, lambda *_, **__: lambda *_: app)
+
+
+# One process, for tests and measurements
+
+
+def name_task() -> None:
+    """Say that this process works on a task, the first.
+
+    1.41: the process's task stands in a class; without one, no message can be made.
+    """
+    from flwr.supercore.task_identity import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def name_message(message: "Message") -> str:
+    """Give a message its id, and return it.
+
+    1.41: only Flower's own Grids do, past the read-only property; without it, no reply can name what it answers.
+    """
+    key = message.metadata.__dict__["_message_id"] = message.object_id
+    return key
