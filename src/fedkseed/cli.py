@@ -35,8 +35,9 @@ from .run.simulation import resume as resume_run
 from .run.simulation import start as start_run
 from .run.store import Store
 from .tools.compare import compare as measure_all
-from .tools.display import Bars, console, print_costs, print_result, print_tuning
+from .tools.display import Bars, console, print_result
 from .tools.report import write_report
+from .tools.tables import print_costs, print_tuning
 from .tools.tensorboard import EventFiles
 from .tools.tune import tune as find_settings
 from .weights.adapter import Adapter
