@@ -1,10 +1,11 @@
-"""What a person sees of a run: progress while it goes on, a table at its end.
+"""What a person sees of a run: progress while it goes on, tables of its rounds and of its end.
 
 Nothing here needs PyTorch: commands that only look at a run start at once.
 """
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,6 +13,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from ..evaluation.statistics import estimate, paired_change
+from ..run.metrics import line, telling
 
 if TYPE_CHECKING:
     from ..round import Report
@@ -59,16 +61,26 @@ class Bars:
     def round_done(self, report: "Report") -> None:
         self.bytes += report.bytes_total
         self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
-        self.bars.console.print(
-            f"round {report.round + 1:3} of {self.total}   clients {len(report.clients)}   "
-            f"local loss {report.loss:.4f}   "
-            + (f"mean |rho| {report.scalar:.2f}   " if report.scalar is not None else "")
-            + (f"replayed {report.replayed:,} coefficients   " if report.replayed else "")
-            + (f"staleness up to {max(report.staleness)}   " if any(report.staleness) else "")
-            + f"bytes a client: {report.bytes_down:,} down, {report.bytes_up:,} up"
-            + (f"   SKIPPED {report.skipped} steps, loss not finite" if report.skipped else ""),
-            highlight=False,
-        )
+        text = f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"
+        self.bars.console.print(text, highlight=False)
+
+
+def print_rounds(reports: Iterable[Mapping[str, Any]]) -> None:
+    """One row a round, from reports as the store keeps them."""
+    known = list(reports)
+    metrics = telling(known)
+    rows = [[str(report["round"] + 1), *(metric.text(report) for metric in metrics)] for report in known]
+    head = ["round", *(metric.title for metric in metrics)]
+    needed = [  # a title is broken between words, a number is whole or useless
+        max(len(word) for word in [*title.split(), *cells]) for title, *cells in zip(head, *rows, strict=True)
+    ]
+    wide = sum(needed) + 3 * len(needed) + 1 <= console.width
+    table = Table(padding=(0, int(wide)))
+    for title, width in zip(head, needed, strict=True):
+        table.add_column(title, justify="right", min_width=width)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, width=max(console.width, sum(needed) + len(needed) + 1), crop=False, soft_wrap=True)
 
 
 def print_result(result: "Result") -> None:
