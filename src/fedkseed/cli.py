@@ -35,8 +35,9 @@ from .run.simulation import resume as resume_run
 from .run.simulation import start as start_run
 from .run.store import Store
 from .tools.compare import compare as measure_all
-from .tools.display import Bars, console, print_costs, print_result, print_tuning
+from .tools.display import Bars, console, print_result, print_rounds
 from .tools.report import write_report
+from .tools.tables import print_costs, print_tuning
 from .tools.tensorboard import EventFiles
 from .tools.tune import tune as find_settings
 from .weights.adapter import Adapter
@@ -113,15 +114,7 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 @_command
 def rounds(directory: Directory) -> None:
     """List the finished rounds of a run."""
-    table = Table("round", "clients", "local loss", "mean |rho|", "skipped", "bytes down", "bytes up")
-    for r in Store(directory).reports():
-        loss = "none finite" if r["loss"] is None else f"{r['loss']:.4f}"
-        row = (
-            r["round"] + 1, len(r["clients"]), loss, "-" if r["scalar"] is None else f"{r['scalar']:.3f}",
-            r["skipped"], f"{r['bytes_down']:,}", f"{r['bytes_up']:,}",
-        )  # fmt: skip
-        table.add_row(*map(str, row))
-    console.print(table)
+    print_rounds(Store(directory).reports())
 
 
 @_command

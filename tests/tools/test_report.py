@@ -16,6 +16,7 @@ from fedkseed.cli import app
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
+from fedkseed.run.metrics import METRICS, Metric
 from fedkseed.run.simulation import start
 from fedkseed.run.store import Store
 from fedkseed.strategies.kseed import State, importance
@@ -296,9 +297,25 @@ def test_the_headline_shows_the_numbers_of_the_store(show, plain):
 
 
 def test_the_table_has_a_row_a_round(show, plain):
-    cells = show(plain).run("[...document.querySelectorAll('#rounds tbody tr')].map(r => r.innerText.split(/\\s+/))")
-    assert [row[0] for row in cells] == ["base", "1", "2", "3"]
-    assert [row[1] for row in cells[1:]] == [f"{r['loss']:.4f}" for r in Store(plain).reports()]
+    head, *rows = show(plain).run(
+        "[...document.querySelectorAll('#rounds tr')].map(r => [...r.children].map(c => c.innerText.trim()))"
+    )
+    assert [row[0] for row in rows] == ["base model", "1", "2", "3"]
+    at = next(k for k, title in enumerate(head) if title.startswith("local loss"))
+    assert [row[at] for row in rows[1:]] == [f"{r['loss']:.4f}" for r in Store(plain).reports()]
+
+
+def test_a_metric_that_a_program_adds_is_a_column(show, plain):
+    head = "[...document.querySelectorAll('#rounds thead th')].map(c => c.innerText.trim().split('\\n')[0])"
+    assert "given up" not in show(plain).run(head)  # it says nothing: rounds of this run are synchronous
+    METRICS.append(Metric("<b>half", "<b>half", lambda r: len(r["clients"]) / 2, "clients' halves", "{:.1f} h"))
+    try:
+        page = show(plain)
+    finally:
+        METRICS.pop()
+    at = page.run(head).index("<b>half")
+    cells = page.run(f"[...document.querySelectorAll('#rounds tbody tr')].map(r => r.children[{at}].innerText)")
+    assert cells == ["–", "1.0 h", "1.0 h", "1.0 h"]
 
 
 def test_curves_turn_to_bytes_and_seconds(show, plain):

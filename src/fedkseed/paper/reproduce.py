@@ -22,6 +22,7 @@ from ..errors import FedKSeedError
 from ..files import border, write_atomically
 from ..recipe.schema import Recipe
 from ..round import Report
+from ..run.metrics import METRICS
 from ..run.simulation import resume, start
 from ..run.store import Store
 from ..tools.display import Bars
@@ -245,11 +246,18 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
                 "bytes down": o.bytes_down,
                 "bytes up": o.bytes_up,
                 "seconds": o.seconds,
+                **_most(o),
                 "run": o.directory.name,
             }
             for o in outcomes
         ]
     )
+
+
+def _most(outcome: Outcome) -> dict[str, float]:
+    """The largest value of every metric that says something; bytes of a client have columns of their own."""
+    found = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
+    return {f"{title}, most": max(values) for title, values in found.items() if any(values)}
 
 
 def _commit() -> str | None:

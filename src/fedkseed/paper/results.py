@@ -2,13 +2,14 @@
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
 from ..files import write_atomically
+from ..run.metrics import METRICS, values
 from ..run.store import Store
 
 Cell: TypeAlias = "str | int | float | Spread | None"
@@ -50,22 +51,28 @@ class Outcome:
     virtual: dict[int, float]  # rounds done -> virtual time, see run/virtual_time.py
     memory: int | None  # bytes, the most that the process held
     directory: Path
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> rounds done -> value, if measured
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
         store = Store(directory)
-        evaluations, reports = store.evaluations(), store.reports()
+        evaluations, rounds = store.evaluations(), [values(report) for report in store.reports()]
+        metrics = {
+            metric.name: {done: r[metric.name] for done, r in enumerate(rounds, 1) if metric.name in r}
+            for metric in METRICS
+        }
         return cls(
             axes=dict(axes),
             seed=seed,
             loss={done: fmean(e["losses"]) for done, e in evaluations.items()},
             rouge={done: 100 * fmean(e["rouge"]) for done, e in evaluations.items() if e["rouge"]},
-            bytes_down=max(report["bytes_down"] for report in reports),
-            bytes_up=max(report["bytes_up"] for report in reports),
-            virtual={0: 0.0} | {done: report.get("clock") or 0.0 for done, report in enumerate(reports, 1)},
-            clock={done: sum(map(_seconds, reports[:done])) for done in range(len(reports) + 1)},
+            bytes_down=int(max(metrics["bytes/down a client"].values())),
+            bytes_up=int(max(metrics["bytes/up a client"].values())),
+            virtual={0: 0.0} | {done: r.get("virtual time", 0.0) for done, r in enumerate(rounds, 1)},
+            clock={done: sum(map(_seconds, rounds[:done])) for done in range(len(rounds) + 1)},
             memory=store.recall("peak_memory"),
             directory=directory,
+            metrics=metrics,
         )
 
     @property
@@ -97,9 +104,9 @@ class Outcome:
         return None
 
 
-def _seconds(report: Mapping[str, Any]) -> float:
+def _seconds(metrics: Mapping[str, float]) -> float:
     """Of a processor: other programs on the machine make a round longer, and no slower to compute."""
-    return report.get("cpu_seconds") or report["seconds"]
+    return metrics.get("processor seconds of a round") or metrics["seconds of a round"]
 
 
 # What can be shown of a run: name -> (its title, the run's value after some rounds, or None if that was not measured).

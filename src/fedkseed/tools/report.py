@@ -28,6 +28,7 @@ from ..evaluation.statistics import Estimate, estimate, paired_change
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
 from ..recipe.reading import load_recipe
+from ..run.metrics import METRICS, values
 from ..run.store import Store
 from ..strategies.kseed import State, importance
 
@@ -78,7 +79,7 @@ class Account:
     model: str
     data: str
     planned: int  # rounds
-    rounds: list[dict[str, Any]]  # of `Report`, and the totals `done`, `bytes` and `seconds_total` by then
+    rounds: list[dict[str, Any]]  # of `Report`, the totals `done`, `bytes` and `seconds_total` by then, and metrics
     evaluations: list[Scores]
     against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
     directions: Directions | None
@@ -103,6 +104,7 @@ def page(runs: Sequence[Path]) -> str:
     names = _names(runs)
     data = {
         "version": __version__,
+        "metrics": [{key: getattr(m, key) for key in ("name", "title", "unit", "always")} for m in METRICS],
         "runs": [asdict(account(store, name, stores[0])) for store, name in zip(stores, names, strict=True)],
         "differences": differences(stores),
     }
@@ -135,12 +137,19 @@ def account(store: Store, name: str, first: Store) -> Account:
 
 
 def rounds(store: Store) -> list[dict[str, Any]]:
-    """The reports, each with the totals after it."""
+    """The reports, each with the totals after it, and the value and the text of every metric by name."""
     reports = store.reports()
     sent = accumulate(report["bytes_total"] for report in reports)
     seconds = accumulate(report.get("seconds", 0.0) for report in reports)
     return [
-        {**report, "done": report["round"] + 1, "bytes": total, "seconds_total": elapsed}
+        {
+            **report,
+            "done": report["round"] + 1,
+            "bytes": total,
+            "seconds_total": elapsed,
+            "metrics": values(report),
+            "texts": {metric.name: metric.text(report) for metric in METRICS},
+        }
         for report, total, elapsed in zip(reports, sent, seconds, strict=True)
     ]
 

@@ -14,6 +14,7 @@ from ..evaluation.statistics import estimate
 from ..files import border
 from ..recipe.reading import load_recipe
 from ..round import Report
+from ..run.metrics import SUMS, values
 from ..run.progress import Progress
 from ..run.store import Store
 from ..strategies.kseed import importance
@@ -85,24 +86,15 @@ class EventFiles:
 
 def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
     """Every number of a run that has a curve: name, rounds done, seconds of training by then, value."""
-    down = up = 0
+    sums = {metric.name: 0.0 for metric in SUMS}
     elapsed = {0: 0.0}
     for report in rounds(store):
         done = report["done"]
         elapsed[done] = report["seconds_total"]
-        down += report["total_down"]
-        up = report["bytes"] - down
-        values = {
-            "loss/local": report["loss"],
-            "size of a scalar gradient": report["scalar"],
-            "bytes/down": down,
-            "bytes/up": up,
-            "seconds of a round": report.get("seconds"),
-            "virtual time": report.get("clock"),
-        }
-        for name, value in values.items():
-            if value is not None:  # no loss of the round was finite
-                yield name, done, elapsed[done], value
+        for metric in SUMS:
+            sums[metric.name] += metric.value(report) or 0
+        for name, value in (values(report) | sums).items():
+            yield name, done, elapsed[done], value
     for done, scores in store.evaluations().items():
         if done in elapsed:
             yield "loss/held-out", done, elapsed[done], estimate(scores["losses"]).mean

@@ -509,34 +509,20 @@ function kinds(categories) {
 
 // -------------------------------------------------------------------------------------- rounds and recipes
 
+/** The numbers as a table; its columns are the metrics that say something of some round, or are always shown. */
 function rounds() {
-  const head = [
-    "round",
-    "local loss",
-    "held-out loss",
-    "Rouge-L",
-    "mean |ρ|",
-    "skipped",
-    "bytes down",
-    "bytes up",
-    "bytes, all clients",
-    "seconds",
-    "clients",
-  ];
+  const every = runs.flatMap((run) => run.rounds);
+  const metrics = page.metrics.filter(({ name, always }) => always || every.some((r) => r.metrics[name]));
+  const titles = metrics.map(({ title, unit }) => [title, !title.includes(unit) && html("small", {}, unit)]);
+  const head = ["round", "held-out loss", "Rouge-L", ...titles, "who took part"];
   const tables = runs.map((run) => {
     const scores = new Map(run.evaluations.map((e) => [e.done, e]));
-    const tail = (done) => [spread(scores.get(done)?.loss, 4), spread(scores.get(done)?.rouge, 4)];
-    const base = scores.has(0) ? [["base model", "–", ...tail(0), ...Array(7).fill("–")]] : [];
+    const scored = (done) => [spread(scores.get(done)?.loss, 4), spread(scores.get(done)?.rouge, 4)];
+    const base = scores.has(0) ? [["base model", ...scored(0), ...Array(metrics.length + 1).fill("–")]] : [];
     const rows = run.rounds.map((r) => [
       r.done,
-      loss(r.loss),
-      ...tail(r.done),
-      r.scalar == null ? "–" : trimmed(r.scalar, 4),
-      r.skipped,
-      whole(r.bytes_down),
-      whole(r.bytes_up),
-      whole(r.bytes_total),
-      trimmed(r.seconds ?? 0),
+      ...scored(r.done),
+      ...metrics.map(({ name }) => signed(r.texts[name])),
       r.clients.join(" "),
     ]);
     return fold(

@@ -1,0 +1,19 @@
+"""Every command of fedkseed with one more metric: the share of its clients that a round did not give up.
+
+Run:  python docs/examples/metric.py run recipes/quickstart.toml --tensorboard
+Then: python docs/examples/metric.py rounds runs/quickstart
+"""
+
+from fedkseed.cli import main
+from fedkseed.run.metrics import METRICS, Metric, Report
+
+
+def kept(report: Report) -> float:
+    answered = len(report["clients"])
+    return answered / (answered + report.get("given_up", 0))
+
+
+METRICS.append(Metric("clients/kept", "kept", kept, form="{:.0%}", phrase="kept {:.0%}"))
+
+if __name__ == "__main__":
+    main()

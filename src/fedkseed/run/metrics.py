@@ -1,0 +1,114 @@
+"""One table of what is told of a round: the terminal, `rounds`, event files, the report and results all read it.
+
+A value is computed from the round's report as the store keeps it: the fields of `Report`, as JSON has them.
+To add a metric, append to `METRICS` before the command starts:
+
+    METRICS.append(Metric("seconds a client", "seconds a client", lambda r: r["seconds"] / len(r["clients"])))
+
+docs/examples/metric.py is a whole program: every command of `fedkseed` with one more metric. The module of an objective
+that a recipe names may append too. It is imported by the run, not by `rounds` and `report`, which only read the store.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+Report: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One number of a round."""
+
+    name: str  # in event files and for scripts; a slash makes a group
+    title: str  # for people
+    of: Callable[[Report], float | None]  # None: not measured. A run of an earlier version may lack newer fields
+    unit: str = ""
+    form: str = "{:,.4g}"  # of its value in tables
+    always: bool = False  # also where it is zero or not measured
+    absent: str = "–"  # in place of a value
+    phrase: str | None = None  # in the terminal's line of a round; None: title and value, empty: not there
+
+    def value(self, report: Report) -> float | None:
+        """The value, if it is a number."""
+        value = self.of(report)
+        return None if value is None or not math.isfinite(value) else value
+
+    def says(self, report: Report) -> bool:
+        """Is it to be shown of this round?"""
+        return self.always or bool(self.value(report))
+
+    def text(self, report: Report) -> str:
+        """The cell of a table."""
+        value = self.value(report)
+        return self.absent if value is None else self.form.format(value)
+
+
+METRICS = [
+    Metric("clients", "clients", lambda r: len(r["clients"]), form="{}", always=True),
+    Metric(
+        "loss/local", "local loss", lambda r: r["loss"], "nats a token", "{:.4f}", always=True, absent="none finite"
+    ),
+    Metric("size of a scalar gradient", "mean |rho|", lambda r: r["scalar"], phrase="mean |rho| {:.2f}"),
+    Metric(
+        "skipped", "skipped", lambda r: r["skipped"], "steps", "{:,}", phrase="SKIPPED {:,} steps, loss not finite"
+    ),
+    Metric(
+        "bytes/down a client", "bytes down", lambda r: r["bytes_down"], "bytes", "{:,}", always=True,
+        phrase="bytes a client: {:,} down",
+    ),
+    Metric(
+        "bytes/up a client", "bytes up", lambda r: r["bytes_up"], "bytes", "{:,}", always=True,
+        phrase=", {:,} up",
+    ),
+    Metric("bytes/all clients", "bytes of all", lambda r: r["bytes_total"], "bytes", "{:,}", phrase=""),
+    Metric(
+        "replayed", "replayed", lambda r: r.get("replayed"), "coefficients", "{:,}",
+        phrase="replayed {:,} coefficients",
+    ),
+    Metric(
+        "staleness", "largest staleness", lambda r: max(r.get("staleness", ()), default=None), "rounds", "{}",
+        phrase="staleness up to {}",
+    ),
+    Metric("given up", "given up", lambda r: r.get("given_up"), "clients", "{}", phrase="given up {} clients"),
+    Metric("seconds of a round", "seconds", lambda r: r.get("seconds"), "seconds", "{:,.2f}", phrase=""),
+    Metric(
+        "processor seconds of a round", "processor seconds", lambda r: r.get("cpu_seconds"), "seconds", "{:,.2f}",
+        phrase="",
+    ),
+    Metric("virtual time", "virtual time", lambda r: r.get("clock"), "local steps", "{:,.10g}", phrase=""),
+]  # fmt: skip
+
+# Added up since the start, and only by event files: a table shows round by round.
+SUMS = [
+    Metric("bytes/down", "bytes down, all clients", lambda r: r.get("total_down", 0)),
+    Metric("bytes/up", "bytes up, all clients", lambda r: r["bytes_total"] - r.get("total_down", 0)),
+]
+
+
+def values(report: Report) -> dict[str, float]:
+    """The values of the metrics that were measured, by name."""
+    found = {metric.name: metric.value(report) for metric in METRICS}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def telling(reports: Iterable[Report]) -> list[Metric]:
+    """The columns of a table of these rounds: metrics that say something in one of them, or that are always shown."""
+    known = list(reports)
+    return [metric for metric in METRICS if metric.always or any(metric.says(report) for report in known)]
+
+
+def line(report: Report) -> str:
+    """One line for the terminal; a phrase that begins with a comma goes on with the one before it."""
+    text = ""
+    for metric in METRICS:
+        if metric.phrase == "" or not metric.says(report):
+            continue
+        value = metric.value(report)
+        if metric.phrase is None or value is None:
+            phrase = f"{metric.title} {metric.text(report)}"
+        else:
+            phrase = metric.phrase.format(value)
+        text += phrase if phrase.startswith(",") or not text else f"   {phrase}"
+    return text

@@ -1,0 +1,109 @@
+"""Tables of what the algorithms cost and of what a search for settings found."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from .compare import AWAY, Costs
+from .display import console, short
+from .eps_ladder import TOLERANCE, Scalars
+from .tune import Trial, Tuning, derives
+
+
+def print_costs(found: Sequence[Costs], steps: int) -> None:
+    """One row an algorithm."""
+    table = Table(title=f"A client and round, {steps} local steps; back: after {AWAY} rounds away", box=SIMPLE_HEAD)
+    table.add_column("algorithm")
+    for name in ("tuned", "down", "down, back", "up", "memory", "sync", "sync, back", "a step"):
+        table.add_column(name, justify="right")
+    for costs in found:
+        memory, seconds = costs.peak_memory, (costs.sync_seconds, costs.back_seconds, costs.step_seconds)
+        table.add_row(
+            costs.algorithm,
+            *(short(n) for n in (costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, memory)),
+            *(f"{value:.2g} s" for value in seconds),
+        )
+    console.print(table)
+
+
+def print_tuning(found: Tuning) -> None:
+    """Both ladders, what they say, and the lines for the recipe."""
+    training, scalars = found.recipe.training, found.scalars
+    lines = []
+    if scalars is not None:
+        _print_scalars(found, scalars)
+        best = f"eps = {scalars.best.eps:g} # least error of those measured"
+        lines.append(best if scalars.eps else f"eps = {training.eps:g} # unchanged: rounding hides the scalars")
+    if found.trials:
+        _print_trials(found)
+    if found.spent:
+        _say("the time is spent before all learning rates were tried: give more --minutes")
+    if found.lr is not None:
+        lines.append(f"lr = {found.lr:g} # best of those that lowered the loss by two standard errors")
+    else:
+        why = "no trial lowered the loss by two standard errors" if found.trials else "there was no time for a trial"
+        lines.append(f"lr = {found.own:g} # unchanged: {why}")
+    _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
+
+
+def _print_scalars(found: Tuning, scalars: Scalars) -> None:
+    recipe = found.recipe
+    table = Table(title=f"scalars of {scalars.samples} batches, {recipe.model.dtype}", box=SIMPLE_HEAD)
+    for name in ("eps", "mean |rho|", "rounding", "bias", "error", "from the best"):
+        table.add_column(name, justify="right")
+    for rung in scalars.rungs:
+        apart = "" if rung is scalars.best else f"{rung.apart:.1%}"
+        row = f"{rung.eps:g}", f"{rung.scalar:.3f}", f"{rung.noise:.2g}", f"{rung.bias:.2g}", f"{rung.error:.1%}", apart
+        table.add_row(*row)
+    console.print(table)
+    _say(
+        f"a loss is rounded by {scalars.rounding:.1g}; mean rho² = {scalars.square:.3g}; "
+        f"tr H = {scalars.curvature.mean:.3g} ± {scalars.curvature.error:.1g}"
+    )
+    if found.together is not None:
+        n = len(found.cohort)
+        _say(f"steps can't lower the loss above lr = {found.alone:.1e}, averaged over {n} clients {found.together:.1e}")
+    if scalars.eps is None:
+        better = "use float32" if recipe.model.dtype != "float32" else "use larger batches"
+        _say(f"rounding and curvature spoil half of a scalar or more at every eps: {better}")
+    elif scalars.usable:
+        low, high = min(scalars.usable), max(scalars.usable)
+        _say(f"the error is within {TOLERANCE:.0%} for eps from {low:g} to {high:g}")
+    else:
+        _say(f"no eps keeps the error within {TOLERANCE:.0%}")
+
+
+def _print_trials(found: Tuning) -> None:
+    rounds = f"a round of {len(found.cohort)} clients, {found.steps} local steps each"
+    table = Table("lr", "change of the loss", "from the best", "", title=rounds, box=SIMPLE_HEAD)
+    for trial in sorted(found.trials, key=lambda trial: trial.lr):
+        if trial.failure:
+            table.add_row(f"{trial.lr:g}", "", "", Text(trial.failure))
+            continue
+        change, apart = trial.change(found.before), trial.change(found.best.losses)
+        other = "" if trial is found.best else f"{apart.mean:+.5f} ± {apart.error:.5f}"
+        table.add_row(f"{trial.lr:g}", f"{change.mean:+.5f} ± {change.error:.5f}", other, _verdict(found, trial))
+    console.print(table)
+    same = found.alike
+    _say(f"on {len(found.before)} examples of clients; ± is one standard error over them, paired by example")
+    if found.lr is not None and len(same) > 1:
+        _say(f"lr from {min(same):g} to {max(same):g} lower it, and can't be told apart within two standard errors")
+    if found.steps < found.recipe.training.steps:
+        _say(
+            f"a trial took {found.steps} of the recipe's {found.recipe.training.steps} local steps: what more of them "
+            "do to a client's own model was not seen; take a smaller lr than the best, or give --steps"
+        )
+
+
+def _verdict(found: Tuning, trial: Trial) -> str:
+    if trial is found.best:
+        return "best"
+    if trial.lr in found.alike:
+        return "like the best"
+    return "worse" if found.worse(trial) else "no gain"
+
+
+def _say(text: str) -> None:
+    console.print(text, highlight=False, soft_wrap=True)
