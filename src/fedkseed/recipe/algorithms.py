@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..directions import Pool
-from ..directions.pool import TRANSFORMED
+from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..local.optimizers import Optimizer
 from ..local.work import LocalWork
@@ -106,7 +105,7 @@ class Algorithm:
         if self.pooled:
             return recipe.pool
         family = recipe.directions.family
-        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if family in TRANSFORMED else family)
+        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if FAMILIES[family].transformed else family)
 
     def make(
         self, recipe: Recipe, run: Run, start: NDArray[np.float32], tensors: tuple[tuple[int, int], ...]

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from ..data.wording import Wording
-from ..directions import Pool
+from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..files import border
 from ..randomness import pool_key
@@ -132,10 +133,17 @@ class Clients(Part):
         return self.cohort
 
 
+def _known_family(name: str) -> str:
+    if name not in FAMILIES:
+        *some, last = map(repr, FAMILIES)
+        raise PydanticCustomError("family", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
+    return name
+
+
 class Directions(Part):
     """The pool: K directions of one family. The key follows from the recipe's seed."""
 
-    family: Literal["gaussian", "rademacher", "hadamard", "hashed"] = "hadamard"
+    family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
 
 

@@ -316,7 +316,7 @@ def _resealed(data: bytearray) -> bytes:
 def _invented(rng: random.Random) -> bytes:
     """A header, fields and as many bytes as follow from them: nothing is wrong but, perhaps, the values."""
     kind, size = rng.choice(list(KINDS)), rng.choice((1, 2, 8, 128, 256))
-    family = rng.randrange(len(FAMILIES))
+    family = rng.choice([family.number for family in FAMILIES.values()])
     of, flags, count = KINDS[kind], 0, rng.randrange(12)
     lr = struct.pack("<d", rng.choice((1.0, 3e-7, inf, nan, -1.0)))
     sender = struct.pack("<II", rng.randrange(99), rng.choice((0, 1, 345)))

@@ -16,7 +16,8 @@ from typing import TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..directions import FAMILIES, Pool
+from ..directions import Pool
+from ..directions.families import numbered
 from ..errors import FedKSeedError
 from .int8 import pack, packed_size, unpack
 from .numbers import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
@@ -81,9 +82,8 @@ def encode(message: Record) -> bytes:
         case Lack():
             fixed, parts = LACK.pack(message.client), []
     kind = next(number for number, of in KINDS.items() if isinstance(message, of))
-    family = FAMILIES.index(pool.family)
     header = HEADER.pack(
-        MAGIC, VERSION, kind, family, flags, message.round, pool.key, pool.size - 1, message.run.base
+        MAGIC, VERSION, kind, pool.record.number, flags, message.round, pool.key, pool.size - 1, message.run.base
     )  # fmt: skip
     return sealed(header, fixed, *parts)
 
@@ -127,9 +127,7 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
     if kind is None or kind not in kinds:
         got = f"kind {number}" if kind is None else kind.__name__
         raise FedKSeedError(f"expected a message of kind {' or '.join(k.__name__ for k in kinds)}, got {got}")
-    if family >= len(FAMILIES):
-        raise FedKSeedError(f"the message names direction family number {family}; known are 0 to {len(FAMILIES) - 1}")
-    run = Run(Pool(key, last + 1, FAMILIES[family]), base)
+    run = Run(Pool(key, last + 1, numbered(family).name), base)
     body = memoryview(data)[HEADER.size : -TRAILER.size]
     return cast("Message", READERS[kind](run, round_, flags, body))
 
