@@ -251,7 +251,7 @@ def test_no_change_with_a_valid_checksum_crashes_the_decoder(message, place, new
 def test_no_bytes_do_anything_but_decode_or_be_refused(data):
     for kind in KINDS.values():
         with pytest.raises(FedKSeedError):
-            decode(data, kind)
+            decode(data, kind.record)
 
 
 def test_numbers_that_were_not_rounded_are_not_sent_as_if_they_were():

@@ -85,7 +85,7 @@ def real(x: float | str | None) -> float:
 
 def record_of(kind: str, table: dict[str, Any]) -> Record:
     """A record from its fields."""
-    of = next(of for of in KINDS.values() if of.__name__ == kind)
+    of = next(row.record for row in KINDS.values() if row.record.__name__ == kind)
     made = {}
     for name, value in table.items():
         match value:

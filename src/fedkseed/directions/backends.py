@@ -1,9 +1,10 @@
 """Which code makes the directions of a tensor: chosen by its device, and compared with the definition first.
 
-numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: every other device.
+numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: every other device. numpy: families that
+none of a device's backends has kernels for; it is the definition, and slow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -15,13 +16,18 @@ from torch import Tensor
 
 from ..errors import FedKSeedError
 from . import reference
-from .pool import TRANSFORMED, Pool
+from .pool import Pool
 
 FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
 
 
 class Backend(Protocol):
     """The operations on tensors of one device that are already checked; values are those of `reference.py`."""
+
+    @property
+    def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
+        """By name of a family: those that it has kernels for."""
+        ...
 
     def plan(
         self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
@@ -36,6 +42,12 @@ class Backend(Protocol):
 
 class Numba:
     """`numba_cpu`, which takes addresses."""
+
+    @property
+    def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
+        from . import numba_cpu
+
+        return numba_cpu.KERNELS
 
     def plan(
         self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
@@ -62,7 +74,7 @@ class Numba:
 
 
 def names(device: torch.device) -> tuple[str, ...]:
-    """The backends that work on a device; the first one is used.
+    """The backends that work on a device, the fastest first.
 
     Raises:
         FedKSeedError: a tensor on this device has no numbers.
@@ -89,8 +101,17 @@ def load(name: str) -> Backend:
             from . import torch_any
 
             return torch_any
+        case "numpy":
+            from . import numpy_any
+
+            return numpy_any
         case _:
             return Numba()
+
+
+def chosen(device: torch.device, family: str) -> str:
+    """The first backend of a device that has kernels for a family, or the definition."""
+    return next((name for name in names(device) if family in load(name).KERNELS), "numpy")
 
 
 def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Backend:
@@ -102,10 +123,10 @@ def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Back
     Raises:
         FedKSeedError: the device gives other bits.
     """
-    name = names(device)[0]
-    if device.type != "cpu":
+    name = chosen(device, pool.family)
+    if device.type != "cpu" and name != "numpy":
         # the size is a part of a transform's kernel; the sums over directions are one kernel for all
-        require_bits(name, device, pool.family, pool.size if pool.family in TRANSFORMED else 3, dtype)
+        require_bits(name, device, pool.family, pool.size if pool.transformed else 3, dtype)
     return load(name)
 
 

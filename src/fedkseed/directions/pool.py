@@ -1,7 +1,8 @@
 """A pool of K directions that everyone can generate from one 64-bit key.
 
 Every value z_j[p] is a pure function of (key, family, tensor, position p, direction j): see
-docs/directions.md for the specification and `reference.py` for its definition in NumPy.
+docs/directions.md for the specification, `families.py` for the families and `reference.py` for their definition in
+NumPy.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
+from .families import FAMILIES, Family, named
+from .reference import BLOCK
 
-FAMILIES = ("gaussian", "rademacher", "hadamard", "hashed")
-TRANSFORMED = ("hadamard", "hashed")  # their sum over all directions is one Walsh-Hadamard transform
-
-BLOCK = 4096  # positions; every stream of random bits starts afresh at a multiple of it
 MAX_TRANSFORMED = 1 << 20  # one block is held in cache: 4 MiB of float32
 MAX_POSITIONS = 1 << 34  # of one tensor: a 32-bit counter times the four words of a Philox call
 
@@ -26,9 +25,9 @@ class Pool:
 
     Args:
         key: 64-bit key of the random bits.
-        size: K, the number of directions; for `hadamard` and `hashed` a power of two up to 2^20,
-            for the others anything up to 2^32 (unlimited seeds are the same code).
-        family: one of FAMILIES.
+        size: K, the number of directions; for transformed families (`hadamard`, `hashed`) a power of two up to
+            2^20, for the others anything up to 2^32 (unlimited seeds are the same code).
+        family: the name of one of FAMILIES.
 
     Raises:
         FedKSeedError: a value is out of range.
@@ -39,20 +38,27 @@ class Pool:
     family: str = "hadamard"
 
     def __post_init__(self) -> None:
-        if self.family not in FAMILIES:
-            raise FedKSeedError(
-                f"no family of directions is called {self.family!r}; choose one of {', '.join(FAMILIES)}"
-            )
+        transformed = named(self.family).transformed
         if not 0 <= self.key < 1 << 64:
             raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
-        most = MAX_TRANSFORMED if self.family in TRANSFORMED else 1 << 32
+        most = MAX_TRANSFORMED if transformed else 1 << 32
         if not 1 <= self.size <= most:
             raise FedKSeedError(f"a {self.family} pool holds 1 to {most} directions, got {self.size}")
-        if self.family in TRANSFORMED and self.size & (self.size - 1):
+        if transformed and self.size & (self.size - 1):
             raise FedKSeedError(
                 f"a {self.family} pool needs a power of two as its size K, got {self.size}; "
                 f"the next one is {1 << self.size.bit_length()}"
             )
+
+    @property
+    def record(self) -> Family:
+        """The record of its family."""
+        return FAMILIES[self.family]
+
+    @property
+    def transformed(self) -> bool:
+        """Is the sum over all directions one Walsh–Hadamard transform?"""
+        return self.record.transformed
 
     @property
     def key_words(self) -> tuple[int, int]:
@@ -62,7 +68,7 @@ class Pool:
     @property
     def unit(self) -> int:
         """Positions that are made together: a whole number of blocks of bits and of transforms."""
-        return max(BLOCK, self.size) if self.family in TRANSFORMED else BLOCK
+        return max(BLOCK, self.size) if self.transformed else BLOCK
 
     def select(
         self, directions: Sequence[int] | NDArray[np.integer], coefficients: Sequence[float] | NDArray[np.floating]

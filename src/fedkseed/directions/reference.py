@@ -2,23 +2,30 @@
 
 Other backends exist only to be faster; each is tested against this file, bit for bit. Only integer
 operations and IEEE-754 float32 add, subtract, multiply and square root are used, never a library's
-log, sin or cos and never a fused multiply-add. docs/directions.md says the same in words.
+log, sin or cos and never a fused multiply-add. docs/directions.md says the same in words. Which of the functions
+here belong to which family: families.py.
 """
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .pool import BLOCK, Pool
+if TYPE_CHECKING:  # a pool knows its family's record, and that record this file
+    from .pool import Pool
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
+BLOCK = 4096  # positions; every stream of random bits starts afresh at a multiple of it
 QUARTER = BLOCK // 4  # word w of a Philox call serves the w-th quarter of a block
 EIGHTH = BLOCK // 8  # normals come in pairs: a word serves two eighths
 LANES = 32  # neighbouring positions take their signs from neighbouring counters: no lane shuffles
 SEGMENT = 1 << 20  # positions; partial sums of `project` are added segment by segment
 
-# The last word of the counter: which use the bits are for.
+# The last word of the counter: which use the bits are for. A program's own family takes numbers from 256 on.
 GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = range(6)
 
 
@@ -40,7 +47,7 @@ def philox(counter: tuple[NDArray[np.integer] | int, ...], key: tuple[int, int])
     return tuple(np.broadcast_arrays(*(x.astype(np.uint32) for x in (x0, x1, x2, x3))))
 
 
-def signs(pool: Pool, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
+def signs(pool: "Pool", stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
     """Random signs ±1 at some positions: a set bit is −1.
 
     Position p = 4096 g + 1024 w + 32 t + l takes bit t of word w of counter 32 g + l.
@@ -92,23 +99,31 @@ COS = _floats("-0x1.3bafa0p+0", "0x1.f8d4aep-3")
 LN2 = _floats("0x1.62e430p-1")[0]
 
 
-# --- directions ---------------------------------------------------------------------------------
+# --- the families: z_j at positions start ≤ p < stop of one tensor, shape (stop − start,) ---------
 
 
-def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
-    """z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
+def gaussian(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
-    if pool.family == "gaussian":
-        counter = positions // BLOCK * EIGHTH + positions % EIGHTH
-        words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
-        eight = np.concatenate([normals(word) for word in words])
-        return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
-    if pool.family == "rademacher":
-        return signs(pool, RADEMACHER, tensor, direction, positions)
+    counter = positions // BLOCK * EIGHTH + positions % EIGHTH
+    words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
+    eight = np.concatenate([normals(word) for word in words])
+    return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
+
+
+def rademacher(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+    return signs(pool, RADEMACHER, tensor, direction, np.arange(start, stop, dtype=np.int64))
+
+
+def hadamard(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+    positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
-    if pool.family == "hadamard":
-        d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
-        return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
+    d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
+    return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
+
+
+def hashed(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+    positions = np.arange(start, stop, dtype=np.int64)
+    block, row = positions // pool.size, positions % pool.size
     d2 = walsh(shifts(pool, tensor, block) & direction)
     return signs(pool, HASHED_ROW, tensor, 0, positions) * walsh(row & direction) * d2
 
@@ -118,9 +133,12 @@ def walsh(both: NDArray[np.int64]) -> Floats:
     return np.float32(1) - np.float32(2) * (np.bitwise_count(both) % 2).astype(np.float32)
 
 
-def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def shifts(pool: "Pool", tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
+
+
+# --- the transformed families: sums and inner products, by one transform a block of K positions ---
 
 
 def transform(x: NDArray) -> NDArray:
@@ -134,11 +152,54 @@ def transform(x: NDArray) -> NDArray:
     return x
 
 
-# --- the three operations -----------------------------------------------------------------------
+def hadamard_total(pool: "Pool", c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+    d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
+    d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
+    return d1 * transform(d2 * c).reshape(-1)
+
+
+def hadamard_products(pool: "Pool", v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+    d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
+    d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
+    return d2 * transform((d1 * v).reshape(-1, pool.size))
+
+
+def hashed_total(pool: "Pool", c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+    row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
+    return signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
+
+
+def hashed_products(pool: "Pool", v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+    signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
+    s = shifts(pool, tensor, positions[:: pool.size] // pool.size)
+    return np.take_along_axis(signed, np.arange(pool.size) ^ s[:, None], axis=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The definition of a transformed family's sums.
+
+    Args:
+        total: (pool, c, tensor, positions) to Σ_j c_j z_j at the positions of whole blocks; c has shape (K,).
+        products: (pool, v, tensor, positions) to the K inner products of every block, shape (blocks, K).
+        at_end: whether the sum of a segment's products is transformed to be the inner products.
+    """
+
+    total: Callable[["Pool", Floats, int, NDArray[np.int64]], Floats]
+    products: Callable[["Pool", Floats, int, NDArray[np.int64]], Floats]
+    at_end: bool = False
+
+
+# --- the operations -----------------------------------------------------------------------------
+
+
+def elements(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+    """z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
+    return pool.record.elements(pool, direction, tensor, start, stop)
 
 
 def total(
-    pool: Pool,
+    pool: "Pool",
     directions: Words,
     coefficients: Floats,
     tensor: int,
@@ -148,11 +209,12 @@ def total(
 ) -> Floats:
     """addend + Σ_k c_k z_{j_k} over positions start ≤ p < stop, in float32.
 
-    gaussian and rademacher add the products in ascending j, starting from the addend (or zero);
-    hadamard and hashed transform c and add the result to the addend.
+    Families without a transform add the products in ascending j, starting from the addend (or zero);
+    the others transform c and add the result to the addend.
     """
     start_from = np.zeros(stop - start, np.float32) if addend is None else addend.copy()
-    if pool.family in ("gaussian", "rademacher"):
+    of = pool.record.transform
+    if of is None:
         for direction, coefficient in zip(directions, coefficients, strict=True):
             start_from = start_from + coefficient * elements(pool, int(direction), tensor, start, stop)
         return start_from
@@ -160,14 +222,7 @@ def total(
     c[directions] = coefficients
     first, last = start // pool.size, -(-stop // pool.size)  # whole blocks
     positions = np.arange(first * pool.size, last * pool.size, dtype=np.int64)
-    if pool.family == "hadamard":
-        d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
-        d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
-        z = d1 * transform(d2 * c).reshape(-1)
-    else:
-        row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
-        z = signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
-    return start_from + z[start - positions[0] : stop - positions[0]]
+    return start_from + of.total(pool, c, tensor, positions)[start - positions[0] : stop - positions[0]]
 
 
 def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
@@ -186,13 +241,13 @@ def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
     return np.where(np.isnan(w), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
-def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def project(pool: "Pool", v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
     one SEGMENT of positions at a time, and the segments' sums in ascending order.
     """
-    unit = pool.unit
+    unit, of = pool.unit, pool.record.transform
     first, last = start // unit, -(-(start + v.size) // unit)
     whole = np.zeros((last - first) * unit, np.float32)
     whole[start - first * unit :][: v.size] = v
@@ -201,31 +256,21 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
     for segment in range(first // per_segment, -(-last // per_segment)):
         partial = np.zeros(pool.size)
         for number in range(max(first, segment * per_segment), min(last, (segment + 1) * per_segment)):
-            partial = _project_unit(pool, whole[(number - first) * unit :][:unit], tensor, number * unit, partial)
-        result += transform(partial) if pool.family == "hashed" else partial
+            for block in products(pool, whole[(number - first) * unit :][:unit], tensor, number * unit):
+                partial = partial + block
+        result += transform(partial) if of is not None and of.at_end else partial
     return result
 
 
-def _project_unit(pool: Pool, v: Floats, tensor: int, start: int, partial: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add one block's inner products to a segment's partial sums."""
-    if pool.family in ("gaussian", "rademacher"):
-        partial = partial.copy()
-        for begin in range(0, v.size, BLOCK):
-            for j in range(pool.size):
-                products = elements(pool, j, tensor, start + begin, start + begin + BLOCK) * v[begin : begin + BLOCK]
-                while products.size > 1:  # halves onto each other: 2048, 1024, …
-                    products = products[: products.size // 2] + products[products.size // 2 :]
-                partial[j] += products[0]
-        return partial
-    positions = np.arange(start, start + v.size, dtype=np.int64)
-    if pool.family == "hadamard":
-        d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
-        d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
-        for block in d2 * transform((d1 * v).reshape(-1, pool.size)):
-            partial = partial + block
-        return partial
-    signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
-    rows = np.arange(pool.size)
-    for s, block in zip(shifts(pool, tensor, positions[:: pool.size] // pool.size), signed, strict=True):
-        partial = partial + block[rows ^ s]
-    return partial
+def products(pool: "Pool", v: Floats, tensor: int, start: int) -> Floats:
+    """The inner products with one unit, block by block, shape (blocks, K)."""
+    of = pool.record.transform
+    if of is not None:
+        return of.products(pool, v, tensor, np.arange(start, start + v.size, dtype=np.int64))
+    made = np.empty((1, pool.size), np.float32)
+    for j in range(pool.size):
+        x = elements(pool, j, tensor, start, start + v.size) * v
+        while x.size > 1:  # halves onto each other: 2048, 1024, …
+            x = x[: x.size // 2] + x[x.size // 2 :]
+        made[0, j] = x[0]
+    return made

@@ -6,7 +6,8 @@ words are int64, because not every device has uint32; float64 sums are NumPy's, 
 device has float64.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
-from .pool import BLOCK, TRANSFORMED, Pool
+from .pool import BLOCK, Pool
 
 CHUNK = 1 << 20  # positions or inner products made at a time, a segment at most: 8 MiB an int64 tensor
 LOG, SIN, COS, LN2 = ([float(x) for x in some] for some in (ref.LOG, ref.SIN, ref.COS, [ref.LN2]))
@@ -83,13 +84,16 @@ def _float(bits: Tensor) -> Tensor:
 # --- directions ---------------------------------------------------------------------------------
 
 
-def element(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
-    """z_j of a gaussian or rademacher pool over whole groups, flat."""
-    if pool.family == "rademacher":
-        return signs(pool, ref.RADEMACHER, tensor, direction, groups, device)
+def gaussian(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
+    """z_j over whole groups, flat."""
     counter = torch.arange(groups.start * ref.EIGHTH, groups.stop * ref.EIGHTH, device=device).view(-1, ref.EIGHTH)
     eight = [z for word in philox(counter, tensor, direction, ref.GAUSSIAN, pool) for z in normals(word)]
     return torch.stack(eight, 1).view(-1)  # (groups, 8, 512)
+
+
+def rademacher(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
+    """z_j over whole groups, flat."""
+    return signs(pool, ref.RADEMACHER, tensor, direction, groups, device)
 
 
 def transform(x: Tensor) -> Tensor:
@@ -109,6 +113,49 @@ def permutation(pool: Pool, tensor: int, groups: range, device: torch.device) ->
     return s[:, None] ^ torch.arange(pool.size, device=device)
 
 
+def hadamard_total(pool: Pool, c: Tensor, tensor: int, groups: range) -> Tensor:
+    d2 = signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, c.device).view(-1, pool.size)
+    return signs(pool, ref.HADAMARD_ROW, tensor, 0, groups, c.device) * transform(d2 * c).view(-1)
+
+
+def hadamard_products(pool: Pool, v: Tensor, tensor: int, groups: range) -> Tensor:
+    x = (signs(pool, ref.HADAMARD_ROW, tensor, 0, groups, v.device) * v).view(-1, pool.size)
+    return signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, v.device).view(-1, pool.size) * transform(x)
+
+
+def hashed_total(pool: Pool, transformed: Tensor, tensor: int, groups: range) -> Tensor:
+    y = transformed[permutation(pool, tensor, groups, transformed.device)]
+    return signs(pool, ref.HASHED_ROW, tensor, 0, groups, transformed.device) * y.view(-1)
+
+
+def hashed_products(pool: Pool, v: Tensor, tensor: int, groups: range) -> Tensor:
+    x = (signs(pool, ref.HASHED_ROW, tensor, 0, groups, v.device) * v).view(-1, pool.size)
+    return x.gather(1, permutation(pool, tensor, groups, v.device))
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """The operations of a transformed family over whole units.
+
+    Args:
+        total: (pool, c, tensor, groups) to Σ c_j z_j, flat.
+        products: (pool, v, tensor, groups) to the inner products of every block, (blocks, K).
+        once: whether it is c that is transformed, and the sum of a segment's products, instead of every block.
+    """
+
+    total: Callable[[Pool, Tensor, int, range], Tensor]
+    products: Callable[[Pool, Tensor, int, range], Tensor]
+    once: bool = False
+
+
+KERNELS: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform] = {
+    "gaussian": gaussian,
+    "rademacher": rademacher,
+    "hadamard": Transform(hadamard_total, hadamard_products),
+    "hashed": Transform(hashed_total, hashed_products, once=True),
+}
+
+
 # --- the operations -----------------------------------------------------------------------------
 
 
@@ -116,43 +163,35 @@ def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
     """What `combine` reads: the pool, c or H c on the device, and (direction, coefficient) pairs."""
-    c = np.zeros(pool.size if pool.family in TRANSFORMED else 0, np.float32)
-    if pool.family in TRANSFORMED:
-        c[directions] = coefficients
+    made = KERNELS[pool.family]
+    if not isinstance(made, Transform):
+        return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
+    c = np.zeros(pool.size, np.float32)
+    c[directions] = coefficients
     table = torch.from_numpy(c).to(device)
-    pairs = list(zip(directions.tolist(), coefficients.tolist(), strict=True))
-    return pool, transform(table) if pool.family == "hashed" else table, pairs
+    return pool, transform(table) if made.once else table, []
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
     """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
+    made = KERNELS[pool.family]
     for tensor, start, base, out, addend in pieces:
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
-            if pool.family in TRANSFORMED:
-                total = total + _transformed(pool, table, tensor, groups)[inside]
+            if isinstance(made, Transform):
+                total = total + made.total(pool, table, tensor, groups)[inside]
             else:
                 for j, coefficient in pairs:
-                    total = total + coefficient * element(pool, j, tensor, groups, base.device)[inside]
+                    total = total + coefficient * made(pool, j, tensor, groups, base.device)[inside]
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
-
-
-def _transformed(pool: Pool, table: Tensor, tensor: int, groups: range) -> Tensor:
-    """Σ c_j z_j of a transformed family over whole units; table is c, or H c of the hashed family."""
-    if pool.family == "hashed":
-        y, stream = table[permutation(pool, tensor, groups, table.device)], ref.HASHED_ROW
-    else:
-        d2 = signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, table.device).view(-1, pool.size)
-        y, stream = transform(d2 * table), ref.HADAMARD_ROW
-    return signs(pool, stream, tensor, 0, groups, table.device) * y.view(-1)
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
     total = np.zeros(pool.size)
-    each = CHUNK if pool.family in TRANSFORMED else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
+    each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
     for tensor, start, v in pieces:
         of_tensor, partial, segment = np.zeros(pool.size), np.zeros(pool.size), None
         for groups, begin, end in _chunks(pool, start, v.numel(), each):
@@ -161,36 +200,31 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
             segment = groups.start * BLOCK // ref.SEGMENT
             whole = v.new_zeros(len(groups) * BLOCK)
             whole[start + begin - groups.start * BLOCK :][: end - begin] = v[begin:end]
-            for products in _products(pool, whole, tensor, groups):
-                # rows one after the other, which only an accumulation promises
-                partial = np.add.accumulate(np.vstack([partial, products]), axis=0)[-1]
+            products = _products(pool, whole, tensor, groups)
+            # rows one after the other, which only an accumulation promises
+            partial = np.add.accumulate(np.vstack([partial, products]), axis=0)[-1]
         total += of_tensor + _finish(pool, partial)
     return total
 
 
 def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
-    return ref.transform(partial) if pool.family == "hashed" else partial
+    made = KERNELS[pool.family]
+    return ref.transform(partial) if isinstance(made, Transform) and made.once else partial
 
 
-def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> Iterator[NDArray[np.float32]]:
-    """The float32 inner products of blocks, ascending: arrays of shape (blocks, K)."""
-    if pool.family in TRANSFORMED:
-        stream = ref.HASHED_ROW if pool.family == "hashed" else ref.HADAMARD_ROW
-        x = (signs(pool, stream, tensor, 0, groups, v.device) * v).view(-1, pool.size)
-        if pool.family == "hashed":
-            yield x.gather(1, permutation(pool, tensor, groups, v.device)).cpu().numpy()
-        else:
-            d2 = signs(pool, ref.HADAMARD_BLOCK, tensor, 0, groups, v.device).view(-1, pool.size)
-            yield (d2 * transform(x)).cpu().numpy()
-        return
-    made = np.empty((len(groups), pool.size), np.float32)
+def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
+    """The float32 inner products of blocks, ascending, shape (blocks, K)."""
+    made = KERNELS[pool.family]
+    if isinstance(made, Transform):
+        return made.products(pool, v, tensor, groups).cpu().numpy()
+    products = np.empty((len(groups), pool.size), np.float32)
     for j in range(pool.size):
-        x = element(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
+        x = made(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
         while x.shape[1] > 1:
             half = x.shape[1] // 2
             x = x[:, :half] + x[:, half:]
-        made[:, j] = x[:, 0].cpu().numpy()
-    yield made
+        products[:, j] = x[:, 0].cpu().numpy()
+    return products
 
 
 def _chunks(pool: Pool, start: int, size: int, most: int) -> Iterator[tuple[range, int, int]]:

@@ -8,8 +8,9 @@ register moves and warp shuffles (`_stage`). On CPU tensors everything runs in T
 # Triton's kernels are a language of their own, which Python's type rules do not fit.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
-from .pool import BLOCK, TRANSFORMED, Pool
+from .pool import BLOCK, Pool
 from .torch_any import transform
 
 SCRATCH = 1 << 24  # float32 numbers, 64 MiB: products of `project`, units of transforms larger than HELD
@@ -300,6 +301,52 @@ def _add_rows(partial, products, first, rows, columns, PER_SEGMENT: tl.constexpr
     tl.store(here, total, mask=inside)
 
 
+# --- the families -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """A family whose sum is made direction by direction.
+
+    Args:
+        branch: of the kernels `_combine_sum` and `_products`.
+    """
+
+    branch: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A transformed family.
+
+    Args:
+        way: constants of the kernels that make a unit; None where the transform is too large for a program.
+        once: whether it is c that is transformed, and the sum of a segment's products, instead of every block.
+    """
+
+    way: Callable[[Pool], dict[str, Any] | None]
+    once: bool = False
+
+
+def _held(pool: Pool) -> dict[str, Any] | None:
+    if pool.size > HELD:
+        return None
+    stages = pool.size.bit_length() - 1
+    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // 2048}
+
+
+def _hashed(pool: Pool) -> dict[str, Any]:
+    return {"WAY": "hashed", "SIZE": pool.size, "STAGES": 0, "N": BLOCK, "num_warps": 4}
+
+
+KERNELS: dict[str, Direct | Transform] = {
+    "gaussian": Direct("gaussian"),
+    "rademacher": Direct("rademacher"),
+    "hadamard": Transform(_held),
+    "hashed": Transform(_hashed, once=True),
+}
+
+
 # --- the operations -----------------------------------------------------------------------------
 
 
@@ -307,13 +354,14 @@ def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
     """What the kernels read for every piece: (pool, directions, coefficients, their number), or (pool, table)."""
-    if pool.family not in TRANSFORMED:
+    made = KERNELS[pool.family]
+    if isinstance(made, Direct):
         return pool, _upload(directions.view(np.int32), device), _upload(coefficients, device), directions.size
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
     with _on(device):
         table = _upload(c, device)
-        if pool.family == "hashed":
+        if made.once:
             _transform_(table, pool.size)
     return pool, table
 
@@ -335,12 +383,12 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 def _combine_piece(piece: tuple[Any, ...], groups: range, pool: Pool, inputs: tuple[Any, ...]) -> None:
     here = (*piece, groups[0], *_key(pool), *inputs)
-    if pool.family not in TRANSFORMED:
-        _combine_sum[(len(groups),)](*here, FAMILY=pool.family, num_warps=4, **EXACT)
-    elif pool.family == "hadamard" and pool.size > HELD:
+    made = KERNELS[pool.family]
+    if isinstance(made, Direct):
+        _combine_sum[(len(groups),)](*here, FAMILY=made.branch, num_warps=4, **EXACT)
+    elif (way := made.way(pool)) is None:
         _combine_made(piece, groups, pool, *inputs)
     else:
-        way = _way(pool)
         _combine_transformed[(len(groups) * BLOCK // way["N"],)](*here, 0, **way, **EXACT)
 
 
@@ -370,8 +418,8 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
 
 def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
     """Blocks in float32, then their sums in float64, segment by segment; as many at a time as SCRATCH holds."""
-    start, v, unit = piece[1], piece[2], pool.unit
-    rows = unit // pool.size if pool.family in TRANSFORMED else 1  # of K products, made from one unit
+    start, v, unit, made = piece[1], piece[2], pool.unit, KERNELS[pool.family]
+    rows = unit // pool.size if isinstance(made, Transform) else 1  # of K products, made from one unit
     segment = max(1, ref.SEGMENT // unit)  # units
     each = max(1, min(SCRATCH // (rows * pool.size), 1 << 15))  # units at a time; a grid's second axis is short
     batch = max(1, each // segment)  # segments side by side
@@ -386,7 +434,7 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
                 partial, _blocks(piece, pool, begin, count), (begin - first) * rows, count * rows, pool.size,
                 PER_SEGMENT=segment * rows, COLUMNS=COLUMNS, num_warps=COLUMNS // 32, **EXACT,
             )  # fmt: skip
-        for row in transform(partial) if pool.family == "hashed" else partial:
+        for row in transform(partial) if isinstance(made, Transform) and made.once else partial:
             result += row
     return result
 
@@ -397,15 +445,15 @@ def _blocks(piece: tuple[int, int, Tensor], pool: Pool, first: int, count: int) 
     groups = count * pool.unit // BLOCK
     group = first * pool.unit // BLOCK
     arguments = (v, start, v.numel(), tensor, group, *_key(pool))
-    if pool.family not in TRANSFORMED:
+    made = KERNELS[pool.family]
+    if isinstance(made, Direct):
         products = torch.empty(groups * pool.size, device=v.device)
         _products[(-(-pool.size // EACH), groups)](
-            products, *arguments, pool.size, EACH=EACH, FAMILY=pool.family, num_warps=4, **EXACT
+            products, *arguments, pool.size, EACH=EACH, FAMILY=made.branch, num_warps=4, **EXACT
         )
         return products
     products = torch.empty(groups * BLOCK, device=v.device)
-    if pool.family == "hashed" or pool.size <= HELD:
-        way = _way(pool)
+    if (way := made.way(pool)) is not None:
         _project_transformed[(groups * BLOCK // way["N"],)](products, *arguments, **way, **EXACT)
     else:
         _signed[(groups,)](products, *arguments, STREAM=ref.HADAMARD_ROW, PERIOD=0, **EXACT)
@@ -438,14 +486,6 @@ def _groups(pool: Pool, start: int, size: int) -> range:
     """The groups of 4,096 positions, whole units of them, that hold positions start ≤ p < start + size."""
     unit = pool.unit
     return range(start // unit * (unit // BLOCK), -(-(start + size) // unit) * (unit // BLOCK))
-
-
-def _way(pool: Pool) -> dict[str, Any]:
-    """How a kernel of a transformed family makes a unit."""
-    if pool.family == "hashed":
-        return {"WAY": "hashed", "SIZE": pool.size, "STAGES": 0, "N": BLOCK, "num_warps": 4}
-    stages = pool.size.bit_length() - 1
-    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // 2048}
 
 
 def _transform_(x: Tensor, size: int) -> None:

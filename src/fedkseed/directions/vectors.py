@@ -24,7 +24,7 @@ def load() -> dict[str, Any]:
 def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     """base + (addend + Σ c z) of one case, 8 digits a float32 and 4 a 16-bit weight.
 
-    backend: "numpy", the definition itself, or one of `backends.names`.
+    backend: "numpy", the definition, or one of `backends.names`.
     """
     pool, (directions, coefficients) = _pool(case), _coefficients(case)
     start, stop, dtype = case["start"], case["stop"], case["dtype"]
@@ -32,16 +32,11 @@ def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     numerators = np.arange(start, stop) % 8 - 3
     base = np.where(numerators == 0, -0.0, numerators / 1024).astype(np.float32)
     addend = _float32(case["addend"]) if "addend" in case else None
-    if backend == "numpy":
-        total = reference.total(pool, directions, coefficients, case["tensor"], start, stop, addend)
-        bits = reference.combine(base, total, dtype).view(np.uint32 if dtype == "float32" else np.uint16)
-    else:
-        w = torch.from_numpy(base).to(getattr(torch, dtype)).to(device)
-        more = None if addend is None else torch.from_numpy(addend).to(device)
-        made = backends.load(backend)
-        plan = made.plan(pool, directions, coefficients, w.device)
-        made.combine([(case["tensor"], start, w, w, more)], plan)
-        bits = w.cpu().view(BITS[dtype]).numpy()
+    w = torch.from_numpy(base).to(getattr(torch, dtype)).to(device)
+    more = None if addend is None else torch.from_numpy(addend).to(device)
+    made = backends.load(backend)
+    made.combine([(case["tensor"], start, w, w, more)], made.plan(pool, directions, coefficients, w.device))
+    bits = w.cpu().view(BITS[dtype]).numpy()
     digits = 8 if dtype == "float32" else 4
     return "".join(f"{int(b):0{digits}x}" for b in bits)
 
@@ -50,10 +45,7 @@ def projection(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     """The K inner products with v_p = 2^-10 (p mod 13 − 6), 16 digits a float64."""
     pool, start = _pool(case), case["start"]
     v = ((np.arange(start, case["stop"]) % 13 - 6) / 1024).astype(np.float32)
-    if backend == "numpy":
-        products = reference.project(pool, v, case["tensor"], start)
-    else:
-        products = backends.load(backend).project([(case["tensor"], start, torch.from_numpy(v).to(device))], pool)
+    products = backends.load(backend).project([(case["tensor"], start, torch.from_numpy(v).to(device))], pool)
     return "".join(f"{int(b):016x}" for b in products.view(np.uint64))
 
 

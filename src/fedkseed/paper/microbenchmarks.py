@@ -14,7 +14,6 @@ from torch import Tensor
 
 from ..directions import FAMILIES, Pool
 from ..directions.operations import accumulate_, materialize
-from ..directions.pool import TRANSFORMED
 from ..randomness import Purpose, generator, pool_key
 from ..tools.compare import measure
 from . import byte_counts
@@ -129,7 +128,7 @@ def _sync(family: str, size: int, w: Tensor, out: Tensor, scale: float) -> tuple
     """Seconds of Σ_j c_j z_j over `scale` times these weights, and how many directions were timed."""
     pool = Pool(1, size, family)
     c = np.random.default_rng(1).normal(size=size).astype(np.float32) * np.float32(STEP)
-    if family in TRANSFORMED:
+    if pool.transformed:
         return _seconds(lambda: materialize(w, pool, c, out), w.device.type) * scale, size
     few = min(SAMPLE[family], size)
     return _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), w.device.type) * scale * size / few, few

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..directions import Pool
-from ..directions.pool import TRANSFORMED
+from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..local.work import LocalWork
 from ..randomness import pool_key
@@ -118,7 +117,7 @@ class Algorithm:
         if self.pooled:
             return recipe.pool
         family = recipe.directions.family
-        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if family in TRANSFORMED else family)
+        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if FAMILIES[family].transformed else family)
 
     def local_work(self, recipe: Recipe) -> LocalWork:
         """The local steps of a recipe's clients; of those that take no derivatives in R^K, where there are both."""

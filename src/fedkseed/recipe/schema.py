@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
-from ..directions import Pool
+from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..randomness import pool_key
 from . import own_code
@@ -124,10 +125,17 @@ class Clients(Part):
         return self.cohort
 
 
+def _known_family(name: str) -> str:
+    if name not in FAMILIES:
+        *some, last = map(repr, FAMILIES)
+        raise PydanticCustomError("family", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
+    return name
+
+
 class Directions(Part):
     """The pool: K directions of one family. The key follows from the recipe's seed."""
 
-    family: Literal["gaussian", "rademacher", "hadamard", "hashed"] = "hadamard"
+    family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
 
 

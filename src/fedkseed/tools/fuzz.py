@@ -25,7 +25,7 @@ from functools import cache
 from math import inf, nan
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -33,10 +33,9 @@ from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..local.work import LocalWork
 from ..strategies.kseed import KSeed, State
-from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Record, decode, encode, sealed
+from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, sealed
 from ..wire.delta import restore, shorten
-from ..wire.int8 import compact, pack
-from ..wire.numbers import WIRES, packed_scalars
+from ..wire.int8 import compact, pack, packed_size
 from ..wire.records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
 
 BLOCK = 1000  # inputs
@@ -51,6 +50,14 @@ BLOCKS = Run(Pool(0x0123456789ABCDEF, 256), BASE)  # two blocks of compact numbe
 UNLIMITED = Run(Pool(0x0123456789ABCDEF, 1 << 32, "rademacher"), BASE)
 WORDS = (0, 1, 2, 3, 127, 128, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 1, 0x7FC00000, 0x7F800000, 0xFF800000,
          0x7F800001, 0xFFC00000, 0x80000000, 0x3F800000, 0x3F800001, 0x00000100, 0x7F7FFFFF)  # fmt: skip
+FIELDS = {  # by type of a field: values that an invented message has there
+    "d": (1.0, 3e-7, inf, nan, -1.0, 0.0),
+    "f": (1.0, inf, nan, 0.0, -1.0),
+    "I": (*range(8), *WORDS),
+    "Q": (*range(12), 128, 256, 1 << 32, 1 << 63),
+}
+MOST = 1 << 12  # bytes of an array of an invented message
+COMPACT = {packed_size(count): count for count in range(1, 257)}  # by their bytes: how many compact numbers
 
 
 def specimens() -> dict[str, Record]:
@@ -202,7 +209,7 @@ def judge(data: bytes) -> tuple[str, str]:
         AssertionError: it was accepted and is not what it was accepted for.
     """
     try:
-        record = decode(data, *cast("Any", KINDS.values()))
+        record = decode(data, *(kind.record for kind in KINDS.values()))
     except FedKSeedError as error:
         return "", re.split(r"[0-9(,;:]", str(error))[0].strip()
     if encode(record) != data:
@@ -315,59 +322,58 @@ def _resealed(data: bytearray) -> bytes:
     return sealed(bytes(data[: -TRAILER.size]))
 
 
+@cache
+def _sound() -> dict[int, list[tuple[int, tuple[Any, ...]]]]:
+    """The flags and fixed numbers of the specimens, by the number of their kind."""
+    found: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
+    for data in _seeds():
+        kind = KINDS[data[5]]
+        found.setdefault(kind.number, []).append((data[7], kind.fixed.unpack_from(data, HEADER.size)))
+    return found
+
+
 def _invented(rng: random.Random) -> bytes:
-    """A header, fields and as many bytes as follow from them: nothing is wrong but, perhaps, the values."""
-    kind, size = rng.choice(list(KINDS)), rng.choice((1, 2, 8, 128, 256))
-    family = rng.randrange(len(FAMILIES))
-    of, flags, count = KINDS[kind], 0, rng.randrange(12)
-    lr = struct.pack("<d", rng.choice((1.0, 3e-7, inf, nan, -1.0)))
-    sender = struct.pack("<II", rng.randrange(99), rng.choice((0, 1, 345)))
-    if of is Broadcast:
-        flags = rng.randrange(6)
-        fixed = lr + struct.pack("<dfII", 1e-3, rng.choice((inf, 1.0, nan, 0.0)), rng.choice((0, 1, 3)), 1)
-        parts = [_numbers(rng, size, flags >= 2) for _ in range(1 + flags % 2)]
-    elif of is Upload:
-        flags = rng.choice((0, 2, 4, 12))
-        fixed = sender + struct.pack("<fI", rng.choice((1.0, nan, inf)), count)
-        parts = [_bytes(rng, packed_scalars(count, WIRES[(flags & 6) // 2], flags == 12))]
-    elif of is Values:
-        fixed, parts = lr + struct.pack("<Q", count), [_bytes(rng, 4 * count)]
-    elif of is History:
-        flags, rounds, tensors = rng.randrange(2), rng.randrange(3), rng.randrange(3)
-        fixed = lr + struct.pack("<IIQ", 7 - rounds, tensors, count)
-        shares = [count // max(1, rounds * tensors)] * rounds * tensors
-        parts = [struct.pack(f"<{len(shares)}I", *shares), _bytes(rng, 4 * count * (1 + flags))]
-    elif of is Change:
-        flags, tensors = rng.choice((0, 2)), rng.randrange(3)
-        count = rng.choice((count, size))
-        fixed = sender + struct.pack("<fIIQ", 1.0, rng.choice(WORDS), tensors, count)
-        parts = [struct.pack(f"<{tensors}I", *[count // max(1, tensors)] * tensors), _numbers(rng, count, flags == 2)]
-    elif of is Delta:
-        kept, whole = pair()
-        fixed, parts = (
-            kept[-4:] + whole[-4:],
-            [rng.choice((zlib.compress(rng.randbytes(9), 9, -15), rng.randbytes(99)))],
-        )
-    else:
-        fixed, parts = sender[:4], []
-    header = HEADER.pack(MAGIC, VERSION, kind, family, flags, 7, RUN.pool.key, size - 1, BASE)
-    return sealed(header, fixed, *parts)
+    """A header, fields and as many bytes as follow from them: nothing is wrong but, perhaps, the values.
+
+    Flags are allowed ones. The fields are those of a specimen, most of them, the others what somebody may have
+    forgotten; how many bytes follow is what the codec says, as long as they are few.
+    """
+    number, size = rng.choice(list(_sound())), rng.choice((1, 2, 8, 128, 256))
+    family, kind = rng.choice(list(FAMILIES.values())), KINDS[number]
+    flags, fields = rng.choice(_sound()[number])
+    types = kind.fixed.format.lstrip("<")
+    share = rng.choice((0, 0, 0.2, 0.5))  # of fields that are changed
+    fields = [rng.choice(FIELDS[t]) if rng.random() < share else old for t, old in zip(types, fields, strict=True)]
+    if rng.random() < 0.5:
+        flags = rng.choice(kind.flags)
+    run = Run(Pool(RUN.pool.key, size, family.name), BASE)
+    if kind.sizes:
+        parts = [_part(rng, min(count, MOST)) for count in kind.sizes(Head(run, 7, flags), fields)]
+    else:  # the rest of the body, as deflated as a difference
+        noise = rng.randbytes(rng.choice((9, len(pair()[0]) - HEADER.size - TRAILER.size)))
+        parts = [rng.choice((zlib.compress(noise, 9, -15), noise))]
+    header = HEADER.pack(MAGIC, VERSION, number, family.number, flags, 7, run.pool.key, size - 1, BASE)
+    return sealed(header, kind.fixed.pack(*fields), *parts)
+
+
+def _part(rng: random.Random, size: int) -> bytes:
+    """So many bytes: small counts, compact numbers that are right up to a byte or two, or words."""
+    match rng.randrange(5):
+        case 0:
+            return struct.pack(f"<{size // 4}I", *(rng.randrange(4) for _ in range(size // 4))).ljust(size, b"\0")
+        case 1 | 2 if size in COMPACT:
+            made = bytearray(pack(compact(np.array([rng.uniform(-1, 1) for _ in range(COMPACT[size])]))))
+            for _ in range(rng.choice((0, 0, 1, 2))):
+                _byte(rng, made)
+            return bytes(made)
+        case _:
+            return _bytes(rng, size)
 
 
 def _bytes(rng: random.Random, count: int) -> bytes:
     """Few values, many of them allowed."""
     words = [rng.choice((0x3F800000, 0x00003F80, *WORDS)) for _ in range(-(-count // 4))] if rng.random() < 0.7 else ()
     return struct.pack(f"<{len(words)}I", *words)[:count] or bytes(count)
-
-
-def _numbers(rng: random.Random, count: int, short: bool) -> bytes:
-    """Floats, or compact numbers that are right up to a byte or two."""
-    if not short:
-        return _bytes(rng, 4 * count)
-    made = bytearray(pack(compact(np.array([rng.uniform(-1, 1) for _ in range(count)]))))
-    for _ in range(rng.choice((0, 0, 1, 2))):
-        _byte(rng, made)
-    return bytes(made)
 
 
 # --- processes ----------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from torch import nn
 
 from ..directions import Pool
-from ..directions.pool import TRANSFORMED
 from ..errors import FedKSeedError
 from .base import Pooled
 from .layout import Layout
@@ -21,7 +20,7 @@ def hold(model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str 
     layout = Layout(model, tuned)
     if mode == "auto":
         quantised = any(isinstance(entry.tensor, Lazy) for entry in layout.tuned)
-        mode = "streamed" if pool.family in TRANSFORMED or quantised else "in place"
+        mode = "streamed" if pool.transformed or quantised else "in place"
     if mode not in MODES:
         raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
     return MODES[mode](layout, pool)

@@ -5,18 +5,21 @@
     trailer  CRC-32 of all that precedes
 
 A decoder reads nothing before the length, the checksum and every field fit; it returns a whole
-record or raises.
+record or raises. Of every kind of message, what writes and what reads it stand side by side below.
 """
 
 import math
 import struct
 import zlib
-from typing import TypeAlias, TypeVar, cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..directions import FAMILIES, Pool
+from ..directions import Pool
+from ..directions.families import numbered
 from ..errors import FedKSeedError
 from .int8 import pack, packed_size, unpack
 from .numbers import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
@@ -25,67 +28,250 @@ from .records import Broadcast, Change, Delta, History, Lack, Run, Upload, Value
 VERSION = 1
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
-BROADCAST = struct.Struct("<ddfII")  # lr, eps, clip, steps, probes
-UPLOAD = struct.Struct("<IIII")  # client, examples, loss, scalars
-VALUES = struct.Struct("<dQ")  # lr, weights
-HISTORY = struct.Struct("<dIIQ")  # lr, since, counts of a round, coefficients
-CHANGE = struct.Struct("<IIIIIQ")  # client, examples, loss, skipped, counts, numbers
-DELTA = struct.Struct("<II")  # checksums of the message that was kept and of the one that comes of it
-LACK = struct.Struct("<I")  # client
 TRAILER = struct.Struct("<I")
-Record: TypeAlias = Broadcast | Upload | Values | History | Change | Delta | Lack
-Message = TypeVar("Message", Broadcast, Upload, Values, History, Change, Delta, Lack)
-KINDS: dict[int, type[Record]] = {
-    1: Broadcast, 2: Upload, 3: Values, 4: History, 5: Change, 6: Delta, 7: Lack,
-}  # fmt: skip
-WITH_PROBABILITIES = 1  # flag of a broadcast
-WITH_DIRECTIONS = 1  # flag of a history
+OWN = 128  # kinds from here on are those of a user's program
 WIRE = {"exact": 0, "compact": 2, "sign": 4}  # flags of messages whose numbers travel in several ways
+
+
+class Record(Protocol):
+    """Anything that travels: its run and round are in the header."""
+
+    @property
+    def run(self) -> Run: ...
+
+    @property
+    def round(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The part of a header that a record is made from."""
+
+    run: Run
+    round: int
+    flags: int
+
+
+Written = tuple[int, Sequence[Any], Sequence[bytes | memoryview]]  # flags, fixed numbers, arrays
+Parts = Sequence[memoryview]
+Message = TypeVar("Message", bound=Record)
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[Message]):
+    """One kind of message: a record, and how its body is written and read.
+
+    Args:
+        number: in the header, 1 to 255. It never changes.
+        record: a dataclass with `run` and `round` that checks itself when made, so that a decoded one is sound.
+        name: as refusals call it.
+        fixed: the layout of the numbers that the body begins with.
+        write: a record to its flags, the numbers of `fixed`, and the bytes of the arrays after them.
+        sizes: (head, numbers) to the bytes of each array; None for one array that is the rest of the body.
+        read: (head, numbers, arrays) to the record.
+        flags: those that are allowed.
+    """
+
+    number: int
+    record: type[Message]
+    name: str
+    fixed: struct.Struct
+    write: Callable[[Message], Written]
+    sizes: Callable[[Head, Sequence[Any]], Sequence[int]] | None
+    read: Callable[[Head, Sequence[Any], Parts], Message]
+    flags: tuple[int, ...] = (0,)
+
+
+# --- the kinds ----------------------------------------------------------------------------------
+
+WITH_PROBABILITIES = 1  # flag of a broadcast
+
+
+def _write_broadcast(message: Broadcast) -> Written:
+    vectors = [message.coefficients] if message.probabilities is None else [message.coefficients, message.probabilities]
+    flags = WIRE[message.wire] | WITH_PROBABILITIES * (len(vectors) - 1)
+    fixed = message.lr, message.eps, message.clip, message.steps, message.probes
+    return flags, fixed, [_floats(values, message.wire) for values in vectors]
+
+
+def _broadcast_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    return [_width(head.run.pool.size, _wire(head))] * (1 + (head.flags & WITH_PROBABILITIES))
+
+
+def _read_broadcast(head: Head, fixed: Sequence[Any], parts: Parts) -> Broadcast:
+    lr, eps, clip, steps, probes = fixed
+    wire = _wire(head)
+    c, *rest = [_numbers(part, head.run.pool.size, wire) for part in parts]
+    return Broadcast(head.run, head.round, lr, eps, steps, clip, c, probes, rest[0] if rest else None, wire)
+
+
+BROADCAST = Kind(
+    1, Broadcast, "broadcast", struct.Struct("<ddfII"), _write_broadcast, _broadcast_sizes, _read_broadcast,
+    flags=(0, 1, 2, 3, 4, 5),
+)  # fmt: skip
+
+
 WITH_SKIPPED = 8  # flag of signs: a second row of bits says which there are none of
 
 
+def _write_upload(message: Upload) -> Written:
+    flags = WIRE[message.wire] | WITH_SKIPPED * (message.wire == "sign" and message.skipped > 0)
+    fixed = message.client, message.examples, _loss_bits(message.loss), message.scalars.size
+    return flags, fixed, [pack_scalars(message.scalars, message.wire)]
+
+
+def _upload_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    *_, count = fixed
+    return [packed_scalars(count, _wire(head), bool(head.flags & WITH_SKIPPED))]
+
+
+def _read_upload(head: Head, fixed: Sequence[Any], parts: Parts) -> Upload:
+    client, examples, loss, count = fixed
+    wire = _wire(head)
+    scalars = unpack_scalars(parts[0], count, wire, bool(head.flags & WITH_SKIPPED))
+    return Upload(head.run, head.round, client, examples, _loss(loss), scalars, wire)
+
+
+UPLOAD = Kind(
+    2, Upload, "upload", struct.Struct("<IIII"), _write_upload, _upload_sizes, _read_upload,
+    flags=(0, WIRE["compact"], WIRE["sign"], WIRE["sign"] | WITH_SKIPPED),
+)  # fmt: skip
+
+
+def _write_values(message: Values) -> Written:
+    return 0, (message.lr, message.values.size), [_bytes(message.values, "<f4")]
+
+
+def _values_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    *_, size = fixed
+    return [4 * size]
+
+
+def _read_values(head: Head, fixed: Sequence[Any], parts: Parts) -> Values:
+    lr, size = fixed
+    return Values(head.run, head.round, lr, _numbers(parts[0], size))
+
+
+VALUES = Kind(3, Values, "broadcast of weights", struct.Struct("<dQ"), _write_values, _values_sizes, _read_values)
+
+
+WITH_DIRECTIONS = 1  # flag of a history
+
+
+def _write_history(message: History) -> Written:
+    flags = WITH_DIRECTIONS if message.directions.size else 0
+    fixed = message.lr, message.since, message.counts.shape[1], message.coefficients.size
+    counts, directions = _bytes(message.counts, "<u4"), _bytes(message.directions, "<u4")
+    return flags, fixed, [counts, directions, _bytes(message.coefficients, "<f4")]
+
+
+def _history_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    _, since, tensors, size = fixed
+    return [4 * max(0, head.round - since) * tensors, 4 * size * (head.flags & WITH_DIRECTIONS), 4 * size]
+
+
+def _read_history(head: Head, fixed: Sequence[Any], parts: Parts) -> History:
+    lr, since, tensors, size = fixed
+    if head.flags and not size:
+        raise FedKSeedError("a history that names directions has some, got none")
+    counts, directions = _words(parts[0]).reshape(max(0, head.round - since), tensors), _words(parts[1])
+    return History(head.run, head.round, lr, since, counts, directions, _numbers(parts[2], size))
+
+
+HISTORY = Kind(
+    4, History, "history", struct.Struct("<dIIQ"), _write_history, _history_sizes, _read_history,
+    flags=(0, WITH_DIRECTIONS),
+)  # fmt: skip
+
+
+def _write_change(message: Change) -> Written:
+    sizes = message.counts.size, message.values.size
+    fixed = message.client, message.examples, _loss_bits(message.loss), message.skipped, *sizes
+    return WIRE[message.wire], fixed, [_bytes(message.counts, "<u4"), _floats(message.values, message.wire)]
+
+
+def _change_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    *_, tensors, size = fixed
+    return [4 * tensors, _width(size, _wire(head))]
+
+
+def _read_change(head: Head, fixed: Sequence[Any], parts: Parts) -> Change:
+    client, examples, loss, skipped, _, size = fixed
+    counts, wire = _words(parts[0]), _wire(head)
+    values = _numbers(parts[1], size, wire)
+    return Change(head.run, head.round, client, examples, _loss(loss), skipped, values, counts, wire)
+
+
+CHANGE = Kind(
+    5, Change, "change", struct.Struct("<IIIIIQ"), _write_change, _change_sizes, _read_change,
+    flags=(0, WIRE["compact"]),
+)  # fmt: skip
+
+
+def _write_delta(message: Delta) -> Written:
+    return 0, (message.kept, message.whole), [message.difference]
+
+
+def _read_delta(head: Head, fixed: Sequence[Any], parts: Parts) -> Delta:
+    kept, whole = fixed
+    return Delta(head.run, head.round, kept, whole, bytes(parts[0]))
+
+
+DELTA = Kind(6, Delta, "delta", struct.Struct("<II"), _write_delta, None, _read_delta)
+
+
+def _write_lack(message: Lack) -> Written:
+    return 0, (message.client,), []
+
+
+def _read_lack(head: Head, fixed: Sequence[Any], parts: Parts) -> Lack:
+    (client,) = fixed
+    return Lack(head.run, head.round, client)
+
+
+LACK = Kind(7, Lack, "lack", struct.Struct("<I"), _write_lack, lambda head, fixed: [], _read_lack)
+
+
+KINDS: dict[int, Kind[Any]] = {kind.number: kind for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK)}
+
+
+def add_kind(kind: Kind[Message]) -> Kind[Message]:
+    """Make a kind of message known to this process, so that `encode` and `decode` take its record.
+
+    Raises:
+        FedKSeedError: its number is not one of 128 to 255, or another kind has its number or record.
+    """
+    if not OWN <= kind.number <= 255:
+        raise FedKSeedError(f"a program's own kinds of messages have numbers {OWN} to 255, got {kind.number}")
+    for other in KINDS.values():
+        if other.number == kind.number or other.record is kind.record:
+            raise FedKSeedError(
+                f"kind {other.number} is {other.record.__name__}; {kind.record.__name__} with number {kind.number} "
+                "needs a number and a record of its own"
+            )
+    KINDS[kind.number] = kind
+    return kind
+
+
+# --- any message --------------------------------------------------------------------------------
+
+
 def encode(message: Record) -> bytes:
-    """The bytes of a message; their length is the traffic that is counted."""
-    pool, flags = message.run.pool, 0
-    match message:
-        case Broadcast():
-            fixed = BROADCAST.pack(message.lr, message.eps, message.clip, message.steps, message.probes)
-            vectors = [message.coefficients]
-            if message.probabilities is not None:
-                flags = WITH_PROBABILITIES
-                vectors.append(message.probabilities)
-            flags |= WIRE[message.wire]
-            parts = [_floats(values, message.wire) for values in vectors]
-        case Upload():
-            fixed = UPLOAD.pack(message.client, message.examples, _loss_bits(message.loss), message.scalars.size)
-            flags = WIRE[message.wire] | WITH_SKIPPED * (message.wire == "sign" and message.skipped > 0)
-            parts = [pack_scalars(message.scalars, message.wire)]
-        case Values():
-            fixed = VALUES.pack(message.lr, message.values.size)
-            parts = [_bytes(message.values, "<f4")]
-        case History():
-            flags = WITH_DIRECTIONS if message.directions.size else 0
-            fixed = HISTORY.pack(message.lr, message.since, message.counts.shape[1], message.coefficients.size)
-            parts = [
-                _bytes(message.counts, "<u4"), _bytes(message.directions, "<u4"), _bytes(message.coefficients, "<f4")
-            ]  # fmt: skip
-        case Change():
-            sizes = message.counts.size, message.values.size
-            fixed = CHANGE.pack(
-                message.client, message.examples, _loss_bits(message.loss), message.skipped, *sizes
-            )  # fmt: skip
-            flags = WIRE[message.wire]
-            parts = [_bytes(message.counts, "<u4"), _floats(message.values, message.wire)]
-        case Delta():
-            fixed, parts = DELTA.pack(message.kept, message.whole), [message.difference]
-        case Lack():
-            fixed, parts = LACK.pack(message.client), []
-    kind = next(number for number, of in KINDS.items() if isinstance(message, of))
-    family = FAMILIES.index(pool.family)
+    """The bytes of a message; their length is the traffic that is counted.
+
+    Raises:
+        FedKSeedError: it is of no kind that is known.
+    """
+    kind = next((kind for kind in KINDS.values() if type(message) is kind.record), None)
+    if kind is None:
+        known = ", ".join(kind.record.__name__ for kind in KINDS.values())
+        raise FedKSeedError(f"{type(message).__name__} is no kind of message: add it by add_kind; known are {known}")
+    flags, fixed, parts = kind.write(message)
+    pool = message.run.pool
     header = HEADER.pack(
-        MAGIC, VERSION, kind, family, flags, message.round, pool.key, pool.size - 1, message.run.base
+        MAGIC, VERSION, kind.number, pool.record.number, flags, message.round, pool.key, pool.size - 1, message.run.base
     )  # fmt: skip
-    return sealed(header, fixed, *parts)
+    return sealed(header, kind.fixed.pack(*fixed), *parts)
 
 
 def sealed(*parts: bytes | memoryview) -> bytes:
@@ -96,9 +282,20 @@ def sealed(*parts: bytes | memoryview) -> bytes:
     return b"".join((*parts, TRAILER.pack(check)))
 
 
-def kind_of(data: bytes) -> type[Record] | None:
-    """What a message says that it is; `decode` checks the rest."""
-    return KINDS.get(data[5]) if len(data) > 5 else None
+def kind_of(data: bytes) -> type[Any] | None:
+    """The kind of record that a message says it is; `decode` checks the rest."""
+    kind = KINDS.get(data[5]) if len(data) > 5 else None
+    return kind.record if kind else None
+
+
+def head_of(data: bytes) -> Head:
+    """The run, round and flags of a message.
+
+    Raises:
+        FedKSeedError: its family or pool is none.
+    """
+    _, _, _, family, flags, round_, key, last, base = HEADER.unpack_from(data)
+    return Head(Run(Pool(key, last + 1, numbered(family).name), base), round_, flags)
 
 
 def decode(data: bytes, *kinds: type[Message]) -> Message:
@@ -112,7 +309,7 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
         raise FedKSeedError(
             f"a message has at least {HEADER.size + TRAILER.size} bytes, got {len(data)}; it was cut short"
         )
-    magic, version, number, family, flags, round_, key, last, base = HEADER.unpack_from(data)
+    magic, version, number = HEADER.unpack_from(data)[:3]
     if magic != MAGIC:
         raise FedKSeedError(f"not a fedkseed message: it starts with {magic!r} instead of {MAGIC!r}")
     if version != VERSION:
@@ -124,89 +321,37 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
             "the message's checksum does not fit: it was damaged or cut short on the way; send it again"
         )
     kind = KINDS.get(number)
-    if kind is None or kind not in kinds:
-        got = f"kind {number}" if kind is None else kind.__name__
+    if kind is None or kind.record not in kinds:
+        got = f"kind {number}" if kind is None else kind.record.__name__
         raise FedKSeedError(f"expected a message of kind {' or '.join(k.__name__ for k in kinds)}, got {got}")
-    if family >= len(FAMILIES):
-        raise FedKSeedError(f"the message names direction family number {family}; known are 0 to {len(FAMILIES) - 1}")
-    run = Run(Pool(key, last + 1, FAMILIES[family]), base)
-    body = memoryview(data)[HEADER.size : -TRAILER.size]
-    return cast("Message", READERS[kind](run, round_, flags, body))
+    head, body = head_of(data), memoryview(data)[HEADER.size : -TRAILER.size]
+    return cast("Message", kind.read(head, *_split(kind, head, body)))
 
 
-def _broadcast(run: Run, round_: int, flags: int, body: memoryview) -> Broadcast:
-    lr, eps, clip, steps, probes = _fixed(BROADCAST, flags, body, "broadcast", (0, 1, 2, 3, 4, 5))
-    size, wire = run.pool.size, _wire(flags)
-    each, vectors = _width(size, wire), 1 + (flags & WITH_PROBABILITIES)
-    _require(body, BROADCAST.size + each * vectors, "broadcast")
-    coefficients, *rest = [_read(body, BROADCAST.size + k * each, size, wire) for k in range(vectors)]
-    return Broadcast(run, round_, lr, eps, steps, clip, coefficients, probes, rest[0] if rest else None, wire)
+def _split(kind: Kind[Any], head: Head, body: memoryview) -> tuple[Sequence[Any], Parts]:
+    """The numbers of a body and its arrays, whose bytes must be as many as follow from flags and numbers."""
+    if head.flags not in kind.flags:
+        allowed = " or ".join(map(str, kind.flags))
+        raise FedKSeedError(f"this {kind.name} may have flags {allowed}, got {head.flags}")
+    at = kind.fixed.size
+    if len(body) < at:
+        raise FedKSeedError(f"the body of this {kind.name} has at least {at} bytes, got {len(body)}")
+    fixed = kind.fixed.unpack_from(body)
+    sizes = [len(body) - at] if kind.sizes is None else kind.sizes(head, fixed)
+    if len(body) != at + sum(sizes):
+        raise FedKSeedError(f"this {kind.name}'s body must have {at + sum(sizes)} bytes, got {len(body)}")
+    parts = []
+    for size in sizes:
+        parts.append(body[at : at + size])
+        at += size
+    return fixed, parts
 
 
-def _upload(run: Run, round_: int, flags: int, body: memoryview) -> Upload:
-    allowed = (0, WIRE["compact"], WIRE["sign"], WIRE["sign"] | WITH_SKIPPED)
-    client, examples, loss, count = _fixed(UPLOAD, flags, body, "upload", allowed)
-    wire, skipped = _wire(flags), bool(flags & WITH_SKIPPED)
-    _require(body, UPLOAD.size + packed_scalars(count, wire, skipped), "upload")
-    scalars = unpack_scalars(body[UPLOAD.size :], count, wire, skipped)
-    return Upload(run, round_, client, examples, _loss(loss), scalars, wire)
+# --- numbers ------------------------------------------------------------------------------------
 
 
-def _values(run: Run, round_: int, flags: int, body: memoryview) -> Values:
-    lr, size = _fixed(VALUES, flags, body, "broadcast of weights")
-    _require(body, VALUES.size + 4 * size, "broadcast of weights")
-    return Values(run, round_, lr, _numbers(body, size, VALUES.size))
-
-
-def _history(run: Run, round_: int, flags: int, body: memoryview) -> History:
-    lr, since, tensors, size = _fixed(HISTORY, flags, body, "history", (0, WITH_DIRECTIONS))
-    if flags and not size:
-        raise FedKSeedError("a history that names directions has some, got none")
-    rows, named = max(0, round_ - since), size if flags else 0
-    _require(body, HISTORY.size + 4 * (rows * tensors + named + size), "history")
-    at = HISTORY.size + 4 * rows * tensors
-    counts = np.frombuffer(body, "<u4", rows * tensors, HISTORY.size).astype(np.uint32).reshape(rows, tensors)
-    directions = np.frombuffer(body, "<u4", named, at).astype(np.uint32)
-    return History(run, round_, lr, since, counts, directions, _numbers(body, size, at + 4 * named))
-
-
-def _change(run: Run, round_: int, flags: int, body: memoryview) -> Change:
-    client, examples, loss, skipped, tensors, size = _fixed(CHANGE, flags, body, "change", (0, WIRE["compact"]))
-    wire = _wire(flags)
-    at = CHANGE.size + 4 * tensors
-    _require(body, at + _width(size, wire), "change")
-    counts = np.frombuffer(body, "<u4", tensors, CHANGE.size).astype(np.uint32)
-    values = _read(body, at, size, wire)
-    return Change(run, round_, client, examples, _loss(loss), skipped, values, counts, wire)
-
-
-def _delta(run: Run, round_: int, flags: int, body: memoryview) -> Delta:
-    kept, whole = _fixed(DELTA, flags, body, "delta")
-    return Delta(run, round_, kept, whole, bytes(body[DELTA.size :]))
-
-
-def _lack(run: Run, round_: int, flags: int, body: memoryview) -> Lack:
-    (client,) = _fixed(LACK, flags, body, "lack")
-    _require(body, LACK.size, "lack")
-    return Lack(run, round_, client)
-
-
-READERS = {
-    Broadcast: _broadcast, Upload: _upload, Values: _values, History: _history, Change: _change, Delta: _delta,
-    Lack: _lack,
-}  # fmt: skip
-
-
-def _fixed(layout: struct.Struct, flags: int, body: memoryview, name: str, allowed: tuple[int, ...] = (0,)) -> tuple:
-    if flags not in allowed:
-        raise FedKSeedError(f"this {name} may have flags {' or '.join(map(str, allowed))}, got {flags}")
-    if len(body) < layout.size:
-        raise FedKSeedError(f"the body of this {name} has at least {layout.size} bytes, got {len(body)}")
-    return layout.unpack_from(body)
-
-
-def _wire(flags: int) -> str:
-    return WIRES[(flags & 6) >> 1]
+def _wire(head: Head) -> str:
+    return WIRES[(head.flags & 6) >> 1]
 
 
 def _loss_bits(loss: float) -> int:
@@ -221,29 +366,26 @@ def _loss(bits: int) -> float:
     return loss
 
 
-def _numbers(body: memoryview, size: int, at: int) -> NDArray[np.float32]:
-    """A view of the message where the machine is little-endian: these can be all weights of a model."""
-    return np.frombuffer(body, "<f4", size, at).astype(np.float32, copy=False)
-
-
 def _width(size: int, wire: str) -> int:
     """Bytes of so many numbers."""
     return 4 * size if wire == "exact" else packed_size(size)
 
 
-def _read(body: memoryview, at: int, size: int, wire: str) -> NDArray[np.float32]:
+def _numbers(part: memoryview, size: int, wire: str = "exact") -> NDArray[np.float32]:
+    """So many numbers. Exact ones are a view of the message where the machine is little-endian: these can be all
+    weights of a model.
+    """
     if wire == "exact":
-        return _numbers(body, size, at)
-    return unpack(body[at : at + packed_size(size)], size)
+        return np.frombuffer(part, "<f4", size).astype(np.float32, copy=False)
+    return unpack(part, size)
+
+
+def _words(part: memoryview) -> NDArray[np.uint32]:
+    return np.frombuffer(part, "<u4").astype(np.uint32)
 
 
 def _floats(values: NDArray[np.float32], wire: str) -> memoryview | bytes:
     return _bytes(values, "<f4") if wire == "exact" else pack(values)
-
-
-def _require(body: memoryview, expected: int, name: str) -> None:
-    if len(body) != expected:
-        raise FedKSeedError(f"this {name}'s body must have {expected} bytes, got {len(body)}")
 
 
 def _bytes(values: NDArray, dtype: str) -> memoryview:

@@ -10,22 +10,20 @@ import zlib
 import numpy as np
 
 from ..errors import FedKSeedError
-from .codec import DELTA, HEADER, KINDS, TRAILER, decode, encode, kind_of, sealed
+from .codec import HEADER, TRAILER, decode, encode, head_of, kind_of, sealed
 from .records import Delta, Lack
 
-KIND, FAMILY, FLAGS, ROUND, RUN = 5, 6, 7, slice(8, 12), slice(12, HEADER.size)  # where a header has them
-OF_DELTA = next(number for number, kind in KINDS.items() if kind is Delta)
+FAMILY, ROUND, RUN = 6, slice(8, 12), slice(12, HEADER.size)  # where a header has them
 
 
 def shorten(whole: bytes, kept: bytes) -> bytes:
     """A message, or the `Delta` that makes it from the one kept, if there is one and it has fewer bytes."""
     if not _alike(whole, kept):
         return whole
-    header = bytearray(whole[: HEADER.size])
-    header[KIND], header[FLAGS] = OF_DELTA, 0
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)  # the smallest of zlib's strategies here
     difference = squeeze.compress((_body(whole) - _body(kept)).tobytes()) + squeeze.flush()
-    delta = sealed(bytes(header), DELTA.pack(_check(kept), _check(whole)), difference)
+    head = head_of(whole)
+    delta = encode(Delta(head.run, head.round, _check(kept), _check(whole), difference))
     return delta if len(delta) < len(whole) else whole
 
 

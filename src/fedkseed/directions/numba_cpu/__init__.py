@@ -10,7 +10,7 @@ a sum or of a projection. gguf.py: quantised weights. threads.py: who runs them.
 whole model's tensors.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from numba import uint32
 from numpy.typing import NDArray
 
 from .. import reference as ref
-from ..pool import TRANSFORMED, Pool
+from ..pool import Pool
 from .dtypes import item_size
 from .kernels import (
     BLOCK,
@@ -41,8 +41,6 @@ from .threads import compiled, run
 CHUNK = 1 << 15  # positions that a thread takes at a time: 8 µs of the fastest kernel
 ALONE = 1 << 16  # positions that one thread makes before a second has begun
 CACHES = 16 << 20  # bytes; results larger than this are not read again soon: write them around the caches
-
-KINDS = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "hashed": HASHED}
 
 
 @kernel
@@ -153,22 +151,52 @@ class Plan:
     table: NDArray[np.float32]
 
 
+def _hadamard_table(
+    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
+) -> tuple[int, NDArray[np.float32]]:
+    if directions.size == 1 and pool.size >= TILE:
+        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
+        return HADAMARD_ONE, np.concatenate([row, -row, directions.view(np.float32)])
+    c = np.zeros(pool.size, np.float32)
+    c[directions] = coefficients
+    # tiles of 16 x 16, each transposed
+    return HADAMARD, np.tile(c, pool.unit // pool.size).reshape(-1, 16, 16).transpose(0, 2, 1).ravel()
+
+
+def _hashed_table(
+    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
+) -> tuple[int, NDArray[np.float32]]:
+    c = np.zeros(pool.size, np.float32)
+    c[directions] = coefficients
+    c, rows = ref.transform(c), np.arange(pool.size)
+    return HASHED, np.concatenate([c[rows ^ low] for low in range(16)]) if pool.size >= TILE else c
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """The kernels of a family.
+
+    Args:
+        kind: which branch of kernels.py makes its sums and inner products.
+        table: (pool, directions, coefficients) to the branch for this sum and what it reads; None: no table.
+    """
+
+    kind: int
+    table: Callable[[Pool, NDArray[np.uint32], NDArray[np.float32]], tuple[int, NDArray[np.float32]]] | None = None
+
+
+KERNELS: dict[str, Kernel] = {
+    "gaussian": Kernel(GAUSSIAN),
+    "rademacher": Kernel(RADEMACHER),
+    "hadamard": Kernel(HADAMARD, _hadamard_table),
+    "hashed": Kernel(HASHED, _hashed_table),
+}
+
+
 def plan(pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> Plan:
     """Choose the kernel and make the table that it reads."""
-    table, kind = np.empty(0, np.float32), KINDS[pool.family]
-    if pool.family == "hadamard" and directions.size == 1 and pool.size >= TILE:
-        kind = HADAMARD_ONE
-        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
-        table = np.concatenate([row, -row, directions.view(np.float32)])
-    elif pool.family in TRANSFORMED:
-        c = np.zeros(pool.size, np.float32)
-        c[directions] = coefficients
-        if pool.family == "hadamard":  # tiles of 16 x 16, each transposed
-            table = np.tile(c, pool.unit // pool.size).reshape(-1, 16, 16).transpose(0, 2, 1).ravel()
-        else:
-            c = ref.transform(c)
-            rows = np.arange(pool.size)
-            table = np.concatenate([c[rows ^ low] for low in range(16)]) if pool.size >= TILE else c
+    made = KERNELS[pool.family]
+    kind, table = made.table(pool, directions, coefficients) if made.table else (made.kind, np.empty(0, np.float32))
     return Plan(pool, kind, directions, coefficients, table)
 
 
@@ -181,7 +209,7 @@ def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, p
     rows, pool = np.array(pieces, np.int64).reshape(-1, 6), plan.pool
     total = int(rows[:, 2].sum())
     around = dtype == "float32" and 4 * total > CACHES and not np.array_equal(rows[:, 3], rows[:, 4])
-    work = total * (1 if pool.family in TRANSFORMED else max(1, plan.directions.size // 4))
+    work = total * (1 if pool.transformed else max(1, plan.directions.size // 4))
     job = np.array(
         [
             0, plan.kind, pool.size, pool.unit, plan.directions.ctypes.data, plan.coefficients.ctypes.data,
@@ -200,7 +228,7 @@ def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: in
         results = np.empty((last - first, pool.size))
         job = np.array(
             [
-                first, KINDS[pool.family], pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
+                first, KERNELS[pool.family].kind, pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
                 results.ctypes.data, last,
             ],
             np.int64,

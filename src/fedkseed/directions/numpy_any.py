@@ -1,0 +1,47 @@
+"""The definition as a backend: every family on every device, some hundred times slower than kernels.
+
+For families that a device's backends have no kernels for, as those that a program adds.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from . import reference as ref
+from .families import FAMILIES
+from .pool import Pool
+
+KERNELS = FAMILIES
+CHUNK = 1 << 18  # positions made at a time: some temporary arrays of 1 MiB
+
+
+def plan(
+    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
+) -> tuple[Any, ...]:
+    """What `combine` reads."""
+    return pool, directions, coefficients
+
+
+def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
+    pool, directions, coefficients = plan
+    for tensor, start, base, out, addend in pieces:
+        for begin in range(0, base.numel(), CHUNK):
+            end = min(begin + CHUNK, base.numel())
+            more = None if addend is None else addend[begin:end].cpu().numpy()
+            total = ref.total(pool, directions, coefficients, tensor, start + begin, start + end, more)
+            w = ref.combine(base[begin:end].float().cpu().numpy(), total, str(base.dtype).removeprefix("torch."))
+            made = torch.from_numpy(w.view(np.int16)).view(base.dtype) if w.itemsize == 2 else torch.from_numpy(w)
+            out[begin:end] = made.to(out.device)
+
+
+def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
+    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
+    total = np.zeros(pool.size)
+    for tensor, start, v in pieces:
+        total += ref.project(pool, v.cpu().numpy(), tensor, start)
+    return total
