@@ -29,7 +29,8 @@ def parts(simulation: Simulation, examples: Sequence[Encoded]) -> list[tuple[flo
     """Of each example: what the first token, the tokens between and the end of text add to its mean loss."""
     found = []
     for example in examples:
-        losses, counted = token_losses(simulation.model, collate([example], simulation.tokenizer.pad_token_id))
+        batch = collate([example], simulation.setup.tokenizer.pad_token_id)
+        losses, counted = token_losses(simulation.setup.model, batch)
         values = (losses[counted] / counted.sum()).tolist()
         found.append((values[0], sum(values[1:-1]), values[-1] if len(values) > 1 else 0.0))
     return found
@@ -51,9 +52,9 @@ def main() -> None:
             some = groups.setdefault(everyone[i].example.category, [])
             if len(some) < options.each:
                 some.append(everyone[i])
-        simulation.load(simulation.strategy.init())
+        simulation.setup.load(simulation.strategy.init())
         before = {name: parts(simulation, some) for name, some in groups.items()}
-        simulation.load(store.state(simulation.strategy.state))
+        simulation.setup.load(store.state(simulation.strategy.state))
         for name, some in groups.items():
             pairs = zip(before[name], parts(simulation, some), strict=True)
             changes = [[b - a for a, b in zip(one, other, strict=True)] for one, other in pairs]

@@ -68,7 +68,7 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.flower.envelope import Reply, Status
     from fedkseed.flower.loopback import LoopbackGrid
     from fedkseed.flower.messages import packed
-    from fedkseed.flower.server.federation import Server
+    from fedkseed.flower.server.federation import federation
     from fedkseed.flower.server.grid import Numbers, Remote
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import Network
@@ -88,7 +88,7 @@ def grid(clients: int, model: Path) -> "Row":
     with tempfile.TemporaryDirectory() as name:
         recipe = parse(
             {
-                "model": {"name": str(model)},
+                "model": {"name": str(model), "digest": 64 * "0"},
                 "data": {"source": str(Path(name) / "none"), "held_out": "none"},
                 "clients": {"split": "files", "cohort": clients},
                 "directions": {"family": "hadamard", "size": SIZES["fedkseed"]},
@@ -98,7 +98,7 @@ def grid(clients: int, model: Path) -> "Row":
         Numbers.register(Path(name), nodes)
         numbers = Numbers(Path(name), None)
         remote = Remote(LoopbackGrid(lambda: nodes, deliver), numbers, b"[model]", clients, Network(), Silent())
-        server = Server(recipe, remote)
+        server = federation(recipe, remote)
         strategy = cast("KSeed", server.strategy)
         state, report, before, begin = strategy.init(), None, 0, 0.0
         for round_ in range(2):

@@ -15,7 +15,7 @@ from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
 from fedkseed.recipe.schema import Clients, Derivatives, Directions, Model, Recipe, Training
-from fedkseed.run.setup import NEWCOMER
+from fedkseed.run.loop import NEWCOMER
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights.full import Free

@@ -1,4 +1,7 @@
-"""The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper."""
+"""The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper.
+
+A command imports its modules when it is called: `fedkseed --help` and those that only look at a run load no PyTorch.
+"""
 
 import sys
 import time
@@ -7,41 +10,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
+from os import environ
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Table
-from rich.text import Text
-from transformers.utils.logging import disable_progress_bar
 
 from . import __version__
-from .data.federated import share_out
-from .data.reading import Example
-from .data.wording import Wording
-from .directions.vectors import check
 from .errors import FedKSeedError
-from .evaluation.evaluate import respond
-from .evaluation.statistics import estimate, paired_change
-from .files import folder, write_atomically
 from .flower.cli import certs, client, server
-from .models.load import load_model, load_tokenizer
-from .randomness import Purpose, generator
-from .recipe.algorithms import ALGORITHMS
-from .recipe.reading import load_recipe
-from .run.progress import Progress
-from .run.simulation import Simulation
-from .run.simulation import resume as resume_run
-from .run.simulation import start as start_run
-from .run.store import Store
-from .tools.compare import compare as measure_all
-from .tools.display import Bars, console, print_result, print_rounds
-from .tools.report import write_report
-from .tools.tables import print_costs, print_tuning
-from .tools.tensorboard import EventFiles
-from .tools.tune import tune as find_settings
-from .weights.adapter import Adapter
-from .weights.lazy import densify
+from .tools.display import Bars, console
+
+if TYPE_CHECKING:
+    from .run.progress import Progress
+    from .weights.adapter import Adapter
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -66,6 +48,8 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(function)
     def guarded(*args: Any, **options: Any) -> None:
+        # transformers' own bars would break ours, and the one line of an error
+        environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             function(*args, **options)
         except FedKSeedError as error:
@@ -89,6 +73,10 @@ def run(
     ] = "own",
 ) -> None:
     """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    from .recipe.reading import load_recipe
+    from .run.simulation import start
+    from .tools.display import print_result
+
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
@@ -98,13 +86,18 @@ def run(
 
             result = run_on_flower(parsed, directory, progress)
         else:
-            result = start_run(parsed, directory, progress)
+            result = start(parsed, directory, progress)
     print_result(result)
 
 
 @_command
 def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
     """Go on with a run that was stopped or killed; the result is the same, bit for bit."""
+    from .recipe.reading import load_recipe
+    from .run.simulation import resume as resume_run
+    from .run.store import Store
+    from .tools.display import print_result
+
     recipe = load_recipe(Store(directory).recipe)
     with _progress(recipe.training.rounds, directory, tensorboard) as progress:
         result = resume_run(directory, progress)
@@ -114,6 +107,9 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 @_command
 def rounds(directory: Directory) -> None:
     """List the finished rounds of a run."""
+    from .run.store import Store
+    from .tools.display import print_rounds
+
     print_rounds(Store(directory).reports())
 
 
@@ -125,6 +121,8 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
 ) -> None:
     """Write one web page about one run, or comparing several: curves, traffic, directions, clients, recipe."""
+    from .tools.report import write_report
+
     write_report(directories, output)
     console.print(f"wrote {output}; open it in a browser", highlight=False)
 
@@ -134,6 +132,8 @@ def rollback(
     directory: Directory, to: Annotated[int, typer.Option(help="How many finished rounds to keep.", min=0)]
 ) -> None:
     """Go back to an earlier round: everything after it is forgotten; `resume` goes on from there."""
+    from .run.store import Store
+
     store = Store(directory)
     with store.locked():
         store.rollback(to)
@@ -148,6 +148,11 @@ def eval(
     ] = None,
 ) -> None:
     """Evaluate a run's model on the held-out data, also in the middle of a run or after an earlier round."""
+    from .evaluation.statistics import estimate, paired_change
+    from .recipe.reading import load_recipe
+    from .run.simulation import Simulation
+    from .run.store import Store
+
     store = Store(directory)
     recipe = load_recipe(store.recipe)
     trained = recipe.training.model_copy(update={"objective": "loss"})  # a function that a run names is not needed now
@@ -157,7 +162,7 @@ def eval(
         state = store.state(simulation.strategy.state, after)
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
-        scores = simulation.evaluate(state, "held-out examples")
+        scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
     console.print(
         f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
     )
@@ -175,6 +180,10 @@ def export(
     model: Base = None,
 ) -> None:
     """Write the tuned model as a Hugging Face folder."""
+    from .files import folder
+    from .models.load import load_model, load_tokenizer
+    from .weights.lazy import densify
+
     if output.exists():
         raise FedKSeedError(f"{output} exists already; choose another folder")
     loaded = _load_adapter(adapter)
@@ -198,6 +207,13 @@ def generate(
     model: Base = None,
 ) -> None:
     """Answer an instruction with the base model and with the tuned one."""
+    from rich.text import Text
+
+    from .data.reading import Example
+    from .data.wording import Wording
+    from .evaluation.evaluate import respond
+    from .models.load import load_model, load_tokenizer
+
     loaded = _load_adapter(adapter)
     name = model or loaded.provenance["model"]
     tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"], loaded.storage)
@@ -217,6 +233,14 @@ def preview(
     client: Annotated[int, typer.Option(help="Whose first example to show.", min=0)] = 0,
 ) -> None:
     """Show what is fed to the loss, and how the data fell over the clients. Loads no weights."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from .data.federated import share_out
+    from .models.load import load_tokenizer
+    from .randomness import Purpose, generator
+    from .recipe.reading import load_recipe
+
     parsed = load_recipe(recipe)
     tokenizer = load_tokenizer(parsed.model.name)
     shares = share_out(parsed, tokenizer)
@@ -256,6 +280,11 @@ def compare(
     ] = None,
 ) -> None:
     """Measure what each algorithm costs a client on a recipe's model and data: bytes, memory, seconds."""
+    from .recipe.algorithms import ALGORITHMS
+    from .recipe.reading import load_recipe
+    from .tools.compare import compare as measure_all
+    from .tools.tables import print_costs
+
     names = algorithm or list(ALGORITHMS)
     if unknown := [name for name in names if name not in ALGORITHMS]:
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
@@ -296,6 +325,11 @@ def tune(
 
     docs/tune.md has the formulas and an example.
     """
+    from .files import write_atomically
+    from .recipe.reading import load_recipe
+    from .tools.tables import print_tuning
+    from .tools.tune import tune as find_settings
+
     if output is not None and output.exists():
         raise FedKSeedError(f"{output} exists already; choose another file")
     with Bars(0) as bars:
@@ -307,10 +341,30 @@ def tune(
 
 
 @_command
+def pin(recipe: RecipeFile) -> None:
+    """Write the digest of the base model into a recipe: clients check theirs, and a server needs no model.
+
+    The model is loaded once, here. The lines written are [model] digest and, for an algorithm that tunes the output
+    layer, [model] tuned with the names of its weights. Comments and order of the file stay as they are.
+    """
+    from .tools.pin import pin as write
+
+    with Bars(0) as bars:
+        found = write(recipe, bars)
+    for name, value in found.items():
+        console.print(f"{name} = {value!r}", highlight=False, soft_wrap=True)
+    console.print(f"written to {recipe}, [model]", highlight=False)
+
+
+@_command
 def directions(
     device: Annotated[str, typer.Option(help="Where to make them: cpu, cuda, cuda:1, mps, …")] = "cpu",
 ) -> None:
     """Check this machine: every backend of a device must give the published bits of every family."""
+    from rich.table import Table
+
+    from .directions.vectors import check
+
     table = Table("backend", "vectors", "wrong")
     wrong = 0
     for backend, checked, failed in check(device):
@@ -336,6 +390,9 @@ def fuzz(
     Every input is refused or is a message that encodes to the same bytes; anything else ends the campaign, which then
     prints the input.
     """
+    from rich.table import Table
+    from rich.text import Text
+
     from .tools.fuzz import BLOCK, campaign
 
     begin = time.perf_counter()
@@ -372,6 +429,8 @@ def reproduce(
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
     """Run an experiment of the paper: table and figure. Stop it at any moment and call it again."""
+    from rich.table import Table
+
     from .paper import experiments
     from .paper.dry_run import estimate as estimated
     from .paper.reproduce import parts, with_tiny
@@ -409,17 +468,22 @@ for network_command in (certs, server, client):
 
 
 @contextmanager
-def _progress(rounds: int, directory: Path, tensorboard: bool) -> Iterator[Progress]:
-    """What watches a run: bars on the terminal, and event files if they are wanted."""
+def _progress(rounds: int, directory: Path, tensorboard: bool) -> "Iterator[Progress]":
+    """The watchers of a run: bars on the terminal, and event files if they are wanted."""
     with Bars(rounds) as bars:
         if not tensorboard:
             yield bars
             return
+        from .tools.tensorboard import EventFiles
+
         with EventFiles(directory, bars) as events:
             yield events
 
 
-def _load_adapter(path: Path) -> Adapter:
+def _load_adapter(path: Path) -> "Adapter":
+    from .run.store import Store
+    from .weights.adapter import Adapter
+
     if path.is_dir() and (whole := Store(path).model).is_dir():
         raise FedKSeedError(f"this run's tuned model is no file of coefficients but the folder {whole}; use that")
     return Adapter.load(path / "adapter.safetensors" if path.is_dir() else path)
@@ -437,7 +501,7 @@ def _options(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    disable_progress_bar()  # transformers' own bars would break ours and the one line of an error
+    """Options of all commands."""
 
 
 def main() -> None:

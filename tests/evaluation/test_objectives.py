@@ -166,12 +166,12 @@ def test_raising_accuracy_leads_a_model_back_that_was_moved_along_the_directions
     simulation = Simulation(recipe_of(tmp_path, tmp_path / "moved", data_file, "accuracy", **lines))
     examples = [e for share in simulation.shares.clients for e in share]
     fixed, state = collate(examples, tokenizer.pad_token_id), simulation.strategy.init()
-    simulation.load(state)
-    before = accuracy(simulation.model, fixed)
+    simulation.setup.load(state)
+    before = accuracy(simulation.setup.model, fixed)
     for _ in range(2):
         state, _report = simulation.round(state)
-    simulation.load(state)
-    assert accuracy(simulation.model, fixed) > before + 0.1  # 0.16 to 0.49 on seeds 1 to 6
+    simulation.setup.load(state)
+    assert accuracy(simulation.setup.model, fixed) > before + 0.1  # 0.16 to 0.49 on seeds 1 to 6
 
 
 OWN = """

@@ -110,7 +110,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
             return super().round(state, earlier)
 
     with Store.create(job.directory, job.recipe.to_toml()) as store, pytest.raises(StopError):
-        work(store, Stopping(job.recipe))
+        work(store, Stopping(job.recipe).federation)
     assert job.outcome() is None
     stopped = reproduce(few, tmp_path / "stopped", given(few))
     whole = reproduce(few, tmp_path / "whole", given(few))

@@ -15,8 +15,7 @@ from fedkseed.randomness import cohort, draw_directions, turns
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run import store as storing
-from fedkseed.run.loop import work
-from fedkseed.run.setup import NEWCOMER
+from fedkseed.run.loop import NEWCOMER, work
 from fedkseed.run.store import Store
 from fedkseed.run.virtual_time import Step, asynchronous, durations, synchronous
 from fedkseed.wire.delta import shorten
@@ -271,7 +270,7 @@ def test_a_run_that_was_stopped_ends_the_same(whole, tmp_path, model_folder, dat
     moments, (directory, result) = iter([True] * 9 + [False]), whole
     recipe = load_recipe(directory / "recipe.toml")
     with Store.create(tmp_path / "run", recipe.to_toml()) as store, pytest.raises(StopError):
-        work(store, Stopping(recipe))
+        work(store, Stopping(recipe).federation)
     assert len(store.reports()) == 4
     assert resume(tmp_path / "run").digest == result.digest
 
@@ -283,8 +282,8 @@ def test_a_newcomer_gets_the_model_of_a_veteran(whole):
     for done in (ROUNDS // 2, ROUNDS - 1):  # a model that has gone through other states, forward and back
         simulation.round(store.state(State, done), lambda begun: store.state(State, begun))
     last = store.state(State)
-    simulated.sync(simulated.broadcast(last, [NEWCOMER])[NEWCOMER], simulation.weights)
-    assert simulation.weights.digest().hex() == result.digest
+    simulated.sync(simulated.broadcast(last, [NEWCOMER])[NEWCOMER], simulation.setup.weights)
+    assert simulation.setup.weights.digest().hex() == result.digest
 
 
 def test_clients_side_by_side_give_the_same_run(whole, tmp_path, model_folder, data_file):

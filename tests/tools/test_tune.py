@@ -108,7 +108,7 @@ def test_at_the_suggested_eps_scalars_are_the_true_derivatives(recipe):
         model.zero_grad()
         for eps, gap in gaps.items():
             for j in (3, 40):
-                above, below = simulation.weights.both(j, eps, partial(client.loss, batch))
+                above, below = simulation.setup.weights.both(j, eps, partial(client.loss, batch))
                 gap.append((above - below) / (2 * eps) - float(np.asarray(slopes)[j]))
     error = {eps: float(np.sqrt(np.mean(np.square(gap)))) for eps, gap in gaps.items()}
     assert error[found.eps] < 0.01 * math.sqrt(found.square)
@@ -223,7 +223,7 @@ def test_the_suggested_learning_rate_lowers_the_loss_and_thirty_times_it_does_no
 @pytest.mark.parametrize("algorithm", ["fedkseed-pro", "fedzo", "decomfl", "evofed", "ferret", "fedit"])
 def test_every_trial_starts_from_the_base_model(recipe, algorithm):
     simulation = Simulation(training(recipe, algorithm=algorithm, steps=2))
-    bench, strategy, digest = Bench(simulation), simulation.strategy, simulation.weights.digest()
+    bench, strategy, digest = Bench(simulation), simulation.strategy, simulation.setup.weights.digest()
     before = bench.losses(strategy.init(), "")
     first, again = (bench.trial(strategy, 1e-3) for _ in range(2))
     assert not first.failure
@@ -233,7 +233,7 @@ def test_every_trial_starts_from_the_base_model(recipe, algorithm):
     try_rates(simulation, found, until=0.0, clock=iter([1.0]).__next__)
     assert found.spent
     assert found.before == before
-    assert simulation.weights.digest() == digest
+    assert simulation.setup.weights.digest() == digest
 
 
 def test_a_learning_rate_that_loses_the_model_is_a_failure_and_no_error(recipe, monkeypatch):
@@ -255,11 +255,11 @@ def test_a_learning_rate_that_loses_the_model_is_a_failure_and_no_error(recipe, 
 
 def test_measuring_leaves_the_model_as_it_was(recipe):
     simulation = Simulation(recipe)
-    digest = simulation.weights.digest()
+    digest = simulation.setup.weights.digest()
     measure(simulation)
-    assert simulation.weights.digest() == digest
-    simulation.load(replace(simulation.strategy.init(), coefficients=np.full(64, 1e-3)))
-    assert simulation.weights.digest() != digest
+    assert simulation.setup.weights.digest() == digest
+    simulation.setup.load(replace(simulation.strategy.init(), coefficients=np.full(64, 1e-3)))
+    assert simulation.setup.weights.digest() != digest
 
 
 def test_held_out_examples_change_nothing_and_training_examples_do(tmp_path, model_folder):

@@ -12,7 +12,7 @@ from ..recipe.schema import Recipe
 from .batches import Encoded
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .reading import SAMPLES, Example, read, read_folder
+from .reading import Example, is_here, read, read_folder
 from .wording import Wording, cut, encode_all
 
 Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
@@ -90,9 +90,9 @@ def own_held_out(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
         FedKSeedError: what is there can't be read, or is too little for what the recipe asks.
     """
     source, columns = recipe.data.source, recipe.data.columns
-    path = Path(source).expanduser()
-    if source not in SAMPLES and not path.exists():
+    if not is_here(source):
         return []
+    path = Path(source).expanduser()
     parts = read_folder(source, columns) if path.is_dir() else [read(source, columns)]
     held_out, _ = _hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe)
     return _evaluated(held_out, recipe, tokenizer)

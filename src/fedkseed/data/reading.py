@@ -58,6 +58,11 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     return examples
 
 
+def is_here(source: str) -> bool:
+    """Whether this machine has a source: a sample of the package, a file or a folder."""
+    return source in SAMPLES or Path(source).expanduser().exists()
+
+
 def read_folder(folder: str, columns: Mapping[str, str] | None = None) -> list[list[Example]]:
     """One client a file: the examples of every data file of a folder, in the order of the files' names."""
     path = Path(folder).expanduser()

@@ -28,6 +28,9 @@ class Evaluation:
     empty: list[bool]  # was the output blank?
 
 
+NOT_EVALUATED = Evaluation([], [], [])  # by a party that has no held-out data
+
+
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """Mean and standard error; the error of fewer than two values is infinite."""
     array = np.asarray(values, float)

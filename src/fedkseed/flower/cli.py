@@ -8,10 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import FedKSeedError
-from ..files import write_atomically
-from ..recipe.reading import load_recipe
-from ..run.store import Store
-from ..tools.display import Bars, console, print_result
+from ..tools.display import Bars, console
 from .compat import require_flower
 
 
@@ -55,6 +52,10 @@ def server(
     one path of one port, over TLS, with keys that `fedkseed certs` made; docs/deployment.md has the rest.
     """
     require_flower()
+    from ..files import write_atomically
+    from ..recipe.reading import load_recipe
+    from ..run.store import Store
+    from ..tools.display import print_result
     from .server.processes import Host
 
     _stop_when_told()

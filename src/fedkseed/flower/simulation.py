@@ -38,7 +38,7 @@ class Virtual:
         simulation = self.simulation
         parts = simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):
-            client = simulation.client_of(task.client, len(parts), parts[task.client], on_step)
+            client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)
             return answer(simulation.strategy, task.message, client)
 
 
@@ -68,7 +68,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
 
     recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)
-    if simulation.algorithm.remembers:
+    if simulation.setup.algorithm.remembers:
         raise FedKSeedError(
             f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
             "process to process: use --engine own"
@@ -88,7 +88,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
 
                 simulation.carry = carry
                 remote.gather()
-                outcome.append(work(store, simulation))
+                outcome.append(work(store, simulation.federation))
             except BaseException as error:
                 outcome.append(error)
                 raise

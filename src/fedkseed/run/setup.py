@@ -1,4 +1,4 @@
-"""What one party makes of a recipe: model, weights, algorithm. Clients, servers and simulations are made of it."""
+"""A recipe on this machine: model, weights, algorithm. Clients, servers and simulations hold one of it."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -8,31 +8,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.batches import Encoded, endless_batches
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
-from ..evaluation.objectives import objective_of
-from ..evaluation.statistics import Evaluation
+from ..evaluation.objectives import Objective, objective_of
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
 from ..models.load import load_model, load_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach
 from ..randomness import Purpose, generator, share_of
-from ..recipe.algorithms import OUTPUT, chosen
+from ..recipe.algorithms import OUTPUT, Algorithm, chosen
 from ..recipe.schema import Recipe
+from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled, Weights
 from ..weights.full import Free
 from ..weights.hold import hold
 from ..weights.layout import Layout
 from ..wire.records import Run
+from .loop import NEWCOMER, Finished, provenance
 from .progress import Progress, Silent
 from .store import Store
-
-NEWCOMER = (1 << 32) - 1  # a client that has seen nothing: what it is sent gives the whole model
 
 
 @dataclass(slots=True)
@@ -49,54 +49,37 @@ class Stopwatch:
         self.last = now
 
 
-class Party:
-    """A model, its tokenizer and an algorithm, made from a recipe; `take_model` loads the weights.
+def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
+    """The tokenizer of a recipe's model: data is made with it, and refused, before a minute of loading weights."""
+    chosen(recipe)
+    objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
+    progress.note(f"loading {recipe.model.name}")
+    return load_tokenizer(recipe.model.name)
 
-    Two steps, so that data which can't be used is refused before a minute of loading.
+
+@dataclass(slots=True)
+class Setup:
+    """A model of this machine, held for a recipe's algorithm; made by `build`.
 
     Attributes:
         strategy: the algorithm; `strategy.init()` is the state before the first round.
         weights: those of the model, as they are now.
+        patterns: names of the tuned tensors.
     """
 
-    def __init__(self, recipe: Recipe, progress: Progress | None = None) -> None:
-        self.recipe, self.progress = recipe, progress or Silent()
-        self.algorithm = chosen(recipe)
-        self.objective = objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
-        self.progress.note(f"loading {recipe.model.name}")
-        self.tokenizer = load_tokenizer(recipe.model.name)
-        self.stopwatch = Stopwatch()
+    recipe: Recipe
+    algorithm: Algorithm
+    tokenizer: Any
+    model: nn.Module
+    weights: Weights
+    patterns: tuple[str, ...]
+    strategy: Strategy[Any]
+    objective: Objective
+    progress: Progress
 
-    def take_model(self, serves: bool) -> None:
-        """Load the weights, and make the algorithm for them.
-
-        Args:
-            serves: does this party aggregate? A server of weights holds a copy of them.
-        """
-        recipe, algorithm = self.recipe, self.algorithm
-        self.model = load_model(recipe.model.name, recipe.model.dtype, recipe.model.storage, recipe.model.device)
-        patterns = recipe.model.tuned
-        if patterns is None:
-            patterns = output_weights(self.model) if algorithm.tuned == "output" else ["*"]
-        if algorithm.adapts:
-            patterns = PATTERNS[algorithm.tuned]
-            self.model = attach(self.model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
-        pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
-        if algorithm.pooled:
-            self.weights: Weights = hold(self.model, pool, patterns, recipe.model.mode)
-        else:
-            self.weights = full = Free(Layout(self.model, patterns), pool)
-            start = full.values() if serves else start
-        self.run = Run(pool, self.weights.base_digest)
-        tensors = tuple((entry.number, entry.tensor.numel()) for entry in self.weights.layout.tuned)
-        self.strategy = algorithm.make(recipe, self.run, start, tensors)
-        self.patterns = tuple(patterns)
-        if recipe.derivatives.checkpointing:
-            checkpointable(self.model)  # refuse before anything is evaluated
-
-    def client_of(
+    def client(
         self, number: int, count: int, examples: Sequence[Encoded], on_step: Callable[[float], None]
-    ) -> Client:
+    ) -> Client[Any]:
         """Client `number` of `count`, with its examples."""
         recipe = self.recipe
 
@@ -115,7 +98,7 @@ class Party:
         )
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
-        """What client `number` of `count` differentiates, if it does."""
+        """The loss that client `number` of `count` differentiates; None if it takes no derivatives."""
         if self.algorithm.backpropagates:
             return self._graph_of_all_layers
         if number in share_of(self.recipe.seed, count, self.recipe.clients.backpropagating):
@@ -128,6 +111,12 @@ class Party:
         again = self.recipe.derivatives.checkpointing
         with checkpointed(self.model) if again else nullcontext():
             return graph_loss(self.model, batch)
+
+    def load(self, state: Any) -> float:
+        """Give the model the weights of a state; returns the seconds it took."""
+        start = time.perf_counter()
+        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
+        return time.perf_counter() - start
 
     def score(self, state: Any, held_out: Sequence[Encoded], what: str, write: bool) -> Evaluation:
         """Score the model of a state on held-out examples; `write` the answers that the recipe asks for."""
@@ -145,12 +134,6 @@ class Party:
             batch_size=options.batch_size,
             on_progress=self.progress.advance,
         )
-
-    def load(self, state: Any) -> float:
-        """Give the model the weights of a state; returns the seconds it took."""
-        start = time.perf_counter()
-        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
-        return time.perf_counter() - start
 
     def save(self, state: Any, store: Store) -> Path | None:
         """Write the model of a state into a run's directory: coefficients, adapters or all weights."""
@@ -172,26 +155,84 @@ class Party:
             FedKSeedError: the algorithm's model is not a function of K coefficients.
         """
         self.load(state)
-        recipe, weights = self.recipe, self.weights
-        if not isinstance(weights, Pooled):
+        if not isinstance(self.weights, Pooled):
             raise FedKSeedError(
-                f"the model of {recipe.training.algorithm} is not a function of K coefficients; use save()"
+                f"the model of {self.recipe.training.algorithm} is not a function of K coefficients; use save()"
             )
-        provenance = {
-            "model": recipe.model.name,
-            "dtype": recipe.model.dtype,
-            "storage": recipe.model.storage,
-            "template": recipe.data.template,
-            "separator": recipe.data.separator,
-            "algorithm": recipe.training.algorithm,
-            "rounds": state.round,
-            "seed": recipe.seed,
-        }
         return Adapter(
-            pool=weights.pool,
-            coefficients=weights.c.copy(),
-            base=weights.base_digest.hex(),
-            tuned=weights.digest().hex(),
+            pool=self.weights.pool,
+            coefficients=self.weights.c.copy(),
+            base=self.weights.base_digest.hex(),
+            tuned=self.weights.digest().hex(),
             patterns=self.patterns,
-            provenance=provenance,
+            provenance=provenance(self.recipe, state.round),
+        )
+
+
+def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | None = None) -> Setup:
+    """Load a recipe's model, take over its weights, and make its algorithm for them.
+
+    Args:
+        tokenizer: of `tokenizer_of`.
+        serves: does this party aggregate? A server of weights holds a copy of them.
+
+    Raises:
+        FedKSeedError: the model can't be loaded or tuned as the recipe says, or is not the one that [model] digest
+            names.
+    """
+    algorithm, options = chosen(recipe), recipe.model
+    model = load_model(options.name, options.dtype, options.storage, options.device)
+    patterns = options.tuned
+    if patterns is None:
+        patterns = output_weights(model) if algorithm.tuned == "output" else ["*"]
+    if algorithm.adapts:
+        patterns = PATTERNS[algorithm.tuned]
+        model = attach(model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
+    pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
+    if algorithm.pooled:
+        weights: Weights = hold(model, pool, patterns, options.mode)
+    else:
+        weights = full = Free(Layout(model, patterns), pool)
+        start = full.values() if serves else start
+    if options.digest not in (None, weights.base_digest.hex()):
+        raise FedKSeedError(
+            f"[model] digest is {options.digest}, the base model {options.name} has {weights.base_digest.hex()}: load "
+            "the same weights in the same type, or pin the recipe to these: fedkseed pin RECIPE"
+        )
+    if recipe.derivatives.checkpointing:
+        checkpointable(model)  # refuse before anything is evaluated
+    tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)
+    return Setup(
+        recipe=recipe,
+        algorithm=algorithm,
+        tokenizer=tokenizer,
+        model=model,
+        weights=weights,
+        patterns=tuple(patterns),
+        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors),
+        objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
+        progress=progress or Silent(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class WithModel:
+    """The evaluator of a party that holds the model: scores, saves and digests it."""
+
+    setup: Setup
+    held_out: Sequence[Encoded]  # none: nothing is scored
+    stopwatch: Stopwatch = field(default_factory=Stopwatch)
+
+    def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:
+        return self.setup.score(state, self.held_out, what, write) if self.held_out else NOT_EVALUATED
+
+    def finish(self, state: Any, store: Store) -> Finished:
+        setup = self.setup
+        output = setup.save(state, store)
+        return Finished(
+            output=output,
+            steps=self.stopwatch.steps,
+            sync_seconds=None if setup.algorithm.remembers else setup.load(state),
+            weights=setup.weights.layout.size,
+            digest=setup.weights.digest().hex(),
         )

@@ -12,17 +12,18 @@ import torch
 
 from ..data.federated import Shares, share_out
 from ..errors import FedKSeedError
-from ..evaluation.statistics import Evaluation
 from ..local.client import Client
 from ..randomness import share_of
+from ..recipe.algorithms import chosen
 from ..recipe.reading import load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
+from ..strategy import Strategy
 from ..wire.codec import encode
 from ..wire.delta import lack, restore
 from .loop import Federation, Result, work
-from .progress import Progress
-from .setup import Stopwatch
+from .progress import Progress, Silent
+from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
 from .virtual_time import Step, asynchronous, durations, synchronous
 from .workers import Answer, Workers, computing_with
@@ -34,13 +35,14 @@ def _not_kept(done: int) -> Any:
     )
 
 
-class Simulation(Federation):
+class Simulation:
     """A federation in one process, made from a recipe.
 
     Args:
         serves: does this process aggregate? A server of weights holds a copy of them.
 
     Attributes:
+        setup: the model, which all clients share, and the strategy.
         shares: the data.
         carry: what carries messages to clients, `transport` unless another engine does.
     """
@@ -48,16 +50,17 @@ class Simulation(Federation):
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
     ) -> None:
-        super().__init__(recipe, progress)
-        if self.algorithm.remembers and recipe.clients.at_once > 1:
+        self.recipe, self.progress, self.stopwatch = recipe, progress or Silent(), Stopwatch()
+        if chosen(recipe).remembers and recipe.clients.at_once > 1:
             raise FedKSeedError(
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
                 "in for all of them here: set [clients] at_once = 1"
             )
-        self.shares = shares or share_out(recipe, self.tokenizer)
+        tokenizer = tokenizer_of(recipe, self.progress)
+        self.shares = shares or share_out(recipe, tokenizer)
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
-        self.take_model(serves)
+        self.setup = build(recipe, tokenizer, serves=serves, progress=self.progress)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # of this round: clients that still hold the last broadcast
@@ -65,10 +68,35 @@ class Simulation(Federation):
         self._workers: Workers | None = None  # started by the first round that wants them
 
     @property
+    def strategy(self) -> Strategy[Any]:
+        """The algorithm; assign another to go on with it."""
+        return self.setup.strategy
+
+    @strategy.setter
+    def strategy(self, strategy: Strategy[Any]) -> None:
+        self.setup.strategy = strategy
+
+    @property
+    def federation(self) -> Federation:
+        """The parts that `work` does a run with."""
+        return Federation(
+            recipe=self.recipe,
+            strategy=self.strategy,
+            identity=self.identity,
+            round=self.round,
+            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch),
+            progress=self.progress,
+            reach=self.reach,
+            holdings=self.holdings(),
+        )
+
+    @property
     def identity(self) -> dict[str, str]:
+        """Facts that must not change between a run's processes."""
+        weights = self.setup.weights
         return {
-            "directions": str(self.weights.pool),
-            "a base model of digest": self.weights.base_digest.hex(),
+            "directions": str(weights.pool),
+            "a base model of digest": weights.base_digest.hex(),
             "data of digest": self.shares.digest(),
         }
 
@@ -99,14 +127,13 @@ class Simulation(Federation):
                 stopwatch.tick()
             self.progress.advance(1, loss)
 
-        return self.client_of(number, len(self.shares.clients), self.shares.clients[number], on_step)
+        return self.setup.client(number, len(self.shares.clients), self.shares.clients[number], on_step)
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""
-        strategy: Any = self.strategy
         examples = len(self.shares.clients[number])
-        differentiates = self.graph_of(number, len(self.shares.clients)) is not None
-        return strategy.work(differentiates).count(examples)
+        differentiates = self.setup.graph_of(number, len(self.shares.clients)) is not None
+        return self.strategy.work(differentiates).count(examples)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
@@ -151,7 +178,7 @@ class Simulation(Federation):
 
     def _held(self, round_: int) -> dict[int, int]:
         """Clients of a round that hold a broadcast, and of which round: those who took part just before they began."""
-        if not self.algorithm.pooled:
+        if not self.setup.algorithm.pooled:
             return {}
         last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
         return {client: held for client, held in last.items() if held is not None}
@@ -163,8 +190,8 @@ class Simulation(Federation):
             earlier: finds the state after so many rounds: the one with which a client of an asynchronous round began,
                 and the one whose broadcast clients still hold. Left out: nobody holds one.
         """
-        if self.algorithm.remembers:
-            self.load(state)  # one model stands in for clients that have seen more or less of it
+        if self.setup.algorithm.remembers:
+            self.setup.load(state)  # one model stands in for clients that have seen more or less of it
         step = self.planned(state.round)
         find = earlier or _not_kept
         states = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
@@ -173,7 +200,7 @@ class Simulation(Federation):
         self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
         carry = self.carry or self.transport
         after, report = run_round(self.strategy, state, list(step.begun), carry, states, self._kept)
-        elsewhere = self.recipe.clients.at_once > 1 or self.weights.layout.entries[0].tensor.device.type != "cpu"
+        elsewhere = self.recipe.clients.at_once > 1 or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
@@ -186,9 +213,6 @@ class Simulation(Federation):
             "too_long": self.shares.too_long,
             "held_out": len(self.shares.held_out),
         }
-
-    def evaluate(self, state: Any, what: str, write: bool = True) -> Evaluation:
-        return self.score(state, self.shares.held_out, what, write)
 
 
 def _prepare(recipe: Recipe, shares: Shares) -> Answer:
@@ -206,7 +230,7 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
     recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)
     with closing(simulation), Store.create(directory, recipe.to_toml()) as store:
-        return work(store, simulation)
+        return work(store, simulation.federation)
 
 
 def resume(directory: Path, progress: Progress | None = None) -> Result:
@@ -217,4 +241,4 @@ def resume(directory: Path, progress: Progress | None = None) -> Result:
     """
     store = Store(directory)
     with store.locked(), closing(Simulation(load_recipe(store.recipe), progress)) as simulation:
-        return work(store, simulation)
+        return work(store, simulation.federation)

@@ -21,8 +21,8 @@ from ..local.client import Client
 from ..models.load import load_tokenizer
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
-from ..run.loop import peak_memory
-from ..run.setup import NEWCOMER, Stopwatch
+from ..run.loop import NEWCOMER, peak_memory
+from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..strategy import Strategy
 from ..wire.codec import decode, encode

@@ -85,7 +85,7 @@ def print_rounds(reports: Iterable[Mapping[str, Any]]) -> None:
 
 def print_result(result: "Result") -> None:
     before, after, reports = result.before, result.after, result.reports
-    table = Table("measure", "before", "after", "change", title=f"{result.weights:,} weights tuned")
+    table = Table("measure", "before", "after", "change", title=_tuned(result))
 
     def compare(what: str, before: Sequence[float], after: Sequence[float]) -> None:
         change = paired_change(before, after)
@@ -100,7 +100,7 @@ def print_result(result: "Result") -> None:
     if before.losses:
         console.print(table)
     else:
-        console.print(f"{result.weights:,} weights tuned; nothing was evaluated", highlight=False)
+        console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
     costs = Table("cost", Column("value", overflow="fold"))  # a digest is whole or useless
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
@@ -113,10 +113,14 @@ def print_result(result: "Result") -> None:
         costs.add_row("a local step (median)", f"{result.step_seconds:.2f} s")
     if result.sync_seconds is not None:
         costs.add_row("sync to the latest model", f"{result.sync_seconds:.2g} s")
-    costs.add_row("digest of the tuned model", result.digest)
+    costs.add_row("digest of the tuned model", result.digest or "not known without the model")
     console.print(costs)
     if result.output is not None:
         console.print(f"the tuned model is {result.output}", highlight=False)
+
+
+def _tuned(result: "Result") -> str:
+    return "tuned without a model" if result.weights is None else f"{result.weights:,} weights tuned"
 
 
 def short(number: float) -> str:

@@ -67,13 +67,13 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
     Args:
         until: no further sample is begun after this time.
     """
-    state, weights = simulation.strategy.init(), simulation.weights
+    state, weights = simulation.strategy.init(), simulation.setup.weights
     rng = generator(simulation.recipe.seed, Purpose.TUNE, 0)
     order, losses = rng.permutation(len(simulation.shares.clients)), []
-    for sample, j in enumerate(rng.integers(simulation.run.pool.size, size=SAMPLES).tolist()):
+    for sample, j in enumerate(rng.integers(simulation.strategy.run.pool.size, size=SAMPLES).tolist()):
         client = simulation.client(int(order[sample % order.size]))
         simulation.progress.begin(f"scalars of client {client.number}", len(LADDER))
-        simulation.load(state)
+        simulation.setup.load(state)
         loss = partial(client.loss, next(client.batches(0)))
         if not math.isfinite(here := loss()):
             raise FedKSeedError(f"the base model's loss on client {client.number}'s first batch is {here}; check dtype")
@@ -84,8 +84,8 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
         losses.append(rows)
         if clock() > until:
             break
-    simulation.load(state)
-    one = simulation.algorithm.local == ONE
+    simulation.setup.load(state)
+    one = simulation.setup.algorithm.local == ONE
     return judge(np.array(losses), points=1 if one else 2)
 
 

@@ -168,7 +168,7 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
         change = trial.change(found.before)
         simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.mean:+.5f} ± {change.error:.5f}"))
         longest = max(longest, clock() - begin)
-    simulation.load(simulation.strategy.init())
+    simulation.setup.load(simulation.strategy.init())
 
 
 def rates(found: Tuning, own: float) -> Iterator[float]:
@@ -200,7 +200,7 @@ class Bench:
         everyone = [example for share in simulation.shares.clients for example in share]
         order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:EXAMPLES]
         self.examples = [everyone[i] for i in order]
-        self._base = simulation.weights.checkpoint() if simulation.algorithm.remembers else None
+        self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.remembers else None
 
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
         """One round of a strategy, from the base model."""
@@ -216,17 +216,17 @@ class Bench:
 
     def losses(self, state: Any, what: str) -> list[float]:
         simulation, size = self.simulation, self.simulation.recipe.evaluation.batch_size
-        simulation.load(state)
+        simulation.setup.load(state)
         simulation.progress.begin(what, len(self.examples))
         advance = simulation.progress.advance
         return evaluate(
-            simulation.model, simulation.tokenizer, self.examples, batch_size=size, on_progress=advance
+            simulation.setup.model, simulation.setup.tokenizer, self.examples, batch_size=size, on_progress=advance
         ).losses
 
     def _forget(self) -> None:
         """Clients of algorithms that replay rounds remember them: here they have seen none."""
         if self._base is not None:
-            self.simulation.weights.rewind(self._base)
+            self.simulation.setup.weights.rewind(self._base)
 
 
 def derives(recipe: Recipe) -> bool:

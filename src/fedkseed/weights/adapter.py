@@ -8,19 +8,19 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
-from torch import nn
 
 from ..directions import Pool
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
-from .layout import Layout
-from .streamed import Streamed
+
+if TYPE_CHECKING:  # a server without a model writes an adapter, too
+    from torch import nn
 
 FORMAT = 1
 NEEDED = ("model", "dtype", "template", "separator")
@@ -33,7 +33,7 @@ class Adapter:
     pool: Pool
     coefficients: NDArray[np.float32]  # (K,), c
     base: str  # hexadecimal SHA-256 of w_0, see `Layout.digest`
-    tuned: str  # of w(c): what applying it must give
+    tuned: str | None  # of w(c): what applying it must give; None by a server that had no model
     patterns: tuple[str, ...]  # which tensors are tuned
     provenance: dict[str, Any]  # at least model, dtype, template and separator: what `generate` needs
 
@@ -77,7 +77,8 @@ class Adapter:
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
         try:
             pool = Pool(**about["pool"])
-            described = str(about["base"]), str(about["tuned"]), tuple(about["patterns"]), dict(about["provenance"])
+            tuned = None if about["tuned"] is None else str(about["tuned"])
+            described = str(about["base"]), tuned, tuple(about["patterns"]), dict(about["provenance"])
         except (KeyError, TypeError, ValueError) as error:
             raise FedKSeedError(f"the adapter {path} lacks or mistakes a field: {error}") from error
         if (
@@ -88,7 +89,7 @@ class Adapter:
             raise FedKSeedError(f"the adapter {path} must hold {pool.size} finite float32 coefficients")
         return cls(pool, coefficients, *described)
 
-    def apply(self, model: nn.Module) -> None:
+    def apply(self, model: "nn.Module") -> None:
         """Turn the base model into the tuned one, in place, and check the result's digest.
 
         A quantised model keeps its base; the update is added whenever its weights are used.
@@ -96,6 +97,9 @@ class Adapter:
         Raises:
             FedKSeedError: the model is not the base this adapter was made for; it is unchanged.
         """
+        from .layout import Layout
+        from .streamed import Streamed
+
         weights = Streamed(Layout(model, self.patterns), self.pool)
         if (digest := weights.base_digest.hex()) != self.base:
             raise FedKSeedError(
@@ -108,7 +112,7 @@ class Adapter:
         except BaseException:
             weights.restore()
             raise
-        if digest != self.tuned:
+        if self.tuned is not None and digest != self.tuned:
             weights.restore()
             raise FedKSeedError(
                 f"applying the adapter gave digest {digest} instead of {self.tuned}; run `fedkseed directions`"
@@ -126,7 +130,7 @@ class Adapter:
         }
 
 
-def apply(model: nn.Module, path: str | Path) -> nn.Module:
+def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
     """Turn a base model into the tuned one with an adapter file; the model is changed in place.
 
     Example:

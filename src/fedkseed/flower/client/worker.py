@@ -26,7 +26,8 @@ from ...data.federated import own_share
 from ...errors import FedKSeedError
 from ...files import border, exclusive, write_atomically
 from ...round import answer
-from ...run.setup import Party
+from ...run.progress import Silent
+from ...run.setup import build, tokenizer_of
 from ...run.workers import computing_with
 from ...wire.delta import lack, restore
 from ..envelope import Reply, Status, Task
@@ -63,13 +64,14 @@ class AbandonedError(Exception):
     """Nobody waits for the answer any more."""
 
 
-class Member(Party):
+class Member:
     """A client that follows a server's recipe with a file of its own."""
 
     def __init__(self, owner: Owner, recipe: bytes) -> None:
-        super().__init__(consented(recipe, owner))
-        self.examples = own_share(self.recipe, self.tokenizer)
-        self.take_model(serves=False)
+        self.recipe = consented(recipe, owner)
+        tokenizer = tokenizer_of(self.recipe, Silent())
+        self.examples = own_share(self.recipe, tokenizer)
+        self.setup = build(self.recipe, tokenizer, serves=False)
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
@@ -78,14 +80,14 @@ class Member(Party):
         whole = restore(task.message, self._kept)
         if whole is None:
             return lack(task.message, task.client)
-        if self.algorithm.pooled:  # kilobytes
+        if self.setup.algorithm.pooled:  # kilobytes
             self._kept = whole
         count = self.recipe.clients.count
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with computing_with(self.threads):
-            client = self.client_of(task.client, count, self.examples, on_step)
-            return answer(self.strategy, whole, client)
+            client = self.setup.client(task.client, count, self.examples, on_step)
+            return answer(self.setup.strategy, whole, client)
 
 
 class Follower(Protocol):

@@ -14,7 +14,7 @@ from ...run.store import Store
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
 from ..recipes import recipe_for_clients
-from .federation import Server
+from .federation import federation
 from .grid import Numbers, Remote
 from .journal import Journal
 
@@ -47,4 +47,4 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
         text = recipe_for_clients(recipe, numbers.count)
         remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
-        return work(store, Server(recipe, remote, progress))
+        return work(store, federation(recipe, remote, progress))

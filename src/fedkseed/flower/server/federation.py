@@ -1,71 +1,113 @@
-"""The federation of a server whose clients are elsewhere."""
+"""The rounds of a server whose clients are elsewhere."""
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from ...data.federated import digest, own_held_out
+from ...data.reading import is_here
 from ...errors import FedKSeedError
-from ...evaluation.statistics import Evaluation
 from ...randomness import cohort
+from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.schema import Recipe
 from ...round import Report, run_round
-from ...run.loop import NOT_EVALUATED, Federation
-from ...run.progress import Progress
-from ...run.setup import NEWCOMER
+from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
+from ...run.progress import Progress, Silent
+from ...strategy import COEFFICIENTS, Strategy
 from ...wire.codec import decode, encode, kind_of
-from ...wire.records import Delta, Lack
+from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
 from .grid import Remote
 
+NO_DATA = hashlib.sha256(b"[[]]").hexdigest()  # data.federated.digest of one empty list, which would import PyTorch
 
-class Server(Federation):
-    """Rounds with clients of a network; held-out examples are the server's own, if it has any.
+
+def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None) -> Federation:
+    """The parts of a run with clients of a network.
+
+    Held-out examples are the server's own, if it has any. A server without data needs no model either, where the
+    recipe names the digest of the clients' base model: then it neither loads one nor imports PyTorch.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded.
+    """
+    require_networked(recipe)
+    algorithm, progress = chosen(recipe), progress or Silent()
+    if algorithm.remembers:
+        raise FedKSeedError(
+            f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
+            "restarted forgets: choose another [training] algorithm"
+        )
+    size = recipe.clients.cohort_of(remote.numbers.count)
+    if not is_here(recipe.data.source):
+        progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
+    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
+    return Federation(
+        recipe=recipe,
+        strategy=strategy,
+        identity={
+            "directions": str(strategy.run.pool),
+            "a base model of digest": strategy.run.base.hex(),
+            "held-out data of digest": held_out,
+            "a number of clients of": str(remote.numbers.count),
+        },
+        round=Rounds(recipe.seed, strategy, remote, size).next,
+        evaluator=evaluator,
+        progress=progress,
+    )
+
+
+def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tuple[Strategy[Any], Evaluator, str]:
+    """The strategy, whoever evaluates it, and the digest of the held-out data."""
+    if (why := why_model(recipe, algorithm)) is None:
+        progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
+        run = Run(algorithm.pool(recipe), bytes.fromhex(recipe.model.digest or ""))
+        strategy = algorithm.make(recipe, run)
+        return strategy, WithoutModel(recipe, strategy), NO_DATA
+    from ...data.federated import digest, own_held_out
+    from ...run.setup import WithModel, build, tokenizer_of
+
+    progress.note(f"the model is needed {why}")
+    tokenizer = tokenizer_of(recipe, progress)
+    held_out = own_held_out(recipe, tokenizer)
+    setup = build(recipe, tokenizer, serves=True, progress=progress)
+    return setup.strategy, WithModel(setup, held_out), digest([held_out])
+
+
+def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
+    """The reason why a server needs the model; None if it can do without."""
+    if is_here(recipe.data.source):
+        return "to evaluate on the data of this machine"
+    if algorithm.strategy.weights != COEFFICIENTS:
+        return f"because {recipe.training.algorithm} aggregates weights"
+    if recipe.model.digest is None:
+        return "for its digest: `fedkseed pin RECIPE` writes it into the recipe, then a server can do without"
+    if algorithm.tuned == "output" and recipe.model.tuned is None:
+        return "for the names of its output layer: `fedkseed pin RECIPE` writes them into the recipe"
+    return None
+
+
+@dataclass(slots=True)
+class Rounds:
+    """One round after another, by those clients of a network who answer.
 
     Args:
-        remote: the way to them.
+        size: of a cohort.
     """
 
-    def __init__(self, recipe: Recipe, remote: Remote, progress: Progress | None = None) -> None:
-        require_networked(recipe)
-        super().__init__(recipe, progress)
-        if self.algorithm.remembers:
-            raise FedKSeedError(
-                f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
-                "restarted forgets: choose another [training] algorithm"
-            )
-        self.count, self.size = remote.numbers.count, recipe.clients.cohort_of(remote.numbers.count)
-        self.held_out = own_held_out(recipe, self.tokenizer)
-        if not self.held_out:
-            self.progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
-        self.take_model(serves=True)
-        self.remote, self._gathered = remote, False
-        self._kept: dict[int, bytes] = {}  # what clients were sent in the last round, if they have answered
+    seed: int
+    strategy: Strategy[Any]
+    remote: Remote
+    size: int
+    gathered: bool = False
+    kept: dict[int, bytes] = field(default_factory=dict)  # of clients that answered last: the message they were sent
 
-    @property
-    def identity(self) -> dict[str, str]:
-        return {
-            "directions": str(self.weights.pool),
-            "a base model of digest": self.weights.base_digest.hex(),
-            "held-out data of digest": digest([self.held_out]),
-            "a number of clients of": str(self.count),
-        }
-
-    @property
-    def reach(self) -> int:
-        return 0
-
-    def holdings(self) -> None:
-        """Clients do not tell what they hold."""
-
-    def evaluate(self, state: Any, what: str, write: bool = True) -> Evaluation:
-        return self.score(state, self.held_out, what, write) if self.held_out else NOT_EVALUATED
-
-    def round(self, state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Report]:
-        if not self._gathered:
+    def next(self, state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Report]:
+        """The state after a round, and its report."""
+        if not self.gathered:
             self.remote.gather()
-            self._gathered = True
-        asked = cohort(self.recipe.seed, state.round, self.count, self.size)
-
+            self.gathered = True
+        asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size)
         needed = min(self.remote.minimum, len(asked))
 
         def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
@@ -82,8 +124,8 @@ class Server(Federation):
                 needed -= kind_of(reply) is not Lack
                 yield client, reply
 
-        after, report = run_round(self.strategy, state, asked, transport, kept=self._kept)
-        if self.algorithm.pooled:
+        after, report = run_round(self.strategy, state, asked, transport, kept=self.kept)
+        if self.strategy.weights == COEFFICIENTS:
             message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
-            self._kept = dict.fromkeys(report.clients, message)
+            self.kept = dict.fromkeys(report.clients, message)
         return after, report

@@ -1,0 +1,39 @@
+"""Write the base model's digest into a recipe, so that every party can check its own model, and a server needs none."""
+
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from ..files import border, write_atomically
+from ..recipe.algorithms import chosen
+from ..recipe.reading import load_recipe
+from ..run.progress import Progress, Silent
+from ..run.setup import build, tokenizer_of
+
+
+def pin(path: Path, progress: Progress | None = None) -> dict[str, object]:
+    """Load the model of a recipe's file, and write into its table [model] what only the model tells.
+
+    That is `digest`, and, where the algorithm tunes the output layer, the names of its weights as `tuned`. Comments
+    and order of the file stay.
+
+    Returns:
+        The keys written, and their values.
+
+    Raises:
+        FedKSeedError: the recipe can't be read or written, or its model can't be loaded.
+    """
+    recipe, progress = load_recipe(path), progress or Silent()
+    algorithm, model = chosen(recipe), recipe.model
+    anew = recipe.model_copy(update={"model": model.model_copy(update={"digest": None})})
+    setup = build(anew, tokenizer_of(anew, progress), serves=False, progress=progress)
+    found: dict[str, object] = {"digest": setup.weights.base_digest.hex()}
+    if algorithm.tuned == "output" and model.tuned is None:
+        found["tuned"] = list(setup.patterns)
+    with border(f"can't read the recipe {path}"):
+        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+    table: Any = document["model"]
+    table.update(found)
+    write_atomically(path, tomlkit.dumps(document).encode())
+    return found
