@@ -12,7 +12,7 @@ import torch
 from fedkseed import Broadcast, FedKSeedError, Pool, Run, decode, encode
 from fedkseed.directions import FAMILIES, Family, accumulate_, add_family, backends, materialize, project, reference
 from fedkseed.directions.families import numbered
-from fedkseed.recipe.schema import parse
+from fedkseed.recipe.reading import parse
 
 from .test_operations import DTYPES, TENSOR, bits, expected, weights
 

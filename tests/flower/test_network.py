@@ -7,20 +7,24 @@ import shutil
 import signal
 import ssl
 import subprocess
+import time
+from contextlib import suppress
 from importlib.resources import files
 from importlib.util import find_spec
+from pathlib import Path
 from tomllib import loads
 
 import numpy as np
 import pytest
 import tomli_w
 
-from fedkseed import FedKSeedError, start
+from fedkseed import Adapter, FedKSeedError, start
 from fedkseed.flower.certs import make
 from fedkseed.flower.children import environment, flwr, free_port
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
 from fedkseed.run.progress import Silent
+from fedkseed.tools.pin import pin
 
 from .network import network, processes, wait_for
 
@@ -192,3 +196,36 @@ def test_the_superlink_listens_on_loopback_alone(exposed):
     done = subprocess.run(["ss", "-ltnH", f"sport = :{exposed.inner}"], capture_output=True, text=True)
     listening = [line.split()[3] for line in done.stdout.splitlines()]
     assert listening == [f"127.0.0.1:{exposed.inner}"]
+
+
+def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes_stay_under_200_mb(
+    setting, undisturbed, tmp_path
+):
+    """Every process of the server's side but Flower's own SuperLink; the adapter holds the same coefficients."""
+    recipe = tmp_path / "pinned.toml"
+    recipe.write_text(setting.text("minimum = 3"))
+    pin(recipe)
+    text = recipe.read_text().replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/none")
+    most: dict[str, float] = {}
+    with network(tmp_path, text, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        while server.process.poll() is None:
+            for pid in [server.process.pid, *processes("", tmp_path / "run")]:
+                with suppress(OSError, StopIteration):
+                    command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+                    name = next(word for word in command if "flower" in word or "flwr" in word or "fedkseed" in word)
+                    maps = Path(f"/proc/{pid}/maps").read_text()
+                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+                    used = int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+                    kind = Path(name).name
+                    most[kind] = max(most.get(kind, 0), used)
+                    assert "libtorch" not in maps, command
+            time.sleep(0.2)
+        assert server.process.returncode == 0
+        assert "no model is loaded" in server.output
+    print({name: f"{used / 1e6:.0f} MB" for name, used in most.items()})
+    assert {name for name, used in most.items() if used > 200e6} == set(), most
+    written, whole = (Adapter.load(path) for path in (federation.run / "adapter.safetensors", undisturbed.output))
+    np.testing.assert_array_equal(written.coefficients, whole.coefficients)

@@ -6,13 +6,9 @@ Without kernels it is made by its definition, slowly. A program adds one of its 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..errors import FedKSeedError
 from . import reference
-
-if TYPE_CHECKING:
-    from .pool import Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +29,7 @@ class Family:
 
     name: str
     number: int
-    elements: Callable[["Pool", int, int, int, int], reference.Floats]
+    elements: Callable[..., reference.Floats]
     transform: reference.Transform | None = None
 
     def __post_init__(self) -> None:

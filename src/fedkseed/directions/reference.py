@@ -8,13 +8,10 @@ here belong to which family: families.py.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:  # a pool knows its family's record, and that record this file
-    from .pool import Pool
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -27,6 +24,22 @@ SEGMENT = 1 << 20  # positions; partial sums of `project` are added segment by s
 
 # The last word of the counter: which use the bits are for. A program's own family takes numbers from 256 on.
 GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = range(6)
+
+
+class Pool(Protocol):
+    """The part of a `pool.Pool` that its directions are made from."""
+
+    @property
+    def key_words(self) -> tuple[int, int]: ...  # the key as Philox takes it
+
+    @property
+    def size(self) -> int: ...  # K
+
+    @property
+    def unit(self) -> int: ...  # positions that are made together
+
+    @property
+    def record(self) -> Any: ...  # the Family
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -47,7 +60,7 @@ def philox(counter: tuple[NDArray[np.integer] | int, ...], key: tuple[int, int])
     return tuple(np.broadcast_arrays(*(x.astype(np.uint32) for x in (x0, x1, x2, x3))))
 
 
-def signs(pool: "Pool", stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
+def signs(pool: Pool, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
     """Random signs ±1 at some positions: a set bit is −1.
 
     Position p = 4096 g + 1024 w + 32 t + l takes bit t of word w of counter 32 g + l.
@@ -102,7 +115,7 @@ LN2 = _floats("0x1.62e430p-1")[0]
 # --- the families: z_j at positions start ≤ p < stop of one tensor, shape (stop − start,) ---------
 
 
-def gaussian(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     counter = positions // BLOCK * EIGHTH + positions % EIGHTH
     words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
@@ -110,18 +123,18 @@ def gaussian(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -
     return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
 
 
-def rademacher(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+def rademacher(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     return signs(pool, RADEMACHER, tensor, direction, np.arange(start, stop, dtype=np.int64))
 
 
-def hadamard(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hadamard(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
     return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
 
 
-def hashed(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hashed(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = walsh(shifts(pool, tensor, block) & direction)
@@ -133,7 +146,7 @@ def walsh(both: NDArray[np.int64]) -> Floats:
     return np.float32(1) - np.float32(2) * (np.bitwise_count(both) % 2).astype(np.float32)
 
 
-def shifts(pool: "Pool", tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
 
@@ -152,24 +165,24 @@ def transform(x: NDArray) -> NDArray:
     return x
 
 
-def hadamard_total(pool: "Pool", c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     return d1 * transform(d2 * c).reshape(-1)
 
 
-def hadamard_products(pool: "Pool", v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     return d2 * transform((d1 * v).reshape(-1, pool.size))
 
 
-def hashed_total(pool: "Pool", c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
     return signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
 
 
-def hashed_products(pool: "Pool", v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
     s = shifts(pool, tensor, positions[:: pool.size] // pool.size)
     return np.take_along_axis(signed, np.arange(pool.size) ^ s[:, None], axis=1)
@@ -185,21 +198,21 @@ class Transform:
         at_end: whether the sum of a segment's products is transformed to be the inner products.
     """
 
-    total: Callable[["Pool", Floats, int, NDArray[np.int64]], Floats]
-    products: Callable[["Pool", Floats, int, NDArray[np.int64]], Floats]
+    total: Callable[[Pool, Floats, int, NDArray[np.int64]], Floats]
+    products: Callable[[Pool, Floats, int, NDArray[np.int64]], Floats]
     at_end: bool = False
 
 
 # --- the operations -----------------------------------------------------------------------------
 
 
-def elements(pool: "Pool", direction: int, tensor: int, start: int, stop: int) -> Floats:
+def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     """z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
     return pool.record.elements(pool, direction, tensor, start, stop)
 
 
 def total(
-    pool: "Pool",
+    pool: Pool,
     directions: Words,
     coefficients: Floats,
     tensor: int,
@@ -241,7 +254,7 @@ def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
     return np.where(np.isnan(w), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
-def project(pool: "Pool", v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
@@ -262,7 +275,7 @@ def project(pool: "Pool", v: Floats, tensor: int, start: int) -> NDArray[np.floa
     return result
 
 
-def products(pool: "Pool", v: Floats, tensor: int, start: int) -> Floats:
+def products(pool: Pool, v: Floats, tensor: int, start: int) -> Floats:
     """The inner products with one unit, block by block, shape (blocks, K)."""
     of = pool.record.transform
     if of is not None:

@@ -21,8 +21,8 @@ from fedkseed.files import locked
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client.app import relay
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import AbandonedError, Member, Settings, Worker, serve
+from fedkseed.flower.client.consent import Owner, Settings
+from fedkseed.flower.client.worker import AbandonedError, Member, Worker, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.recipe.reading import parse

@@ -1,16 +1,19 @@
 """What a client does by a server's wish: a recipe that came over the network says how to train, never what to open."""
 
+import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ...data.reading import SAMPLES
 from ...errors import FedKSeedError
+from ...files import border, write_atomically
 from ...recipe.reading import parse
 from ...recipe.schema import Recipe
 from ...wire.records import MAX_SCALARS
 from ..recipes import require_networked
 
+SETTINGS = "owner.json"  # in the directory of a client
 MOST = {  # of what would take memory or threads at once; how long a task may take is the server's to say
     ("clients", "count"): 1 << 20,
     ("clients", "threads"): 256,
@@ -32,6 +35,27 @@ class Owner:
     def __post_init__(self) -> None:
         if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
             raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What a worker is started with, from a file in its directory."""
+
+    owner: Owner
+    idle: float = 1800.0  # seconds without a task after which it ends
+
+    def write(self, directory: Path) -> None:
+        """Make the directory, for this user alone, and put the settings there."""
+        with border(f"can't make {directory}"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        write_atomically(directory / SETTINGS, json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def read(cls, directory: Path) -> "Settings":
+        with border(f"can't read {directory / SETTINGS}"):
+            table = json.loads((directory / SETTINGS).read_bytes())
+        return cls(Owner(**table["owner"]), table["idle"])
 
 
 def consented(recipe: bytes, owner: Owner) -> Recipe:

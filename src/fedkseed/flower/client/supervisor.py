@@ -21,8 +21,7 @@ from ...files import border, exclusive, locked, write_atomically
 from ..children import COLOURS, Child, environment, free_port, program, secret
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
 from . import sockets
-from .consent import Owner
-from .worker import Settings
+from .consent import Owner, Settings
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
 FIRST = 5.0  # seconds before a SuperNode that ended is started again, twice as many each time

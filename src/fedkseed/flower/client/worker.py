@@ -9,12 +9,10 @@ handed it in is gone, or when its time is over: nothing waits for its answer.
 """
 
 import hashlib
-import json
 import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -24,7 +22,7 @@ import torch
 
 from ...data.federated import own_share
 from ...errors import FedKSeedError
-from ...files import border, exclusive, write_atomically
+from ...files import exclusive
 from ...round import answer
 from ...run.progress import Silent
 from ...run.setup import build, tokenizer_of
@@ -32,32 +30,10 @@ from ...run.workers import computing_with
 from ...wire.delta import lack, restore
 from ..envelope import Reply, Status, Task
 from . import sockets
-from .consent import Owner, consented
+from .consent import Owner, Settings, consented
 
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
-SETTINGS = "owner.json"
 REMEMBERED = 1 << 20  # bytes of an answer; weights are not kept
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What a worker is started with, from a file in its directory."""
-
-    owner: Owner
-    idle: float = 1800.0  # seconds without a task after which it ends
-
-    def write(self, directory: Path) -> None:
-        """Make the directory, for this user alone, and put the settings there."""
-        with border(f"can't make {directory}"):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            directory.chmod(0o700)
-        write_atomically(directory / SETTINGS, json.dumps(asdict(self)).encode())
-
-    @classmethod
-    def read(cls, directory: Path) -> "Settings":
-        with border(f"can't read {directory / SETTINGS}"):
-            table = json.loads((directory / SETTINGS).read_bytes())
-        return cls(Owner(**table["owner"]), table["idle"])
 
 
 class AbandonedError(Exception):

@@ -1,0 +1,146 @@
+"""A server without a model: as a process of its own, with real clients, and what it needs one for."""
+
+import subprocess
+import sys
+from multiprocessing.connection import Listener
+from pathlib import Path
+from tomllib import loads
+
+import numpy as np
+import pytest
+
+from fedkseed import Adapter, FedKSeedError, apply, load_recipe
+from fedkseed.data.federated import digest
+from fedkseed.flower.client.consent import consented
+from fedkseed.flower.client.worker import Member
+from fedkseed.flower.server.federation import NO_DATA, why_model
+from fedkseed.flower.server.grid import Numbers
+from fedkseed.models.load import load_model
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.reading import parse
+from fedkseed.run.store import Store
+from fedkseed.tools.pin import pin
+
+from ..conftest import NODES, Owner
+
+SERVER = """
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+
+from flwr.app import Message
+
+from fedkseed.flower.loopback import LoopbackGrid
+from fedkseed.flower.messages import packed, unpacked
+from fedkseed.flower.server.app import serve
+from fedkseed.run.loop import peak_memory
+
+directory, address, *nodes = sys.argv[1:]
+with Client(address) as clients:
+
+    def deliver(message):
+        clients.send((message.metadata.dst_node_id, unpacked(message)))
+        yield Message(packed(clients.recv()), reply_to=message)
+
+    result = serve(Path(directory), LoopbackGrid(lambda: [int(node) for node in nodes], deliver))
+    clients.send(None)
+assert result.digest is None and result.weights is None and not result.before.losses
+print([name for name in ("torch", "numba", "transformers") if name in sys.modules], peak_memory())
+"""
+
+
+@pytest.fixture(scope="module")
+def pinned(setting, tmp_path_factory) -> str:
+    """The recipe of the other tests with the model's digest, for a server that has neither model nor data."""
+    path = tmp_path_factory.mktemp("pinned") / "recipe.toml"
+    path.write_text("# a comment that stays\n" + setting.text())
+    found = pin(path)
+    text = path.read_text()
+    assert text.startswith("# a comment that stays\nseed = 3\n")
+    assert load_recipe(path).model.digest == found["digest"]
+    return text.replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/nowhere")
+
+
+def test_a_server_without_a_model_imports_no_pytorch_and_stays_under_200_mb(setting, undisturbed, pinned, tmp_path):
+    """The process that Flower starts for the server's side, but for its SuperLink, whose part this test plays."""
+    with Store.create(tmp_path / "run", parse(loads(pinned)).to_toml()):
+        Numbers.register(tmp_path / "run", NODES)
+    workers = setting.workers()
+    with Listener(family="AF_UNIX") as listener:
+        command = [sys.executable, "-c", SERVER, tmp_path / "run", listener.address, *map(str, NODES)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            with listener.accept() as connection:
+                while (asked := connection.recv()) is not None:
+                    node, task = asked
+                    connection.send(workers[node].reply(task).encode())
+            printed, _ = server.communicate(timeout=60)
+    assert server.returncode == 0
+    loaded, used = printed.strip().splitlines()[-1].rsplit(" ", 1)
+    assert loaded == "[]"
+    assert int(used) < 200e6
+    written, whole = Adapter.load(tmp_path / "run" / "adapter.safetensors"), Adapter.load(undisturbed.output)
+    assert (written.tuned, written.base) == (None, whole.base)
+    np.testing.assert_array_equal(written.coefficients, whole.coefficients)
+    tuned = apply(load_model(str(setting.model)), tmp_path / "run" / "adapter.safetensors")
+    assert tuned is not None
+    assert Store(tmp_path / "run").evaluations() == {}
+
+
+def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
+    other = parse(loads(pinned)).model_dump(exclude_none=True)
+    other["model"]["digest"] = 64 * "0"
+    text = parse(other).to_toml().encode()
+    owner = Owner(str(setting.files[0]), str(setting.model))
+    assert consented(text, owner).model.digest == 64 * "0"
+    with pytest.raises(
+        FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"
+    ):
+        Member(owner, text)
+
+
+def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
+    (tmp_path / "recipe.toml").write_text(setting.text(algorithm='algorithm = "fedkseed-plus"'))
+    assert pin(tmp_path / "recipe.toml")["tuned"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    assert recipe.model.tuned == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert pin(tmp_path / "recipe.toml") == {"digest": recipe.model.digest}, "once is enough"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "change", "why"),
+    [
+        ("fedkseed", {}, None),
+        ("fedkseed-pro", {}, None),
+        ("fedkseed-backprop", {}, None),
+        ("fedkseed", {"digest": None}, "for its digest: `fedkseed pin RECIPE`"),
+        ("fedkseed-plus", {}, "for the names of its output layer: `fedkseed pin RECIPE`"),
+        ("fedkseed-plus", {"tuned": ["lm_head.weight"]}, None),
+        ("fedavg", {}, "because fedavg aggregates weights"),
+    ],
+)
+def test_a_server_says_why_it_needs_a_model(pinned, algorithm, change, why):
+    table = parse(loads(pinned)).model_dump(exclude_none=True)
+    table["training"]["algorithm"], table["model"] = algorithm, table["model"] | change
+    if change.get("digest", "") is None:
+        del table["model"]["digest"]
+    found = why_model(parse(table), ALGORITHMS[algorithm])
+    assert (found is None) if why is None else found is not None and found.startswith(why)
+    table["data"]["source"] = "dolly-sample"
+    assert why_model(parse(table), ALGORITHMS[algorithm]) == "to evaluate on the data of this machine"
+
+
+def test_no_data_has_the_digest_that_a_server_with_a_model_finds():
+    assert digest([[]]) == NO_DATA
+
+
+def test_an_adapter_of_a_server_without_a_model_is_for_its_base_alone(pinned, setting, tmp_path):
+    recipe = parse(loads(pinned))
+    Adapter(
+        recipe.pool, np.zeros(64, np.float32), str(recipe.model.digest), None, ("*",),
+        {"model": "m", "dtype": "float32", "template": "paper", "separator": ""},
+    ).save(Path(tmp_path / "a.safetensors"))  # fmt: skip
+    model = load_model(str(setting.model))
+    apply(model, tmp_path / "a.safetensors")
+    model.get_parameter("model.norm.weight").data[0] += 1
+    with pytest.raises(FedKSeedError, match="the adapter is for a base model with digest"):
+        apply(model, tmp_path / "a.safetensors")
