@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from . import directions, wire
     from .directions import Pool
     from .directions.operations import accumulate_, materialize, project
     from .errors import FedKSeedError
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from .recipe.reading import load_recipe
     from .recipe.schema import Recipe
     from .round import answer, run_round
+    from .run.own_model import Parties, Tuned, tune
     from .run.simulation import Simulation, resume, start
     from .strategies.kseed import KSeed, State
     from .strategy import Settings, Strategy
@@ -33,6 +35,7 @@ _HOMES = {
     "local.work": ("LocalWork",),
     "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
+    "run.own_model": ("Parties", "Tuned", "tune"),
     "run.simulation": ("Simulation", "resume", "start"),
     "strategies.kseed": ("KSeed", "State"),
     "local.client": ("Client",),
@@ -49,6 +52,7 @@ __all__ = [
     "FedKSeedError",
     "KSeed",
     "LocalWork",
+    "Parties",
     "Pool",
     "Recipe",
     "Run",
@@ -56,11 +60,13 @@ __all__ = [
     "Simulation",
     "State",
     "Strategy",
+    "Tuned",
     "Upload",
     "accumulate_",
     "answer",
     "apply",
     "decode",
+    "directions",
     "encode",
     "hold",
     "load_recipe",
@@ -69,10 +75,17 @@ __all__ = [
     "resume",
     "run_round",
     "start",
+    "tune",
+    "wire",
 ]
 
 
+_FOLDERS = ("directions", "wire")  # kernels and codecs, as `fedkseed.directions.project`, `fedkseed.wire.encode`
+
+
 def __getattr__(name: str) -> Any:
+    if name in _FOLDERS:
+        return import_module(f".{name}", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{_HOME[name]}", __name__), name)

@@ -61,7 +61,10 @@ class Strategy(Protocol[State]):
     remembers: ClassVar[bool]  # must a client remember the model of the round that it took part in last?
     reads: ClassVar[frozenset[str]]  # which of OPTIONAL settings of a recipe it takes; others are refused
 
-    run: Run
+    @property
+    def run(self) -> Run:
+        """The pool and the base model that messages must be for."""
+        ...
 
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> Self:

@@ -49,7 +49,6 @@ class Averaging:
     state: ClassVar[type[State]] = State
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = False
-    sized: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset()
 
     run: Run
@@ -64,6 +63,10 @@ class Averaging:
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> Self:
         return cls(settings.run, settings.start, settings.tensors, settings.local, **options)
+
+    @property
+    def sized(self) -> bool:
+        return True
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:

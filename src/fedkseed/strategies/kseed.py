@@ -70,7 +70,6 @@ class KSeed:
     state: ClassVar[type[State]] = State
     weights: ClassVar[str] = COEFFICIENTS
     remembers: ClassVar[bool] = False
-    sized: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = OPTIONAL
 
     run: Run
@@ -105,6 +104,10 @@ class KSeed:
             staleness_power=settings.staleness_power,
             **options,
         )
+
+    @property
+    def sized(self) -> bool:
+        return True
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:

@@ -46,9 +46,9 @@ class Adapter:
         """How the base weights were kept, see `load_model`."""
         return str(self.provenance.get("storage", "dense"))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the file; a reader never sees a half-written one."""
-        about = self._about()
+        path, about = Path(path), self._about()
         text = json.dumps({**about, "checksum": _checksum(about, self.coefficients)}, sort_keys=True)
         write_atomically(path, save({"coefficients": self.coefficients}, metadata={"fedkseed": text}))
 

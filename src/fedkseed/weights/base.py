@@ -89,6 +89,10 @@ class Pooled(Weights):
     def restore(self) -> None:
         """The model becomes w_0, bit for bit, and c zero."""
 
+    @abstractmethod
+    def keep(self) -> None:
+        """Let go of the model, which holds w(c) from then on, where its memory can."""
+
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one pass backward.
 

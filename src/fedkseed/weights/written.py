@@ -36,6 +36,9 @@ class Written(Pooled):
         for entry, base in zip(self.layout.tuned, self.base, strict=True):
             entry.tensor.copy_(base)
 
+    def keep(self) -> None:
+        """Nothing to do: w(c) is in the model's own memory."""
+
     @contextmanager
     def _leaves(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
         own = {

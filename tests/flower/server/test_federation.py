@@ -92,9 +92,7 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
     text = parse(other).to_toml().encode()
     owner = Owner(str(setting.files[0]), str(setting.model))
     assert consented(text, owner).model.digest == 64 * "0"
-    with pytest.raises(
-        FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"
-    ):
+    with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
         Member(owner, text)
 
 

@@ -1,0 +1,162 @@
+"""Federated tuning of a user's own model, loss and data, from Python and without a recipe."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ..directions import Pool
+from ..errors import FedKSeedError
+from ..local.client import Client
+from ..local.work import LocalWork
+from ..randomness import Purpose, cohort, generator, pool_key
+from ..round import Report, answer, run_round
+from ..strategies.kseed import KSeed, State
+from ..weights.adapter import Adapter
+from ..weights.base import Pooled
+from ..weights.hold import hold
+from ..wire.records import Run
+from .loop import NEWCOMER
+
+Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of a model and a batch, a scalar; the lower the better
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The end of `tune`; the model itself holds the tuned weights."""
+
+    state: State
+    reports: list[Report]  # one a round
+    adapter: (
+        Adapter  # the tuned model as a file of 4 bytes a direction: adapter.save(path), fedkseed.apply(model, path)
+    )
+
+
+class Parties:
+    """Clients of one process that share a model and take turns, each with batches of its own.
+
+    Args:
+        model: any module. It is held until `finish`, in evaluation mode: the two losses of a step must not differ by
+            dropout.
+        loss: (model, batch) to a scalar tensor; for forward-only steps it needs no gradient.
+        batches: of each client; a batch is whatever `loss` takes.
+        local: the local steps; `sgd` and `adam` take derivatives along all directions, `two points` runs forward only.
+        pool: the K directions; by default 4,096 of the family hadamard.
+        tuned: shell patterns of parameter names.
+        mode: where weights live, see `fedkseed.hold`.
+        seed: of cohorts, batches and directions.
+
+    Raises:
+        FedKSeedError: there is no client, one has no batch, or the model can't be held.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Sequence[Sequence[Any]],
+        local: LocalWork,
+        *,
+        pool: Pool | None = None,
+        tuned: Sequence[str] = ("*",),
+        mode: str = "auto",
+        seed: int = 0,
+    ) -> None:
+        if not batches or not all(len(own) for own in batches):
+            raise FedKSeedError(f"every client needs a batch, got {[len(own) for own in batches]} batches of clients")
+        self.model, self.loss, self.batches, self.seed, self.patterns = model, loss, batches, seed, tuple(tuned)
+        self._trains = model.training
+        model.eval()
+        self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode)
+        run = Run(self.weights.pool, self.weights.base_digest)
+        forward = LocalWork(local.rounds, steps=local.steps, lr=local.lr) if local.backpropagates else local
+        self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None)
+
+    def client(self, number: int) -> Client[Pooled]:
+        """One client, as algorithms see it."""
+        own = self.batches[number]
+
+        def batches(round_: int) -> Iterator[Any]:
+            rng = generator(self.seed, Purpose.BATCHES, round_, number)
+            while True:  # every batch once in each pass
+                yield from (own[i] for i in rng.permutation(len(own)))
+
+        derivatives = self.strategy.derivatives is not None
+        graph = (lambda batch: self.loss(self.model, batch)) if derivatives else None
+        return Client(number, self.weights, len(own), batches, self.value, graph=graph)
+
+    @torch.inference_mode()
+    def value(self, batch: Any) -> float:
+        """The loss of a batch as a number."""
+        return float(self.loss(self.model, batch))
+
+    def cohort(self, round_: int, size: int | None = None) -> list[int]:
+        """The clients of a round: a random draw, or all."""
+        return cohort(self.seed, round_, len(self.batches), size or len(self.batches))
+
+    def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+        """Carry messages to clients of this process, one after the other."""
+        for number, data in messages.items():
+            yield number, answer(self.strategy, data, self.client(number))
+
+    def load(self, state: State) -> None:
+        """Give the model the weights of a state."""
+        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
+
+    def finish(self, state: State) -> Adapter:
+        """Write the weights of a state into the model, let go of it, and return them as an adapter."""
+        self.load(state)
+        weights = self.weights
+        about = {
+            "model": type(self.model).__name__,
+            "dtype": "",
+            "template": "",
+            "separator": "",
+            "rounds": state.round,
+        }
+        adapter = Adapter(
+            weights.pool, weights.c.copy(), weights.base_digest.hex(), weights.digest().hex(), self.patterns, about
+        )
+        weights.keep()
+        self.model.train(self._trains)
+        return adapter
+
+
+def tune(
+    model: nn.Module,
+    loss: Loss,
+    batches: Sequence[Sequence[Any]],
+    local: LocalWork,
+    *,
+    size: int | None = None,
+    on_round: Callable[[Report], object] = lambda report: None,
+    **options: Any,
+) -> Tuned:
+    """Tune a model in place on data of several clients, with messages of kilobytes between them and a server.
+
+    Args:
+        batches: of each client; they are used by that client's local steps alone.
+        local: the local steps, and T, the number of rounds.
+        size: clients that take part in a round; default all.
+        on_round: called with the report of each round.
+        options: further arguments of `Parties`: pool, tuned, mode, seed.
+
+    Raises:
+        FedKSeedError: an argument is out of range, or the numbers diverge; the model is w_0 again.
+
+    Example:
+        tuned = fedkseed.tune(model, loss, batches, fedkseed.LocalWork(rounds=20, steps=20, lr=1e-2))
+    """
+    parties, reports = Parties(model, loss, batches, local, **options), []
+    state = parties.strategy.init()
+    try:
+        for number in range(local.rounds):
+            state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
+            reports.append(report)
+            on_round(report)
+    except BaseException:
+        parties.weights.restore()
+        raise
+    return Tuned(state, reports, parties.finish(state))
