@@ -1,4 +1,4 @@
-"""`python -m fedkseed` is the command `fedkseed`."""
+"""Entry point of `python -m fedkseed`, which does the same as the command `fedkseed`."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and errors of the operating system as one clear line."""
+"""Writing of files that are either whole or absent, and operating-system errors reported as one clear line."""
 
 import fcntl
 import os
@@ -15,7 +15,7 @@ from .errors import FedKSeedError
 
 @contextmanager
 def border(what: str) -> Iterator[None]:
-    """Turn an error of the file system or of SQLite into a FedKSeedError that names the thing."""
+    """Turn an error of the file system or of SQLite into a FedKSeedError whose text begins with `what`."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -24,10 +24,10 @@ def border(what: str) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file so that after a crash it is either the old or the new one, whole.
+    """Write a file such that a crash leaves either the old or the new version, whole.
 
     Raises:
-        FedKSeedError: it can't be written (no space, no permission); the old file is still there.
+        FedKSeedError: the file can't be written (no space, no permission); the old one is still there.
     """
     temporary = path.with_name(f".{path.name}.part")
     with border(f"can't write {path}"):
@@ -49,10 +49,10 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextmanager
 def exclusive(path: Path, taken: str) -> Iterator[None]:
-    """Hold the lock that a file is; the system lets go of it when the process ends, however it ends.
+    """Hold an exclusive lock on a file; the system releases it when the process ends, however it ends.
 
     Raises:
-        FedKSeedError: another process holds it (`taken` is the text), or the file can't be made.
+        FedKSeedError: another process holds the lock (`taken` is the error's text), or the file can't be made.
     """
     with border(f"can't lock {path}"):
         file = path.open("a")
@@ -62,13 +62,13 @@ def exclusive(path: Path, taken: str) -> Iterator[None]:
         except BlockingIOError as error:
             raise FedKSeedError(taken) from error
         file.truncate(0)
-        file.write(str(os.getpid()))  # for whoever wants to end it
+        file.write(str(os.getpid()))  # lets a person find the process that holds the lock
         file.flush()
         yield
 
 
 def locked(path: Path) -> bool:
-    """Does a process hold the lock that a file is? Nothing is written, and two who ask are not in each other's way."""
+    """Whether a process holds the lock on a file. The check writes nothing, and several checks can run at once."""
     try:
         with path.open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -81,10 +81,10 @@ def locked(path: Path) -> bool:
 
 @contextmanager
 def folder(path: Path) -> Iterator[Path]:
-    """A folder to fill that appears under its name once it is whole, in place of an earlier one.
+    """A new folder to fill, which takes the place of the one at `path` once it is complete.
 
     Raises:
-        FedKSeedError: it can't be written; nothing is left behind, an earlier one is still there.
+        FedKSeedError: the folder can't be written; no part of it is left behind, and an earlier one is still there.
     """
     part = path.with_name(f".{path.name}.part")
     shutil.rmtree(part, ignore_errors=True)

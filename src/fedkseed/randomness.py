@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 
 class Purpose(IntEnum):
-    """Keeps the streams of different draws apart."""
+    """The purpose of a random draw: each purpose has random numbers of its own."""
 
     KEY = 1
     PARTITION = 2
@@ -28,7 +28,7 @@ class Purpose(IntEnum):
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:
-    """A generator of its own for (seed, purpose, labels…)."""
+    """The random generator of (seed, purpose, labels…); every other combination has another one."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, int(purpose), *labels])))
 
 
@@ -49,7 +49,7 @@ def draw_directions(
 
 
 def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
-    """The clients that can backpropagate: so large a share of them, to the nearest number, but not none."""
+    """The clients that can backpropagate: `share` of all, rounded, but at least one unless `share` is 0."""
     if share == 0:
         return frozenset()
     count = max(1, round(share * clients))
@@ -57,7 +57,7 @@ def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
 
 
 def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
-    """The clients of one round, without replacement, ascending."""
+    """The clients of one round, drawn without replacement, ascending."""
     return sorted(turns(seed, round_, clients)[:count])
 
 

@@ -3,15 +3,16 @@
     run_round                                        answer, on every client
        strategy.broadcast    state -> message
        encode, shorten       -> bytes
-       transport   ------------------------------->     restore, if it is the difference to what was kept
-                                                        decode, is it the same run?
+       transport   ------------------------------->     restore, if the message is a difference to a kept one
+                                                        decode, check that the run is the same
                                                         strategy.sync      c -> w(c)
                                                         strategy.train     τ local steps
                    <-------------------------------     encode
        decode      uploads
        strategy.aggregate    state, uploads -> next state
 
-Messages are encoded even when both sides live in one process: the bytes counted are those sent.
+Messages are encoded even when server and clients share one process, so that the bytes counted are those that a network
+would carry.
 """
 
 import math
@@ -29,10 +30,10 @@ from .wire.records import History, Lack, Run, Upload
 
 
 class Rounds(Protocol):
-    """What a round needs of every state."""
+    """The part of a state that a round reads, whatever the strategy."""
 
     @property
-    def round(self) -> int: ...  # done
+    def round(self) -> int: ...  # number of rounds done
 
 
 State = TypeVar("State", bound=Rounds)
@@ -43,22 +44,22 @@ Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one round was like."""
+    """Measurements of one round."""
 
     round: int
-    clients: tuple[int, ...]  # who answered
-    bytes_down: int  # to one client, the largest
-    bytes_up: int  # from one client, the largest
+    clients: tuple[int, ...]  # those that answered
+    bytes_down: int  # the most that one client was sent
+    bytes_up: int  # the most that one client sent
     bytes_total: int  # down and up, of all clients
     loss: float  # mean local loss, weighted like the aggregation
-    skipped: int  # probes left out because their loss was not finite, or because no difference has no sign
+    skipped: int  # probes left out because their loss was not finite, or because a difference of 0 has no sign
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
-    cpu_seconds: float | None = None  # of this process and in that time: what clients that take turns have computed
-    total_down: int = 0  # bytes, to all clients
-    replayed: int = 0  # coefficients that the client that was away longest had to catch up on
+    cpu_seconds: float | None = None  # of this process in that time, with the clients that run in it
+    total_down: int = 0  # bytes sent to all clients
+    replayed: int = 0  # coefficients replayed by the client that was away longest
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
-    given_up: int = 0  # clients whose work would have come too late
+    given_up: int = 0  # clients whose uploads would have come too late
     clock: float | None = None  # virtual time of the next state, see run/virtual_time.py
 
 
@@ -73,12 +74,13 @@ def run_round(
     """Do one round with the clients of `cohort` and return the state after it.
 
     Args:
-        earlier: for those of the cohort that did not begin now, where rounds are asynchronous: the state of then.
-        kept: the message of an earlier round that a client still holds: it is sent the difference, if that is shorter,
-            and the whole after all if it answers with a `Lack`.
+        earlier: by client, where rounds are asynchronous: the state with which a client of the cohort began, if it
+            began in an earlier round.
+        kept: by client: the message of an earlier round that it still holds. It is sent the difference, if that is
+            shorter, and then the whole message if it answers with a `Lack`.
 
     Raises:
-        FedKSeedError: a reply is broken or is not by a client that was asked; the state is unchanged.
+        FedKSeedError: a reply is broken or comes from a client that was not asked; the state is unchanged.
     """
     begin, computed = time.perf_counter(), time.process_time()
     earlier, kept = earlier or {}, kept or {}
@@ -95,7 +97,7 @@ def run_round(
             raise FedKSeedError(
                 f"a reply of client {client} is signed by client {upload.client}; asked were {list(cohort)}"
             )
-        if upload.round != messages[client].round:  # it decides how much the reply counts
+        if upload.round != messages[client].round:  # the round decides how much the reply counts
             raise FedKSeedError(
                 f"client {client} was sent round {messages[client].round} and answered round {upload.round}"
             )
@@ -125,13 +127,13 @@ def run_round(
 def _exchange(
     transport: Transport, whole: Mapping[int, bytes], kept: Mapping[int, bytes]
 ) -> tuple[dict[int, bytes], dict[int, int], dict[int, int]]:
-    """Carry each client its message, as a difference where that is shorter, and the whole where that was not enough.
+    """Send each client its message, as a difference where that is shorter, and again whole to clients that need it.
 
     Returns:
-        Replies, and the bytes that went down to and came up from each client.
+        The replies, the bytes sent to each client and the bytes received from it, by client.
     """
     pairs = {(whole[client], kept[client]) for client in whole.keys() & kept.keys()}
-    shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all who have kept the same
+    shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all clients that have kept the same message
     sent = {client: shorter[data, kept[client]] if client in kept else data for client, data in whole.items()}
     replies = _ask(transport, sent)
     shortened = {client for client in sent if sent[client] is not whole[client]}
@@ -141,7 +143,7 @@ def _exchange(
         decode(replies.pop(client), Lack)
     for client, reply in _ask(transport, {client: whole[client] for client in again}).items() if again else ():
         if client not in again:
-            raise FedKSeedError(f"client {client} answers what {again} were asked")
+            raise FedKSeedError(f"client {client} answered, but only {again} were asked")
         replies[client] = reply
         down[client] += len(whole[client])
         up[client] += len(reply)
@@ -158,7 +160,9 @@ def _ask(transport: Transport, messages: Mapping[int, bytes]) -> dict[int, bytes
 
 
 def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
-    """A client's side: bytes of a broadcast in, bytes of an upload out; `restore` comes before, if it keeps messages.
+    """A client's side of a round: takes the bytes of a broadcast and returns those of an upload.
+
+    A client that keeps messages calls `restore` before.
 
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.

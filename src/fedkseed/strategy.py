@@ -18,16 +18,16 @@ COEFFICIENTS, FULL = "coefficients", "full"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a recipe says to an algorithm; a strategy takes what it `reads`.
+    """Everything that a recipe sets for an algorithm; a strategy takes the settings that it `reads`.
 
     Args:
         run: the algorithm's own pool, and the base model.
         pool: the recipe's K directions; the same as the run's, where the model is a function of K coefficients.
-        local: a client's local steps.
-        derivatives: steps in R^K of clients that take derivatives; None: there are no such clients.
+        local: settings of a client's local steps.
+        derivatives: settings of the local steps, in R^K, of clients that take derivatives; None: no such clients.
         start: the tuned weights before the first round, shape (d,), for a server that holds them; else empty.
         tensors: number and size of each tuned tensor; empty on a server without a model.
-        wire: how numbers travel; None: the strategy's own default.
+        wire: the precision of numbers that travel, see wire/numbers.py; None: the strategy's own default.
         server, server_lr: the optimiser that the server applies to the mean update, and its rate.
         max_staleness, staleness_power: see `KSeed`.
     """
@@ -49,17 +49,17 @@ State = TypeVar("State")
 
 
 class Strategy(Protocol[State]):
-    """One federated algorithm. Read the methods from `init` to `aggregate`: that is a round.
+    """One federated algorithm: the methods from `init` to `aggregate` stand in the order in which a run calls them.
 
-    A strategy holds settings only; state goes in and comes out. A state is a dataclass of `round`,
-    the number of rounds done, and NumPy arrays. docs/extending.md has a whole one of 40 lines.
+    A strategy holds settings only; its methods take a state and return the next one. A state is a dataclass of `round`,
+    the number of rounds done, and NumPy arrays. docs/extending.md has a complete strategy of 40 lines.
     """
 
     message: ClassVar[type[Any]]  # the kind of record that goes down
     state: ClassVar[type[Any]]  # the class of its states
     weights: ClassVar[str]  # COEFFICIENTS or FULL: what its clients hold
-    remembers: ClassVar[bool]  # must a client remember the model of the round that it took part in last?
-    reads: ClassVar[frozenset[str]]  # which of OPTIONAL settings of a recipe it takes; others are refused
+    remembers: ClassVar[bool]  # whether a client must remember the model of its last round
+    reads: ClassVar[frozenset[str]]  # those of the OPTIONAL settings that it takes; others are refused
 
     @property
     def run(self) -> Run:
@@ -68,21 +68,21 @@ class Strategy(Protocol[State]):
 
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> Self:
-        """The strategy as a recipe describes it; options are those of its row in the table of algorithms."""
+        """The strategy that a recipe describes; options are those of its row in the table of algorithms."""
         ...
 
     @property
     def sized(self) -> bool:
-        """Whether all replies of a recipe have the size of `example`'s."""
+        """Whether every reply has the size of the one that `example` makes."""
         ...
 
     @property
     def replies(self) -> tuple[type[Any], ...]:
-        """The kinds of record that may come up."""
+        """The kinds of record that clients may send."""
         ...
 
     def work(self, differentiates: bool) -> LocalWork:
-        """The local steps of a client that takes derivatives, or of one that does not."""
+        """Settings of the local steps of a client that takes derivatives, or of one that does not."""
         ...
 
     def init(self) -> State:
@@ -90,7 +90,7 @@ class Strategy(Protocol[State]):
         ...
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> Mapping[int, Any]:
-        """The message to each client of this round; one object, where it is the same for all."""
+        """The message to each client of this round; the same object for all where the message is the same."""
         ...
 
     def sync(self, message: Any, weights: Any) -> None:
@@ -98,19 +98,19 @@ class Strategy(Protocol[State]):
         ...
 
     def train(self, message: Any, client: Client[Any]) -> Any:
-        """Take the local steps; returns the upload."""
+        """Take the local steps and return the upload."""
         ...
 
     def aggregate(self, state: State, uploads: Sequence[Any], earlier: Mapping[int, State] = ...) -> State:
         """The state after the round; the order of the uploads makes no difference.
 
         Args:
-            earlier: the states that clients of older uploads began with, by their rounds.
+            earlier: by round: the states with which the clients of older uploads began.
         """
         ...
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
-        """A reply as large as a client's, with random numbers in place of what training finds: for measuring costs."""
+        """A reply of the size of a client's, for measuring costs: random numbers replace those that training finds."""
         ...
 
 

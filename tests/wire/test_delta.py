@@ -85,7 +85,7 @@ def deflated(data: bytes) -> bytes:
         (GOOD + b"\0", "must have the 4252 bytes"),
         (deflated(bytes(SIZE - 1)), "must have the 4252 bytes"),
         (deflated(bytes(SIZE + 1)), "must have the 4252 bytes"),
-        (deflated(bytes(SIZE)), "is not what the server meant: its checksum differs"),
+        (deflated(bytes(SIZE)), "does not restore the message that the server meant: the checksum differs"),
     ],
 )
 def test_a_difference_that_is_broken_is_refused(difference, match):
@@ -161,7 +161,7 @@ def test_a_client_that_was_not_asked_again_is_refused():
     def transport(messages):
         return [(2, lack(messages[2], 2))] if kind_of(messages[2]) is Delta else [(3, b"")]
 
-    with pytest.raises(FedKSeedError, match=r"client 3 answers what \[2\] were asked"):
+    with pytest.raises(FedKSeedError, match=r"client 3 answered, but only \[2\] were asked"):
         run_round(federation.strategy, state, [2, 3], transport, kept=kept)
 
 

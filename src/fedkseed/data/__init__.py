@@ -1,1 +1,1 @@
-"""Instruction data: reading, wording, sharing out over clients."""
+"""Instruction data: reading, wording, and division among clients."""

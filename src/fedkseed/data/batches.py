@@ -19,7 +19,7 @@ class Batch:
     tokens: Tensor  # (B, T) int64
     mask: Tensor  # (B, T) int64, 0 on padding
     labels: Tensor  # (B, T) int64, IGNORED outside responses
-    examples: "Sequence[Encoded]" = ()  # B, what the rows were made of; the loss needs none
+    examples: "Sequence[Encoded]" = ()  # B, the examples of the rows; the loss does not need them
 
     def to(self, device: torch.device) -> "Batch":
         tokens, mask, labels = (part.to(device, non_blocking=True) for part in (self.tokens, self.mask, self.labels))
@@ -28,7 +28,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """One example as the model sees it: tokens[:prompt] asks, the rest is the response and the end."""
+    """One example as tokens: tokens[:prompt] is the prompt, the rest is the response and the end of text."""
 
     tokens: tuple[int, ...]
     prompt: int
@@ -50,7 +50,7 @@ def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
 
 
 def endless_batches(encoded: Sequence[Encoded], size: int, pad: int, generator: np.random.Generator) -> Iterator[Batch]:
-    """Batches for ever, every example once in each pass; a small client's batch is all it has."""
+    """Endless batches that use every example once a pass; with fewer than `size` examples, a batch holds them all."""
     size = min(size, len(encoded))
     queue: list[int] = []
     while True:

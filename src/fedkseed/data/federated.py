@@ -1,4 +1,4 @@
-"""Who holds what: read, hold out, encode and divide the data of a recipe."""
+"""Division of a recipe's data among clients: read, hold out, encode, share out."""
 
 import hashlib
 from collections.abc import Sequence
@@ -20,17 +20,17 @@ Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A recipe's examples before they are tokens."""
+    """A recipe's examples before tokenisation, held-out and training ones apart."""
 
     held_out: list[Example]
     training: list[Owned]
-    owners: int  # how many files or tasks
+    owners: int  # number of files or tasks
     too_small: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How the data fell: one list of examples a client, and what is held out."""
+    """A recipe's data after division: one list of examples a client, and the held-out examples."""
 
     clients: list[list[Encoded]]
     held_out: list[Encoded]
@@ -38,7 +38,7 @@ class Shares:
     too_small: int = 0  # training tasks with too few examples to be a client
 
     def digest(self) -> str:
-        """A hash over all tokens in their order, to tell whether the data is still the same."""
+        """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
         return digest([*self.clients, self.held_out])
 
 
@@ -48,7 +48,7 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
 
 
 def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
-    """Share out a recipe's data; the same for the same recipe.
+    """Divide a recipe's data among clients; the same recipe always gives the same division.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
@@ -68,7 +68,7 @@ def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
 
 
 def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
-    """What a client trains on that has a file of its own: what `split = "files"` gives the client of that file.
+    """Training examples of a client with its own file: those that `split = "files"` gives the client of that file.
 
     Raises:
         FedKSeedError: the file can't be read, or too little is left of it.
@@ -84,10 +84,10 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
 
 
 def own_held_out(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
-    """What a server evaluates on: the held-out rows of its own file or folder; nothing if it has none.
+    """Examples that a server evaluates on: the held-out rows of its own file or folder; none if it has no data.
 
     Raises:
-        FedKSeedError: what is there can't be read, or is too little for what the recipe asks.
+        FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
     source, columns = recipe.data.source, recipe.data.columns
     if not is_here(source):
@@ -112,7 +112,7 @@ def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> l
 
 
 def _find(recipe: Recipe) -> Found:
-    """Read the data and part what is held out."""
+    """Read the data and separate the held-out examples."""
     data, clients = recipe.data, recipe.clients
     match clients.split:
         case "tasks":
@@ -134,7 +134,7 @@ def _find(recipe: Recipe) -> Found:
 
 
 def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], list[Owned]]:
-    """Held-out and training examples: a whole category, or a random share."""
+    """Held-out and training examples; a whole category is held out, or a random share."""
     chosen = recipe.data.held_out
     if isinstance(chosen, str):
         categories = sorted({e.category for e, _ in owned})
@@ -151,7 +151,11 @@ def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], li
 
 
 def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: Any) -> list[Encoded | None]:
-    """Tokens; None for an example over the limit, or, where the official code cuts it, without a response left."""
+    """Examples as tokens; None for an example that is left out.
+
+    An example over the limit is left out, but the protocol `official-code` cuts it and leaves it out only where no
+    response remains.
+    """
     encoded = encode_all(examples, tokenizer, Wording(recipe.data.template, recipe.data.separator))
     if recipe.data.protocol == "official-code":
         return [cut(e, limit) if e.prompt < limit else None for e in encoded]
@@ -159,7 +163,7 @@ def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: 
 
 
 def _divide(kept: Sequence[tuple[Encoded, int]], owners: int, recipe: Recipe) -> list[list[int]]:
-    """For each client the indices of its examples."""
+    """The indices of each client's examples."""
     clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
     match clients.split, clients.count:
         case "dirichlet", int(count):
@@ -172,7 +176,7 @@ def _divide(kept: Sequence[tuple[Encoded, int]], owners: int, recipe: Recipe) ->
 
 
 def _by_owner(owner_of: Sequence[int], owners: int, recipe: Recipe) -> list[list[int]]:
-    """One client a file or task, in their order; a task that has only long examples is no client."""
+    """The indices of each client's examples, one client a file or task; a task with only long examples is no client."""
     clients = recipe.clients
     parts: list[list[int]] = [[] for _ in range(owners)]
     for i, owner in enumerate(owner_of):

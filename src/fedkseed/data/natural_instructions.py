@@ -1,7 +1,7 @@
-"""Super-NaturalInstructions: its tasks, its split lists, and the part of it that the paper trains on.
+"""Super-NaturalInstructions: its tasks, its split lists, and the part of its data that the paper trains on.
 
-Wang et al., 2022, https://arxiv.org/abs/2204.07705; Qin et al., 2024, Appendix C. Where the paper and the
-official code of FedKSeed differ: docs/data.md.
+Wang et al., 2022, https://arxiv.org/abs/2204.07705; Qin et al., 2024, Appendix C. docs/data.md lists the differences
+between the paper and the official code of FedKSeed.
 """
 
 import json
@@ -21,7 +21,7 @@ from .reading import Example, decode, parse, text
 
 LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
 TRAINING, TEST = 20, 2  # per cent of a task's examples
-LEAST = 20  # fewer examples than this are no client; the official code also keeps so many of a test task
+LEAST = 20  # fewer examples than this are no client; the official code draws at least this many of a test task
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Subsample:
-    """What the protocol leaves of the data, before anything is tokenised."""
+    """The tasks that remain after the protocol's draw, before tokenisation."""
 
     clients: list[Task]  # in the order of train_tasks.txt
     held_out: list[Task]  # in the order of test_tasks.txt
@@ -110,11 +110,11 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
 
 
 def read(source: str, names: Sequence[str]) -> Iterator[Task]:
-    """The tasks of these names, in the order in which the source holds them.
+    """The tasks with the given names, in the order in which the source holds them.
 
     Args:
         source: the folder of Natural Instructions, with `tasks` and `splits` in it, or a `.tar`,
-            `.tar.gz` or `.tar.xz` of it. An archive is read from begin to end and never unpacked.
+            `.tar.gz` or `.tar.xz` of it. An archive is read from beginning to end and never unpacked.
 
     Raises:
         FedKSeedError: the source is missing or damaged, or a task is missing or broken.
@@ -136,7 +136,7 @@ def _name(path: PurePosixPath) -> str:
 
 
 def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tuple[PurePosixPath, bytes]]:
-    """Path and content of each file that is wanted, of a folder or an archive."""
+    """The path and the content of each wanted file of a folder or an archive."""
     root = Path(source).expanduser()
     try:
         if root.is_dir():
@@ -174,7 +174,7 @@ def _task(name: str, content: bytes, where: str) -> Task:
 
 
 def _example(instance: Any, instruction: str, name: str, where: str) -> Example:
-    """First definition, first output; an empty output stays, to teach that the answer is nothing."""
+    """An example with the task's first definition and the first output; an empty output stays, as an empty answer."""
     if not isinstance(instance, dict):
         raise FedKSeedError(f"{where}: expected a JSON object, got {type(instance).__name__}")
     outputs = instance.get("output")

@@ -1,4 +1,4 @@
-"""Share examples out over clients."""
+"""Division of examples among clients."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ def dirichlet(
 ) -> list[list[int]]:
     """Split examples so that each label's shares over the clients are Dirichlet(α) distributed.
 
-    Small α: few kinds of task a client (0.5 in the paper), large α: alike. A client that already
+    Small α (0.5 in the paper): few kinds of task a client; large α: similar clients. A client that already
     holds its even share gets no more; the draw is repeated until every client has `least` examples.
 
     Returns:
         For each client the indices of its examples, ascending.
 
     Raises:
-        FedKSeedError: α ≤ 0, more clients than examples, or no draw gives everyone enough.
+        FedKSeedError: α ≤ 0, more clients than examples, or no draw gives every client enough.
 
     Source: Qin et al., 2024, Appendix C; the balancing rule is that of Li et al., 2022
     """

@@ -33,11 +33,11 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     Args:
         source: `dolly-sample` (2,400 rows that come with the package), or the path of a `.jsonl`,
             `.jsonl.gz` or `.parquet` file.
-        columns: where a field has another name in the file, as {"instruction": "question"}.
-            Instruction and response must be there; context and category may be.
+        columns: the names of fields in the file, where they differ, as in {"instruction": "question"}.
+            Instruction and response must be present; context and category are optional.
 
     Raises:
-        FedKSeedError: the file is missing or damaged, or a row is broken (its number is told).
+        FedKSeedError: the file is missing or damaged, or a row is broken (the text names its number).
     """
     path = Path(str(files("fedkseed.data") / SAMPLES[source])) if source in SAMPLES else Path(source).expanduser()
     if not path.is_file():
@@ -64,7 +64,7 @@ def is_here(source: str) -> bool:
 
 
 def read_folder(folder: str, columns: Mapping[str, str] | None = None) -> list[list[Example]]:
-    """One client a file: the examples of every data file of a folder, in the order of the files' names."""
+    """The examples of every data file of a folder, in the order of the files' names; one file is one client."""
     path = Path(folder).expanduser()
     found = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS)) if path.is_dir() else []
     if not found:
@@ -96,7 +96,7 @@ def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
 
 
 def decode(content: bytes, where: str) -> str:
-    """UTF-8, or a refusal that tells where it is not."""
+    """Decode UTF-8; other bytes are refused with an error that names their place."""
     try:
         return content.decode()
     except UnicodeDecodeError as error:
@@ -104,7 +104,7 @@ def decode(content: bytes, where: str) -> str:
 
 
 def parse(content: bytes, where: str, remedy: str) -> Any:
-    """JSON, or a refusal that tells where it is broken and what to do."""
+    """Parse JSON; broken text is refused with an error that names the place and the remedy."""
     try:
         return json.loads(decode(content, where))
     except FedKSeedError:
@@ -115,7 +115,7 @@ def parse(content: bytes, where: str, remedy: str) -> Any:
 
 
 def text(value: Any, where: str, name: str) -> str:
-    """A value that must be text and can be written as UTF-8, or a refusal."""
+    """Return a value if it is text that can be written as UTF-8; refuse it otherwise."""
     if not isinstance(value, str):
         raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}")
     try:

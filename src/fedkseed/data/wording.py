@@ -1,4 +1,4 @@
-"""Examples to tokens: the wording around an instruction, and which tokens the loss sees."""
+"""Conversion of examples to tokens: the wording around an instruction, and the tokens that the loss counts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,28 +16,28 @@ WITHOUT_INPUT = f"Below is an instruction that describes a task. {ASKED}"
 
 
 def paper(example: Example, tokenizer: Any) -> str:
-    """One opening, with and without an input. Source: Qin et al., 2024, Appendix C, tables of prompt templates"""
+    """Prompt with the same opening with or without an input. Source: Qin et al., 2024, Appendix C, prompt templates"""
     return _sections(WITH_INPUT, example)
 
 
 def alpaca(example: Example, tokenizer: Any) -> str:
-    """An opening of its own for tasks without an input. Source: Taori et al., 2023, Stanford Alpaca"""
+    """Prompt with a separate opening for tasks without an input. Source: Taori et al., 2023, Stanford Alpaca"""
     return _sections(WITH_INPUT if example.context else WITHOUT_INPUT, example)
 
 
 def official_dolly(example: Example, tokenizer: Any) -> str:
-    """Two openings that ask in words of their own. Source: the official code of FedKSeed, for Dolly"""
+    """Prompt as `alpaca`, but with another request. Source: the official code of FedKSeed, for Dolly"""
     opening = WITH_INPUT if example.context else WITHOUT_INPUT
     return _sections(opening.replace(ASKED, "Write a response for the task request."), example)
 
 
 def official_ni(example: Example, tokenizer: Any) -> str:
-    """As `paper`, with a section for the input even if there is none. Source: the official code, for its tasks"""
+    """Prompt as `paper`, with an input section even without an input. Source: the official code, for its tasks"""
     return f"{WITH_INPUT}\n\n### Instruction:\n{example.instruction}\n\n### Input:\n{example.context}\n\n### Response:"
 
 
 def chat(example: Example, tokenizer: Any) -> str:
-    """The tokenizer's own chat template, for models that were tuned to chat."""
+    """Prompt by the tokenizer's own chat template, for models that were tuned to chat."""
     if not tokenizer.chat_template:
         raise FedKSeedError(
             "[data] template = 'chat': the model's tokenizer has no chat template; use 'paper' or 'alpaca'"
@@ -64,11 +64,11 @@ TEMPLATES = {
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """How an instruction is put to the model.
+    """The text in which an instruction is put to the model.
 
     Args:
         template: a name of TEMPLATES.
-        separator: what stands between the template's end and the response. With none after
+        separator: text between the template's end and the response. With none after
             "### Response:", SmolLM2-135M-Instruct begins up to 8 of 30 answers with the end of text.
     """
 
@@ -80,23 +80,23 @@ class Wording:
             raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
 
     def prompts(self, examples: Sequence[Example], tokenizer: Any) -> list[list[int]]:
-        """The tokens that ask; a chat template brings its own separator and special tokens."""
+        """The prompts as tokens; a chat template brings its own separator and special tokens."""
         chat = self.template == "chat"
         texts = [TEMPLATES[self.template](e, tokenizer) + ("" if chat else self.separator) for e in examples]
         return tokenizer(texts, add_special_tokens=not chat).input_ids
 
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
-        """The tokens that ask one example."""
+        """The prompt of one example as tokens."""
         return self.prompts([example], tokenizer)[0]
 
 
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
-    """Prompt and response are tokenised apart, so that a prompt has the same tokens in generation."""
+    """Encode one example; prompt and response are tokenised apart, so that generation has the same prompt tokens."""
     return encode_all([example], tokenizer, wording)[0]
 
 
 def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded]:
-    """Many examples with the tokens that `encode` gives each; fast tokenizers use all cores for a list."""
+    """Encode many examples, each as `encode` does; fast tokenizers use all cores for a list."""
     if not examples:
         return []
     prompts = wording.prompts(examples, tokenizer)
@@ -106,5 +106,5 @@ def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) ->
 
 
 def cut(encoded: Encoded, limit: int) -> Encoded:
-    """The first `limit` tokens, as a tokenizer that truncates would give them."""
+    """The first `limit` tokens of an example, as a tokenizer that truncates would give them."""
     return Encoded(encoded.tokens[:limit], min(encoded.prompt, limit), encoded.example)

@@ -1,8 +1,13 @@
-"""Directions z_0 … z_{K-1} that everyone generates from one key. docs/directions.md is the specification.
+"""Directions z_0 … z_{K-1} that every party generates from one key. docs/directions.md is the specification.
 
-families.py: which kinds there are. pool.py: what a pool is. reference.py: the definition in NumPy. operations.py: what
-is done with directions, on PyTorch tensors. backends.py: who does it, by device and family: numba_cpu/, triton_gpu.py,
-torch_any.py, numpy_any.py. A server needs neither PyTorch nor Numba.
+    families.py      the families of directions
+    pool.py          a pool: the K directions of one key
+    reference.py     the definition, in NumPy
+    operations.py    operations on directions and PyTorch tensors
+    backends.py      choice of the code that does them, by device and family:
+                     numba_cpu/, triton_gpu.py, torch_any.py or numpy_any.py
+
+A server needs neither PyTorch nor Numba.
 """
 
 from importlib import import_module
@@ -29,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import the operations, and PyTorch with them, when first used."""
+    """Import the operations, and PyTorch with them, when one is first used."""
     if name not in ("accumulate_", "materialize", "project"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(".operations", __name__), name)

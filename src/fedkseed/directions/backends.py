@@ -1,4 +1,4 @@
-"""Which code makes the directions of a tensor: chosen by its device, and compared with the definition first.
+"""Choice of the code that makes a tensor's directions: by device and family, and compared with the definition first.
 
 numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: every other device. numpy: families that
 none of a device's backends has kernels for; it is the definition, and slow.
@@ -22,17 +22,17 @@ FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, sta
 
 
 class Backend(Protocol):
-    """The operations on tensors of one device that are already checked; values are those of `reference.py`."""
+    """Operations on tensors of one device, whose arguments are already checked; values are those of `reference.py`."""
 
     @property
     def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
-        """By name of a family: those that it has kernels for."""
+        """The families that the backend has kernels for, by name."""
         ...
 
     def plan(
         self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
     ) -> Any:
-        """A sum as `combine` reads it: made once, added to any number of tensors."""
+        """Prepare a sum for `combine`; one plan can be added to any number of tensors."""
         ...
 
     def combine(self, pieces: Sequence[FlatPiece], plan: Any) -> None: ...
@@ -41,7 +41,7 @@ class Backend(Protocol):
 
 
 class Numba:
-    """`numba_cpu`, which takes addresses."""
+    """The backend `numba_cpu`, whose functions take addresses instead of tensors."""
 
     @property
     def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
@@ -74,10 +74,10 @@ class Numba:
 
 
 def names(device: torch.device) -> tuple[str, ...]:
-    """The backends that work on a device, the fastest first.
+    """The names of the backends that work on a device, the fastest first.
 
     Raises:
-        FedKSeedError: a tensor on this device has no numbers.
+        FedKSeedError: tensors on this device hold no numbers.
     """
     match device.type:
         case "cpu":
@@ -91,7 +91,7 @@ def names(device: torch.device) -> tuple[str, ...]:
 
 
 def load(name: str) -> Backend:
-    """The backend of a name; its kernels are compiled when they are first used."""
+    """The backend with the given name; its kernels are compiled when they are first used."""
     match name:
         case "triton":
             from . import triton_gpu
@@ -110,22 +110,22 @@ def load(name: str) -> Backend:
 
 
 def chosen(device: torch.device, family: str) -> str:
-    """The first backend of a device that has kernels for a family, or the definition."""
+    """The name of the first backend of a device that has kernels for a family, or of the definition."""
     return next((name for name in names(device) if family in load(name).KERNELS), "numpy")
 
 
 def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Backend:
     """The backend for weights of one type on a device, or for `project` (None).
 
-    Anything but a CPU makes a little of the same kind first, once a process, and must give the bits
-    of the definition: no weights are better than wrong ones.
+    Any device but a CPU makes a few numbers of the same kind first, once a process, which must have the bits of the
+    definition: no weights are better than wrong ones.
 
     Raises:
         FedKSeedError: the device gives other bits.
     """
     name = chosen(device, pool.family)
     if device.type != "cpu" and name != "numpy":
-        # the size is a part of a transform's kernel; the sums over directions are one kernel for all
+        # a transform's kernel depends on the size; sums direction by direction have one kernel for all sizes
         require_bits(name, device, pool.family, pool.size if pool.transformed else 3, dtype)
     return load(name)
 
@@ -156,7 +156,7 @@ def require_bits(name: str, device: torch.device, family: str, size: int, dtype:
 
 
 def compare(name: str, device: torch.device, pool: Pool, expected: NDArray, got: NDArray) -> None:
-    """Refuse numbers, seen as unsigned words, that are not the definition's."""
+    """Refuse numbers, seen as unsigned words, that differ from the definition's."""
     wrong = np.flatnonzero(expected != got)
     if wrong.size:
         digits = 2 * expected.itemsize

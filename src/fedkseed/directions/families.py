@@ -1,7 +1,7 @@
-"""The families of directions: what each is called, its number on the wire, and its definition.
+"""Families of directions: the name of each, its number on the wire, and its definition.
 
-A new family is a function of `reference.py`, a record here, and kernels in those backends that are to be fast with it.
-Without kernels it is made by its definition, slowly. A program adds one of its own by `add_family`.
+A new family is a function in `reference.py`, a record here, and kernels in those backends that should be fast with it.
+Without kernels its directions are made by the definition, slowly. A program adds its own family with `add_family`.
 """
 
 from collections.abc import Callable
@@ -13,18 +13,19 @@ from . import reference
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One way to make directions.
+    """One family: a way to make directions.
 
     Args:
-        name: as recipes and adapters write it.
-        number: as the wire writes it, 0 to 255. It never changes.
-        elements: (pool, direction j, tensor, start, stop) to z_j at positions start ≤ p < stop, float32: a function
-            of the pool's key and these numbers alone, wherever a tensor is cut. Its random bits come from
+        name: the name in recipes and adapters.
+        number: the number on the wire, 0 to 255. It never changes.
+        elements: maps (pool, direction j, tensor, start, stop) to z_j at positions start ≤ p < stop, float32. They
+            depend on the pool's key and these numbers alone, wherever a tensor is cut. Its random bits come from
             `reference.philox` or `reference.signs` with streams of its own; a program's family takes them from 256 on.
-        transform: of a family whose sum over all directions is one Walsh–Hadamard transform; its K is a power of two.
+        transform: the sums of a family whose sum over all directions is one Walsh–Hadamard transform, and whose K is a
+            power of two; None for other families.
 
     Raises:
-        FedKSeedError: the name or the number can't be one.
+        FedKSeedError: the name or the number is not allowed.
     """
 
     name: str
@@ -47,9 +48,9 @@ FAMILIES: dict[str, Family] = {}  # by name
 
 
 def add_family(family: Family) -> Family:
-    """Make a family known to this process: to pools, recipes, adapters and the wire.
+    """Register a family in this process, for pools, recipes, adapters and the wire.
 
-    Every party of a run has to add the same one.
+    Every party of a run has to register the same one.
 
     Raises:
         FedKSeedError: another family has this name or number.
@@ -65,10 +66,10 @@ def add_family(family: Family) -> Family:
 
 
 def named(name: str) -> Family:
-    """The family of a name.
+    """The family with the given name.
 
     Raises:
-        FedKSeedError: there is none.
+        FedKSeedError: no family has this name.
     """
     if name not in FAMILIES:
         raise FedKSeedError(f"no family of directions is called {name!r}; choose one of {', '.join(FAMILIES)}")
@@ -76,10 +77,10 @@ def named(name: str) -> Family:
 
 
 def numbered(number: int) -> Family:
-    """The family of a number on the wire.
+    """The family with the given number on the wire.
 
     Raises:
-        FedKSeedError: there is none.
+        FedKSeedError: no family has this number.
     """
     for family in FAMILIES.values():
         if family.number == number:

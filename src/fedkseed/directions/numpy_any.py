@@ -1,6 +1,6 @@
 """The definition as a backend: every family on every device, some hundred times slower than kernels.
 
-For families that a device's backends have no kernels for, as those that a program adds.
+It serves families without kernels on a device, such as those that a program adds.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,12 +22,12 @@ CHUNK = 1 << 18  # positions made at a time: some temporary arrays of 1 MiB
 def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
-    """What `combine` reads."""
+    """Prepare a sum for `combine`."""
     return pool, directions, coefficients
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
+    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, directions, coefficients = plan
     for tensor, start, base, out, addend in pieces:
         for begin in range(0, base.numel(), CHUNK):
@@ -40,7 +40,7 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
         total += ref.project(pool, v.cpu().numpy(), tensor, start)

@@ -22,7 +22,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A run of neighbouring weights of one tensor, and where the result goes.
+    """Neighbouring weights of one tensor, and the memory for their new values.
 
     Args:
         tensor: the tensor's number in the layout.
@@ -48,7 +48,7 @@ def accumulate_(
     tensor: int = 0,
     start: int = 0,
 ) -> None:
-    """w ← w + Σ_k c_k z_{j_k}, in place: one pass over w whatever the number of directions.
+    """Add Σ_k c_k z_{j_k} to w in place: one pass over w whatever the number of directions.
 
     The sum is float32 and is rounded once to w's type. `directions` must ascend.
 
@@ -67,7 +67,7 @@ def materialize(
     tensor: int = 0,
     start: int = 0,
 ) -> None:
-    """out ← w_0 + Σ_j c_j z_j with w_0 = base untouched; c has shape (K,).
+    """Write w_0 + Σ_j c_j z_j to `out`, with w_0 = base, which is left untouched; c has shape (K,).
 
     Source: Qin et al., 2024, Eq. 4, with c = −η A
     """
@@ -80,14 +80,14 @@ def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArra
 
 
 class Sum:
-    """Σ_k c_k z_{j_k}, ready to be added to any number of tensors; arguments as `Pool.select` returns them."""
+    """A sum Σ_k c_k z_{j_k} to add to any number of tensors; arguments as `Pool.select` returns them."""
 
     def __init__(self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
         self._sum = pool, directions, coefficients
-        self._plans: dict[torch.device, Any] = {}  # by device: what its backend reads
+        self._plans: dict[torch.device, Any] = {}  # by device: the plan of its backend
 
     def combine(self, pieces: Sequence[Piece]) -> None:
-        """out ← base + (addend + Σ_k c_k z_{j_k}) for every piece.
+        """Compute out ← base + (addend + Σ_k c_k z_{j_k}) for every piece.
 
         Raises:
             FedKSeedError: a tensor can't be worked on; no weight has changed.
@@ -104,12 +104,12 @@ class Sum:
 def combine(
     pieces: Sequence[Piece], pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
 ) -> None:
-    """`Sum.combine` of a sum that is needed once."""
+    """Compute `Sum.combine` for a sum that is needed once."""
     Sum(pool, directions, coefficients).combine(pieces)
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """Σ ⟨z_j, v⟩ over pieces (tensor, start, v) of float32, shape (K,)."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v) of float32, shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
         if v.dtype != torch.float32:

@@ -1,4 +1,4 @@
-"""A pool of K directions that everyone can generate from one 64-bit key.
+"""A pool of K directions that every party can generate from one 64-bit key.
 
 Every value z_j[p] is a pure function of (key, family, tensor, position p, direction j): see
 docs/directions.md for the specification, `families.py` for the families and `reference.py` for their definition in
@@ -52,12 +52,12 @@ class Pool:
 
     @property
     def record(self) -> Family:
-        """The record of its family."""
+        """The record of the pool's family."""
         return FAMILIES[self.family]
 
     @property
     def transformed(self) -> bool:
-        """Is the sum over all directions one Walsh–Hadamard transform?"""
+        """Whether the sum over all directions is one Walsh–Hadamard transform."""
         return self.record.transformed
 
     @property
@@ -67,7 +67,7 @@ class Pool:
 
     @property
     def unit(self) -> int:
-        """Positions that are made together: a whole number of blocks of bits and of transforms."""
+        """The number of positions made together: a whole number of blocks of bits and of transforms."""
         return max(BLOCK, self.size) if self.transformed else BLOCK
 
     def select(
@@ -101,7 +101,7 @@ class Pool:
     def dense(
         self, coefficients: Sequence[float] | NDArray[np.floating]
     ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """`select` of a whole coefficient vector c of shape (K,)."""
+        """The non-zero coefficients of a whole vector c of shape (K,), checked and returned as by `select`."""
         values = np.asarray(coefficients).reshape(-1)
         if values.size != self.size:
             raise FedKSeedError(f"the pool has {self.size} directions, got {values.size} coefficients")

@@ -2,8 +2,8 @@
 
 Other backends exist only to be faster; each is tested against this file, bit for bit. Only integer
 operations and IEEE-754 float32 add, subtract, multiply and square root are used, never a library's
-log, sin or cos and never a fused multiply-add. docs/directions.md says the same in words. Which of the functions
-here belong to which family: families.py.
+log, sin or cos and never a fused multiply-add. docs/directions.md says the same in words; families.py names
+the functions here that belong to each family.
 """
 
 from collections.abc import Callable
@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
 
-BLOCK = 4096  # positions; every stream of random bits starts afresh at a multiple of it
+BLOCK = 4096  # positions; every stream of random bits begins anew at a multiple of it
 QUARTER = BLOCK // 4  # word w of a Philox call serves the w-th quarter of a block
 EIGHTH = BLOCK // 8  # normals come in pairs: a word serves two eighths
 LANES = 32  # neighbouring positions take their signs from neighbouring counters: no lane shuffles
 SEGMENT = 1 << 20  # positions; partial sums of `project` are added segment by segment
 
-# The last word of the counter: which use the bits are for. A program's own family takes numbers from 256 on.
+# The last word of the counter: the use of the bits. A program's own family takes numbers from 256 on.
 GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = range(6)
 
 
@@ -147,7 +147,7 @@ def walsh(both: NDArray[np.int64]) -> Floats:
 
 
 def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
-    """s_b of the hashed family: the low bits of the first word of counter b."""
+    """The shifts s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
 
 
@@ -190,12 +190,12 @@ def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.in
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """The definition of a transformed family's sums.
+    """The definition of a transformed family's sums and inner products.
 
     Args:
-        total: (pool, c, tensor, positions) to Σ_j c_j z_j at the positions of whole blocks; c has shape (K,).
-        products: (pool, v, tensor, positions) to the K inner products of every block, shape (blocks, K).
-        at_end: whether the sum of a segment's products is transformed to be the inner products.
+        total: maps (pool, c, tensor, positions) to Σ_j c_j z_j at the positions of whole blocks; c has shape (K,).
+        products: maps (pool, v, tensor, positions) to the K inner products of every block, shape (blocks, K).
+        at_end: whether the inner products are the transform of the sum of a segment's products.
     """
 
     total: Callable[[Pool, Floats, int, NDArray[np.int64]], Floats]
@@ -207,7 +207,7 @@ class Transform:
 
 
 def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
-    """z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
+    """The direction z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
     return pool.record.elements(pool, direction, tensor, start, stop)
 
 
@@ -220,7 +220,7 @@ def total(
     stop: int,
     addend: Floats | None = None,
 ) -> Floats:
-    """addend + Σ_k c_k z_{j_k} over positions start ≤ p < stop, in float32.
+    """The sum addend + Σ_k c_k z_{j_k} at positions start ≤ p < stop, in float32.
 
     Families without a transform add the products in ascending j, starting from the addend (or zero);
     the others transform c and add the result to the addend.

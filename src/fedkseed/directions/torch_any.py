@@ -1,4 +1,4 @@
-"""The directions in plain PyTorch operations, for every device that has no kernels of its own.
+"""Directions in plain PyTorch operations, for every device that has no kernels of its own.
 
 Values are those of `reference.py`, bit for bit, wherever the device rounds a float32 add and multiply
 correctly: each operation is a kernel of its own, so nothing can be fused. Random
@@ -26,7 +26,7 @@ LOG, SIN, COS, LN2 = ([float(x) for x in some] for some in (ref.LOG, ref.SIN, re
 
 
 def philox(counter: Tensor, tensor: int, direction: int, stream: int, pool: Pool) -> tuple[Tensor, ...]:
-    """`reference.philox` of counters whose word 0 is an int64 tensor: four int64 tensors below 2^32."""
+    """The words of `reference.philox`, for counters whose word 0 is an int64 tensor: four int64 tensors below 2^32."""
     low, (k0, k1) = 0xFFFFFFFF, pool.key_words
     x0 = counter & low
     x1, x2, x3 = (torch.full_like(x0, word) for word in (tensor, direction, stream))
@@ -39,7 +39,7 @@ def philox(counter: Tensor, tensor: int, direction: int, stream: int, pool: Pool
 
 
 def signs(pool: Pool, stream: int, tensor: int, direction: int, groups: range, device: torch.device) -> Tensor:
-    """`reference.signs` of whole groups of 4,096 positions, ±1, flat."""
+    """The signs ±1 of `reference.signs` for whole groups of 4,096 positions, flat."""
     lanes = torch.arange(groups.start * ref.LANES, groups.stop * ref.LANES, device=device).view(-1, ref.LANES)
     words = torch.stack(philox(lanes, tensor, direction, stream, pool), 1)  # (groups, 4, 32)
     shifts = torch.arange(32, device=device)[:, None]
@@ -48,7 +48,7 @@ def signs(pool: Pool, stream: int, tensor: int, direction: int, groups: range, d
 
 
 def normals(x: Tensor) -> tuple[Tensor, Tensor]:
-    """`reference.normals` of int64 words below 2^32."""
+    """The normals of `reference.normals` from int64 words below 2^32."""
     u = 2 - _float(x >> 9 & 0x7FFFE0 | 0x3F800010)
     shifted = u.view(torch.int32) - 0x3F3504F3
     exponent = (shifted >> 23).to(torch.float32)
@@ -64,7 +64,7 @@ def normals(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def root(x: Tensor) -> Tensor:
-    """√x of positive normal float32, correctly rounded: a device's own may be a unit off (MKL's on CPUs is).
+    """The root √x of positive normal float32, correctly rounded: a device's own may be a unit off (MKL's on CPUs is).
 
     x = M 2^m and r = R 2^n with 24-bit integers; r is right if 16 x lies between the squares of four
     times its borders, R ± ½. A power of two is nearer to its lower neighbour: its border is R − ¼.
@@ -85,19 +85,19 @@ def _float(bits: Tensor) -> Tensor:
 
 
 def gaussian(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
-    """z_j over whole groups, flat."""
+    """The Gaussian direction z_j over whole groups, flat."""
     counter = torch.arange(groups.start * ref.EIGHTH, groups.stop * ref.EIGHTH, device=device).view(-1, ref.EIGHTH)
     eight = [z for word in philox(counter, tensor, direction, ref.GAUSSIAN, pool) for z in normals(word)]
     return torch.stack(eight, 1).view(-1)  # (groups, 8, 512)
 
 
 def rademacher(pool: Pool, direction: int, tensor: int, groups: range, device: torch.device) -> Tensor:
-    """z_j over whole groups, flat."""
+    """The Rademacher direction z_j over whole groups, flat."""
     return signs(pool, ref.RADEMACHER, tensor, direction, groups, device)
 
 
 def transform(x: Tensor) -> Tensor:
-    """`reference.transform`: Walsh–Hadamard transform of the last axis, stages h = 1, 2, 4, …"""
+    """The Walsh–Hadamard transform of the last axis as in `reference.transform`, stages h = 1, 2, 4, …"""
     h = 1
     while h < x.shape[-1]:
         a, b = x.reshape(*x.shape[:-1], -1, 2, h).unbind(-2)
@@ -107,7 +107,7 @@ def transform(x: Tensor) -> Tensor:
 
 
 def permutation(pool: Pool, tensor: int, groups: range, device: torch.device) -> Tensor:
-    """i XOR s_b of the hashed family's blocks in whole groups, int64 (blocks, K)."""
+    """The indices i XOR s_b of the hashed family's blocks in whole groups, int64 (blocks, K)."""
     blocks = torch.arange(groups.start * BLOCK // pool.size, groups.stop * BLOCK // pool.size, device=device)
     s = philox(blocks, tensor, 0, ref.HASHED_BLOCK, pool)[0] & (pool.size - 1)
     return s[:, None] ^ torch.arange(pool.size, device=device)
@@ -138,9 +138,9 @@ class Transform:
     """The operations of a transformed family over whole units.
 
     Args:
-        total: (pool, c, tensor, groups) to Σ c_j z_j, flat.
-        products: (pool, v, tensor, groups) to the inner products of every block, (blocks, K).
-        once: whether it is c that is transformed, and the sum of a segment's products, instead of every block.
+        total: maps (pool, c, tensor, groups) to Σ c_j z_j, flat.
+        products: maps (pool, v, tensor, groups) to the inner products of every block, (blocks, K).
+        once: whether c and the sum of a segment's products are transformed, instead of every block.
     """
 
     total: Callable[[Pool, Tensor, int, range], Tensor]
@@ -162,7 +162,7 @@ KERNELS: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Tra
 def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
-    """What `combine` reads: the pool, c or H c on the device, and (direction, coefficient) pairs."""
+    """Prepare a sum for `combine`: the pool, c or H c on the device, and (direction, coefficient) pairs."""
     made = KERNELS[pool.family]
     if not isinstance(made, Transform):
         return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
@@ -173,7 +173,7 @@ def plan(
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
+    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
     made = KERNELS[pool.family]
     for tensor, start, base, out, addend in pieces:
@@ -189,7 +189,7 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
     for tensor, start, v in pieces:
@@ -201,7 +201,7 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
             whole = v.new_zeros(len(groups) * BLOCK)
             whole[start + begin - groups.start * BLOCK :][: end - begin] = v[begin:end]
             products = _products(pool, whole, tensor, groups)
-            # rows one after the other, which only an accumulation promises
+            # adds rows one after the other, an order that only an accumulation guarantees
             partial = np.add.accumulate(np.vstack([partial, products]), axis=0)[-1]
         total += of_tensor + _finish(pool, partial)
     return total
@@ -213,7 +213,7 @@ def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
-    """The float32 inner products of blocks, ascending, shape (blocks, K)."""
+    """The float32 inner products with blocks, in ascending order, shape (blocks, K)."""
     made = KERNELS[pool.family]
     if isinstance(made, Transform):
         return made.products(pool, v, tensor, groups).cpu().numpy()
@@ -228,7 +228,7 @@ def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.f
 
 
 def _chunks(pool: Pool, start: int, size: int, most: int) -> Iterator[tuple[range, int, int]]:
-    """(groups, begin, end): whole units of at most `most` positions and the part of a piece that lies in them."""
+    """The chunks (groups, begin, end): whole units of at most `most` positions, and the part of a piece inside."""
     step = max(1 << most.bit_length() - 1, pool.unit)  # a power of two: no chunk lies in two segments
     for first in range(start // step * step, start + size, step):
         begin, end = max(first - start, 0), min(first + step - start, size)

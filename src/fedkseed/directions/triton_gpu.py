@@ -1,4 +1,4 @@
-"""The directions on NVIDIA and AMD GPUs: Triton kernels that write each weight once, whatever K is.
+"""Directions on NVIDIA and AMD GPUs: Triton kernels that write each weight once, whatever K is.
 
 Values are those of `reference.py`, bit for bit: fusion of multiply and add is off at every launch,
 the square root is the correctly rounded one, and every sum is written as pairs in its stated order.
@@ -62,7 +62,7 @@ def _flip(x, flips):
 
 @_jit
 def _philox(x0, x1, x2, x3, k0, k1):
-    """`reference.philox` of integers of any type, taken mod 2^32; a wide product has both halves."""
+    """The words of `reference.philox` for integers of any type, taken mod 2^32; a wide product has both halves."""
     x0, x1, x2, x3 = tl.cast(x0, tl.uint32), tl.cast(x1, tl.uint32), tl.cast(x2, tl.uint32), tl.cast(x3, tl.uint32)
     k0, k1 = tl.cast(k0, tl.uint32), tl.cast(k1, tl.uint32)
     for _ in tl.static_range(10):
@@ -75,7 +75,7 @@ def _philox(x0, x1, x2, x3, k0, k1):
 
 @_jit
 def _flips(stream, tensor, direction, group, k0, k1, N: tl.constexpr):
-    """`reference.signs` of N positions from the start of a group, (N,): bit 31 is set for −1."""
+    """The signs of `reference.signs` for N positions from the start of a group, (N,): bit 31 is set for −1."""
     g = tl.arange(0, N // _BLOCK)[:, None, None, None]
     w = tl.arange(0, 4)[None, :, None, None]
     t = tl.arange(0, 32).to(tl.uint32)[None, None, :, None]
@@ -87,7 +87,7 @@ def _flips(stream, tensor, direction, group, k0, k1, N: tl.constexpr):
 
 @_jit
 def _shifts(tensor, group, k0, k1, SIZE: tl.constexpr):
-    """`reference.shifts` of the blocks that the positions of a group lie in, int32 (BLOCK,)."""
+    """The shifts of `reference.shifts` for the blocks that the positions of a group lie in, int32 (BLOCK,)."""
     ROWS: tl.constexpr = _BLOCK // SIZE if SIZE < _BLOCK else 1
     blocks = group.to(tl.int64) * _BLOCK // SIZE + tl.arange(0, ROWS)
     s, _, _, _ = _philox(blocks, tensor, 0, _HASHED_BLOCK, k0, k1)
@@ -97,7 +97,7 @@ def _shifts(tensor, group, k0, k1, SIZE: tl.constexpr):
 
 @_jit
 def _normals(x):
-    """`reference.normals`."""
+    """The normals of `reference.normals`."""
     u = 2.0 - _float(x >> 9 & 0x7FFFE0 | 0x3F800010)
     shifted = u.to(tl.int32, bitcast=True) - 0x3F3504F3
     exponent = (shifted >> 23).to(tl.float32)
@@ -116,7 +116,7 @@ def _normals(x):
 
 @_jit
 def _gaussian(tensor, direction, group, k0, k1):
-    """z_j over a group, (512, 2, 2, 2): element [i, a, b, h] has position 2048 b + 1024 a + 512 h + i."""
+    """The direction z_j over a group, (512, 2, 2, 2): element [i, a, b, h] has position 2048 b + 1024 a + 512 h + i."""
     counter = group * _EIGHTH + tl.arange(0, _EIGHTH)
     x0, x1, x2, x3 = _philox(counter, tensor, direction, _GAUSSIAN, k0, k1)
     first, second = _normals(tl.join(tl.join(x0, x1), tl.join(x2, x3)))
@@ -125,7 +125,7 @@ def _gaussian(tensor, direction, group, k0, k1):
 
 @_jit
 def _positions(FAMILY: tl.constexpr):
-    """Where in its group each element lies that `_gaussian` or `_flips` makes."""
+    """The positions, in its group, of the elements that `_gaussian` or `_flips` makes."""
     if FAMILY == "gaussian":
         i = tl.arange(0, _EIGHTH)[:, None, None, None]
         a, b = tl.arange(0, 2)[None, :, None, None], tl.arange(0, 2)[None, None, :, None]
@@ -136,7 +136,7 @@ def _positions(FAMILY: tl.constexpr):
 
 @_jit
 def _stage(x, H: tl.constexpr):
-    """One stage of a Walsh–Hadamard transform: x[k], x[k + H] ← x[k] + x[k + H], x[k] − x[k + H]."""
+    """Apply one stage of a Walsh–Hadamard transform: x[k], x[k + H] ← x[k] + x[k + H], x[k] − x[k + H]."""
     N: tl.constexpr = x.shape[0]
     pairs = _bits(x).reshape(N // (2 * H), 2, H)
     partner = tl.sum(pairs, 1, keep_dims=True) - pairs  # exact in integers; compiles to a move or a shuffle
@@ -146,7 +146,7 @@ def _stage(x, H: tl.constexpr):
 
 @_jit
 def _transform(x, FIRST: tl.constexpr, LAST: tl.constexpr):
-    """The stages h = 2^FIRST … 2^(LAST − 1)."""
+    """Apply the stages h = 2^FIRST … 2^(LAST − 1)."""
     for stage in tl.static_range(FIRST, LAST):
         x = _stage(x, 1 << stage)
     return x
@@ -164,7 +164,7 @@ def _load(pointer, offset, size):
 
 @_jit
 def _store(out, base, total, offset, size):
-    """out = base + total, rounded once to nearest even; bfloat16 is seen as uint16."""
+    """Write out = base + total, rounded once to nearest even; bfloat16 is seen as uint16."""
     w = _load(base, offset, size)
     if out.dtype.element_ty == tl.uint16:
         bits = _bits(_float(w.to(tl.uint32) << 16) + total)
@@ -183,7 +183,7 @@ def _store(out, base, total, offset, size):
 def _combine_sum(
     out, base, addend, start, size, tensor, group, k0, k1, directions, coefficients, count, FAMILY: tl.constexpr
 ):
-    """out = base + (addend + Σ c z) over one group; the sum stays in registers."""
+    """Compute out = base + (addend + Σ c z) over one group; the sum stays in registers."""
     group += tl.program_id(0)
     position = _positions(FAMILY)
     offset = group.to(tl.int64) * _BLOCK - start + position
@@ -205,7 +205,7 @@ def _combine_transformed(
     out, base, addend, start, size, tensor, group, k0, k1, table, first,
     WAY: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """out = base + (addend + D1 y) over N positions.
+    """Compute out = base + (addend + D1 y) over N positions.
 
     "held": y is the transform of D2 c with c = table. "hashed": y = table[i XOR s_b].
     "made": y = table from group `first` on.
@@ -229,7 +229,7 @@ def _combine_transformed(
 
 @_kernel
 def _signed(out, x, start, size, tensor, group, k0, k1, STREAM: tl.constexpr, PERIOD: tl.constexpr):
-    """out = sign · x over one group, out beginning at the first; x begins at `start` or repeats after PERIOD."""
+    """Compute out = sign · x over one group; out begins at the first group, x at `start` or repeats after PERIOD."""
     here = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
     group += tl.program_id(0)
     if PERIOD:
@@ -241,7 +241,7 @@ def _signed(out, x, start, size, tensor, group, k0, k1, STREAM: tl.constexpr, PE
 
 @_jit
 def _walsh(x, INNER: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr, FIRST: tl.constexpr, LAST: tl.constexpr):
-    """The stages h = INNER … of a transform, in memory: a tile is N / COLUMNS rows that lie INNER apart."""
+    """Apply the stages h = INNER … of a transform, in memory: a tile is N / COLUMNS rows that lie INNER apart."""
     across: tl.constexpr = INNER // COLUMNS
     tile = tl.program_id(0)
     position = tl.arange(0, N)
@@ -253,7 +253,10 @@ def _walsh(x, INNER: tl.constexpr, COLUMNS: tl.constexpr, N: tl.constexpr, FIRST
 
 @_kernel
 def _products(products, v, start, size, tensor, group, k0, k1, count, EACH: tl.constexpr, FAMILY: tl.constexpr):
-    """products[g, j] = ⟨z_j, v⟩ over group g in float32, halves added onto each other; EACH directions a program."""
+    """Compute products[g, j] = ⟨z_j, v⟩ over group g in float32, halves added onto each other.
+
+    One program does EACH directions.
+    """
     group += tl.program_id(1)
     position = _positions(FAMILY)
     values = _load(v, group.to(tl.int64) * _BLOCK - start + position, size)
@@ -275,7 +278,7 @@ def _project_transformed(
     out, v, start, size, tensor, group, k0, k1,
     WAY: tl.constexpr, SIZE: tl.constexpr, STAGES: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """The blocks' inner products: out[b, j] = D2 y with y the transform of D1 v, or out[b, i XOR s_b] = D1 v."""
+    """Compute each block's products: out[b, j] = D2 y, y the transform of D1 v, or out[b, i XOR s_b] = D1 v."""
     group += tl.program_id(0) * (N // _BLOCK)
     position = tl.arange(0, N)
     D1: tl.constexpr = _HASHED_ROW if WAY == "hashed" else _HADAMARD_ROW
@@ -291,7 +294,7 @@ def _project_transformed(
 
 @_kernel
 def _add_rows(partial, products, first, rows, columns, PER_SEGMENT: tl.constexpr, COLUMNS: tl.constexpr):
-    """partial[s] += the rows of segment s, ascending, in float64; `products` begins at row `first` of segment 0."""
+    """Add the rows of segment s to partial[s], ascending, in float64; `products` begins at row `first` of segment 0."""
     segment, column = tl.program_id(1), tl.program_id(0).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < columns
     here = partial + segment.to(tl.int64) * columns + column
@@ -306,10 +309,10 @@ def _add_rows(partial, products, first, rows, columns, PER_SEGMENT: tl.constexpr
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """A family whose sum is made direction by direction.
+    """Operations of a family whose sum is made direction by direction.
 
     Args:
-        branch: of the kernels `_combine_sum` and `_products`.
+        branch: the family's branch of the kernels `_combine_sum` and `_products`.
     """
 
     branch: str
@@ -317,11 +320,11 @@ class Direct:
 
 @dataclass(frozen=True, slots=True)
 class Transform:
-    """A transformed family.
+    """Operations of a transformed family.
 
     Args:
         way: constants of the kernels that make a unit; None where the transform is too large for a program.
-        once: whether it is c that is transformed, and the sum of a segment's products, instead of every block.
+        once: whether c and the sum of a segment's products are transformed, instead of every block.
     """
 
     way: Callable[[Pool], dict[str, Any] | None]
@@ -353,7 +356,7 @@ KERNELS: dict[str, Direct | Transform] = {
 def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
-    """What the kernels read for every piece: (pool, directions, coefficients, their number), or (pool, table)."""
+    """Prepare a sum for the kernels: (pool, directions, coefficients, their number), or (pool, table)."""
     made = KERNELS[pool.family]
     if isinstance(made, Direct):
         return pool, _upload(directions.view(np.int32), device), _upload(coefficients, device), directions.size
@@ -367,9 +370,9 @@ def plan(
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend) on one device.
+    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend) on one device.
 
-    All are flat; the device is never waited for.
+    All are flat; nothing here waits for the device.
     """
     pool, *inputs = plan
     for tensor, start, base, out, addend in pieces:
@@ -393,7 +396,7 @@ def _combine_piece(piece: tuple[Any, ...], groups: range, pool: Pool, inputs: tu
 
 
 def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) -> None:
-    """Transforms too large for a program: made in a scratch tensor, some units at a time."""
+    """Compute a sum whose transform is too large for one program: some units at a time, in a scratch tensor."""
     tensor, each = piece[-1], max(SCRATCH, pool.unit) // BLOCK
     y = torch.empty(min(each, len(groups)) * BLOCK, device=c.device)
     for group in groups[::each]:
@@ -407,7 +410,7 @@ def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) 
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """Σ over pieces (tensor, start, v) of the K inner products ⟨z_j, v⟩, shape (K,)."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for piece in pieces:
         if piece[2].numel():
@@ -417,7 +420,10 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
 
 
 def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
-    """Blocks in float32, then their sums in float64, segment by segment; as many at a time as SCRATCH holds."""
+    """The inner products with one piece: those of blocks in float32, their sums in float64, segment by segment.
+
+    SCRATCH limits the number of blocks at a time.
+    """
     start, v, unit, made = piece[1], piece[2], pool.unit, KERNELS[pool.family]
     rows = unit // pool.size if isinstance(made, Transform) else 1  # of K products, made from one unit
     segment = max(1, ref.SEGMENT // unit)  # units
@@ -467,23 +473,23 @@ def _blocks(piece: tuple[int, int, Tensor], pool: Pool, first: int, count: int) 
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Kernels run on the current GPU. Triton's interpreter runs on CPU tensors and needs nothing."""
+    """The context in which kernels run on a tensor's GPU; Triton's interpreter runs on CPU tensors and needs none."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _upload(array: NDArray, device: torch.device) -> Tensor:
-    """A small array on the device, without waiting for it: pinned memory lives until the copy is done."""
+    """Copy a small array to the device without waiting for it: pinned memory lives until the copy is done."""
     host = torch.from_numpy(array.copy())
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host
 
 
 def _key(pool: Pool) -> tuple[int, ...]:
-    """The key's words as signed numbers: an unsigned one above 2^31 would be another kernel, with 64 bits."""
+    """The key's words as signed numbers: an unsigned one above 2^31 would need another kernel, with 64 bits."""
     return tuple(word - (word >> 31 << 32) for word in pool.key_words)
 
 
 def _groups(pool: Pool, start: int, size: int) -> range:
-    """The groups of 4,096 positions, whole units of them, that hold positions start ≤ p < start + size."""
+    """The groups of 4,096 positions, in whole units, that hold positions start ≤ p < start + size."""
     unit = pool.unit
     return range(start // unit * (unit // BLOCK), -(-(start + size) // unit) * (unit // BLOCK))
 

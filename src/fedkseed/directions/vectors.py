@@ -1,4 +1,4 @@
-"""The test vectors of the specification: checked by the tests, by `fedkseed directions`, by ports."""
+"""The test vectors of the specification, for the tests, for `fedkseed directions` and for ports."""
 
 import json
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ BITS = {"float32": torch.uint32, "bfloat16": torch.uint16, "float16": torch.uint
 
 
 def load() -> dict[str, Any]:
-    """The vector file, all numbers as hexadecimal bits."""
+    """The vector file; all its numbers are hexadecimal bits."""
     return json.loads(files("fedkseed.directions").joinpath("vectors.json").read_text())
 
 
 def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
-    """base + (addend + Σ c z) of one case, 8 digits a float32 and 4 a 16-bit weight.
+    """The weights base + (addend + Σ c z) of one case in bits, 8 digits a float32 and 4 a 16-bit weight.
 
     backend: "numpy", the definition, or one of `backends.names`.
     """
@@ -60,10 +60,10 @@ SECTIONS = {"philox": philox, "weights": weights, "projections": projection}
 
 
 def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
-    """(backend, vectors checked, names of those that are wrong) for the definition and the backends of a device.
+    """Results (backend, vectors checked, names of wrong ones) of the definition and of the backends of a device.
 
     Raises:
-        FedKSeedError: this machine has no such device.
+        FedKSeedError: the device can't be used on this machine.
     """
     try:
         torch.zeros(1, device=device)

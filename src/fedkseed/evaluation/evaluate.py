@@ -1,4 +1,4 @@
-"""How good is a model? Held-out loss, Rouge-L and empty outputs, with standard errors."""
+"""Evaluation of a model: held-out loss, Rouge-L and empty outputs, with standard errors."""
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +28,7 @@ def evaluate(
     batch_size: int = 8,
     on_progress: OnProgress = lambda done: None,
 ) -> Evaluation:
-    """Loss on all held-out examples; Rouge-L of greedy answers to the first `generated` of them."""
+    """Compute the loss on all held-out examples, and Rouge-L of greedy answers to the first `generated` of them."""
     losses: dict[int, float] = {}
     for rows in _by_length(held_out, batch_size):
         batch = collate([held_out[i] for i in rows], tokenizer.pad_token_id)
@@ -47,8 +47,8 @@ def evaluate(
 def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
     """Rouge-L F1 as one of two packages defines it.
 
-    `rouge-score` is the standard. `rouge` 1.0.1 is what the official code of FedKSeed used: it minds
-    case, works on sets of words sentence by sentence, and so gives very different numbers; an empty
+    `rouge-score` is the standard. `rouge` 1.0.1 is what the official code of FedKSeed used: it is
+    case-sensitive, works on sets of words sentence by sentence, and so gives very different numbers; an empty
     output scores 0.
     """
     if package == "rouge-score":
@@ -89,7 +89,7 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
 
 
 def _by_length(examples: Sequence[Encoded], size: int) -> Iterator[list[int]]:
-    """Groups of examples of like length, so that little is padding."""
+    """Groups of examples of similar length, so that batches hold little padding."""
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
     for begin in range(0, len(order), size):
         yield order[begin : begin + size]

@@ -1,6 +1,6 @@
-"""What forward-only clients lower: the loss, or 1 − a score of predictions or of whole answers.
+"""Objectives that forward-only clients lower: the loss, or 1 − a score of predictions or of whole answers.
 
-Two forward passes compare two numbers, and nothing asks for a gradient of them: docs/objectives.md.
+A step compares the numbers of two forward passes and needs no gradient of them: docs/objectives.md.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,15 +26,15 @@ Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answ
 
 
 def objective_of(name: str, max_new_tokens: int) -> Objective:
-    """What a recipe calls by `name`.
+    """The objective that a recipe calls `name`.
 
     Args:
         name: `loss`, `accuracy`, `exact match`, `rouge`, or a function that is a `Score`:
             `FILE.py:FUNCTION` or `PACKAGE.MODULE:FUNCTION`. It is loaded, which runs its file.
-        max_new_tokens: where a written answer ends.
+        max_new_tokens: the largest number of tokens in a generated answer.
 
     Raises:
-        FedKSeedError: there is no such function.
+        FedKSeedError: no function has this name.
     """
     if name == "loss":
         return lambda model, tokenizer, batch: batch_loss(model, batch)
@@ -43,7 +43,7 @@ def objective_of(name: str, max_new_tokens: int) -> Objective:
     score = SCORES.get(name) or _loaded(name)
 
     def objective(model: nn.Module, tokenizer: Any, batch: Batch) -> float:
-        """1 − the mean score of the answers; all of it where `loss` is: two such calls may take turns."""
+        """Return 1 − the mean score of the answers; all is done inside this call, since two calls may take turns."""
         answers = respond(model, tokenizer, [e.tokens[: e.prompt] for e in batch.examples], max_new_tokens)
         return 1 - _mean(score(answers, [e.example for e in batch.examples]), name, answers)
 
@@ -52,18 +52,18 @@ def objective_of(name: str, max_new_tokens: int) -> Objective:
 
 @torch.inference_mode()
 def accuracy(model: nn.Module, batch: Batch) -> float:
-    """Share of the response tokens of a batch that the model would choose after the right ones before them."""
+    """Share of a batch's response tokens that the model ranks first, given the right tokens before them."""
     predictions, labels = response_logits(model, batch)
     return float((predictions.argmax(-1) == labels).sum() / (labels != IGNORED).sum())
 
 
 def exact_match(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:
-    """1 for an answer that is the response, but for space around it, else 0."""
+    """A score of 1 for each answer that equals the response apart from surrounding space, 0 for others."""
     return [float(a.strip() == e.response.strip()) for a, e in zip(answers, examples, strict=True)]
 
 
 def rouge(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:
-    """Rouge-L F1, as the package rouge-score has it."""
+    """Rouge-L F1 of each answer, as the package rouge-score computes it."""
     return [rouge_l(e.response, a) for a, e in zip(answers, examples, strict=True)]
 
 
@@ -71,15 +71,15 @@ SCORES: dict[str, Score] = {"exact match": exact_match, "rouge": rouge}
 
 
 def _loaded(name: str) -> Score:
-    """A user's function."""
+    """The user's function that a recipe names."""
     return own_code.load(name, "[training] objective", "function", isroutine)
 
 
 def _mean(scores: Any, name: str, answers: Sequence[str]) -> float:
-    """The mean of a number for each answer; anything else is refused."""
+    """The mean of scores, one number an answer; anything else is refused."""
     try:
         array = np.asarray(scores)
-    except (TypeError, ValueError):  # lists of unlike length, a tensor on a GPU
+    except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
         array = np.empty(0)
     if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
         raise FedKSeedError(

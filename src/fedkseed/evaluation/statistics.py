@@ -1,4 +1,4 @@
-"""Means with their standard errors, and what a model scored."""
+"""Means with their standard errors, and the scores of a model."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """What one model scored on the same held-out examples, in the same order."""
+    """Scores of one model on held-out examples, which are the same and in the same order for every model."""
 
     losses: list[float]  # nats a response token, one an example
     rouge: list[float]  # Rouge-L F1, one a generated example
-    empty: list[bool]  # was the output blank?
+    empty: list[bool]  # whether the output was blank
 
 
-NOT_EVALUATED = Evaluation([], [], [])  # by a party that has no held-out data
+NOT_EVALUATED = Evaluation([], [], [])  # the result of a party without held-out data
 
 
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:

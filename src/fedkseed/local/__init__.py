@@ -1,1 +1,1 @@
-"""What a client does with its data: local steps."""
+"""Local steps of a client on its own data."""

@@ -1,4 +1,4 @@
-"""One party of a federation as algorithms see it: its model, its data, its loss."""
+"""A client as algorithms see it: its model, its data, its loss."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ Held = TypeVar("Held", bound="Weights")
 
 @dataclass(frozen=True, slots=True)
 class Client(Generic[Held]):
-    """One party: its model, its data, its loss. Nothing here leaves it."""
+    """One client: its model, its data and its loss, none of which leave it."""
 
     number: int
     weights: Held
-    examples: int  # that it holds
+    examples: int  # number of examples that the client holds
     batches: Callable[[int], Iterator[Any]]  # round -> endless batches, the same for the same round
     loss: Callable[[Any], float]  # of one batch: nats a token, or another objective of the recipe
     on_step: Callable[[float], None] = lambda loss: None

@@ -23,7 +23,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What the local steps of one client found."""
+    """Result of one client's local steps."""
 
     change: NDArray[np.float32]  # (K,), c after the steps less c before
     loss: float  # mean over the steps; NaN if none was finite
@@ -40,10 +40,10 @@ def derivative_steps(
     optimizer: Optimizer,
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Moved:
-    """c ← c − η Zᵀ∇L on one batch after another, or an optimiser's step.
+    """Take the steps c ← c − η Zᵀ∇L on one batch after another, or an optimiser's steps.
 
-    Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction is one of its K numbers.
-    The optimiser is made afresh: a client keeps nothing from round to round.
+    Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction estimates one of its K numbers.
+    The optimiser starts anew in every round: a client keeps nothing from round to round.
 
     Raises:
         FedKSeedError: the coefficients diverge.

@@ -19,7 +19,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # Adam as Kingm
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the local steps of one client found; the weights are in the model."""
+    """Result of one client's local steps; the weights are in the model."""
 
     loss: float  # mean over the steps; NaN if none was finite
     skipped: int  # steps whose loss or gradient was not finite: they moved nothing
@@ -35,9 +35,9 @@ def first_order_steps(
     optimizer: str = "sgd",
     on_step: Callable[[float], None] = lambda loss: None,
 ) -> Trained:
-    """w ← w − η g on one batch after another (SGD; Eq. 2 of Qin et al., 2024), or Adam's step.
+    """Take the steps w ← w − η g on one batch after another (SGD; Eq. 2 of Qin et al., 2024), or Adam's steps.
 
-    The optimiser is made afresh: a client keeps nothing from round to round.
+    The optimiser starts anew in every round: a client keeps nothing from round to round.
     """
     losses: list[float] = []
     with weights.trainable() as pairs, torch.enable_grad():
@@ -59,7 +59,7 @@ def first_order_steps(
 
 
 def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
-    """Give each exact copy its parameter's gradient; are all of them finite?"""
+    """Give each exact copy its parameter's gradient, and return whether all gradients are finite."""
     finite = True
     for parameter, exact in pairs:
         if parameter.grad is not None:
@@ -69,7 +69,7 @@ def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
 
 
 def train(client: Client[Free], round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
-    """A client's first-order steps of one round.
+    """Take a client's first-order steps of one round.
 
     Raises:
         FedKSeedError: the client can't backpropagate, or its weights diverge.

@@ -14,7 +14,7 @@ NOTHING = np.zeros(0)
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """What Adam remembers; the arrays of plain steps are empty."""
+    """The moments that Adam keeps from step to step; with plain SGD the arrays are empty."""
 
     first: NDArray[np.float64]  # (K,) or (0,), m
     second: NDArray[np.float64]  # (K,) or (0,), v
@@ -22,7 +22,7 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
-    """The step that follows from a gradient g; it is to be multiplied by η.
+    """An optimiser, which makes a step from a gradient g; the caller multiplies the step by η.
 
         sgd    g
         adam   m ← β1 m + (1 − β1) g, v ← β2 v + (1 − β2) g²;   m̂ / (√v̂ + ε)
@@ -44,7 +44,7 @@ class Optimizer:
                 raise FedKSeedError(f"an optimiser's {name} must be at least 0 and less than 1, got {value}")
 
     def init(self, size: int) -> Moments:
-        """Before the first step."""
+        """The moments before the first step."""
         return Moments(NOTHING, NOTHING) if self.kind == "sgd" else Moments(np.zeros(size), np.zeros(size))
 
     def step(self, moments: Moments, gradient: NDArray[np.float64], t: int) -> tuple[NDArray[np.float64], Moments]:

@@ -1,4 +1,4 @@
-"""Settings that strategies and local steps share: schedules, and refusing what does not exist."""
+"""Checks and learning-rate schedules that strategies and local steps share."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,10 @@ SCHEDULES = ("constant", "linear", "cosine")
 
 
 def scheduled(lr: float, schedule: str, round_: int, rounds: int) -> float:
-    """η of a round, from 0. Never 0: the state after the last round can still be broadcast, to load it."""
+    """The learning rate η of a round, counted from 0.
+
+    It is never 0, so that the state after the last round can still be broadcast, for clients to load it.
+    """
     done = min(round_ / rounds, 1.0)
     if schedule == "linear":
         return lr * max(1 - done, 1e-6)
@@ -19,7 +22,7 @@ def scheduled(lr: float, schedule: str, round_: int, rounds: int) -> float:
 
 
 def require_settings(schedule: str, **counts: int) -> None:
-    """Refuse a schedule that does not exist and counts below 1."""
+    """Refuse an unknown schedule and counts below 1."""
     for name, value in counts.items():
         if value < 1:
             raise FedKSeedError(f"{name} must be at least 1, got {value}")
@@ -27,6 +30,6 @@ def require_settings(schedule: str, **counts: int) -> None:
 
 
 def require_choice(what: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse a setting that does not exist: a misspelt one must not fall through to another."""
+    """Refuse an unknown setting: a misspelt one must not be taken for another."""
     if value not in choices:
         raise FedKSeedError(f"no {what} is called {value!r}; choose one of {', '.join(map(str, choices))}")

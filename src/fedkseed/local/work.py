@@ -1,4 +1,4 @@
-"""How a client trains between two syncs: settings of its local steps, and the steps themselves."""
+"""Work of a client between two syncs: settings of its local steps, and the steps themselves."""
 
 import math
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ class LocalWork:
     Args:
         rounds: T, the length of the learning-rate schedule.
         steps_of: `sgd`, `adam`, or zeroth-order ones with `one point` or `two points`.
-        steps: τ, local steps of a client in a round, unless `epochs` says how often it goes through its data.
+        steps: τ, local steps of a client in a round, unless `epochs` sets the passes over its data.
         lr: η at the start.
-        eps: ε, the scale of a perturbation.
+        eps: ε, the perturbation scale.
         schedule: `constant`, `linear` (to zero after T rounds) or `cosine` (likewise).
         probes: P, directions a step: their estimates on one batch are averaged.
         clip: largest |ρ|, a safeguard against a broken loss; infinite for none, as in the paper.
@@ -54,19 +54,19 @@ class LocalWork:
 
     @property
     def scalars(self) -> int:
-        """τ P, how many zeroth-order steps find in a round."""
+        """The number of scalars that zeroth-order steps find in a round, τ P."""
         return self.steps * self.probes
 
     def learning_rate(self, round_: int) -> float:
-        """η of a round, from 0."""
+        """The learning rate η of a round, counted from 0."""
         return scheduled(self.lr, self.schedule, round_, self.rounds)
 
     def count(self, examples: int) -> int:
-        """First-order steps of a client: so many, or as many as it takes to go through its data."""
+        """The number of a client's first-order steps: `steps`, or those of `epochs` passes over its data."""
         return self.steps if self.epochs is None else self.epochs * math.ceil(examples / min(self.batch_size, examples))
 
     def zeroth_order(self, client: Client[Any], round_: int, lr: float, directions: NDArray[np.uint32]) -> Steps:
-        """Steps along directions, shape (τ P,)."""
+        """Take zeroth-order steps along the directions, shape (τ P,)."""
         return zeroth_order_steps(
             client.weights,
             client.loss,
@@ -81,7 +81,7 @@ class LocalWork:
         )
 
     def first_order(self, client: "Client[Free]", round_: int, lr: float) -> "Trained":
-        """Steps along gradients."""
+        """Take first-order steps along gradients."""
         from .first_order import train
 
         return train(client, round_, optimizer=self.steps_of, lr=lr, steps=self.count(client.examples))

@@ -24,7 +24,7 @@ Batch = TypeVar("Batch")
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """What the local steps of one client found."""
+    """Result of one client's local steps."""
 
     scalars: NDArray[np.float32]  # (τ P,), ρ; NaN where a probe moved nothing
     loss: float  # mean over the others; NaN if there is none
@@ -57,7 +57,7 @@ def zeroth_order_steps(
 
     Args:
         directions: j of every probe, shape (τ P,), step after step.
-        wire: how scalars travel, see numbers.py.
+        wire: the precision of scalars that travel, see wire/numbers.py.
         points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
     """
     scalars = np.full(directions.size, np.nan, np.float32)

@@ -1,4 +1,4 @@
-"""Load a causal language model and its tokenizer: a folder, a GGUF file, a package's file, a hub name."""
+"""Loading of causal language models and tokenizers: from a folder, a GGUF file, a package's file, a hub name."""
 
 from contextlib import redirect_stderr
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from ..errors import FedKSeedError
 from .quantised import KINDS, load_gguf, quantise
 
-# What loading a damaged or foreign folder was seen to raise.
+# Exceptions seen when a damaged or foreign folder was loaded.
 FOREIGN = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError, SafetensorError)
 STORAGES = ("dense", "as stored", *KINDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -23,7 +23,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a model lies: arguments for `from_pretrained`."""
+    """The location of a model, as arguments for `from_pretrained`."""
 
     name: str  # folder or hub name
     gguf: str | None = None
@@ -41,7 +41,7 @@ def find(model: str) -> Source:
             installed Python package carries, or `owner/name` on the Hugging Face hub.
 
     Raises:
-        FedKSeedError: nothing is there.
+        FedKSeedError: no model is there.
     """
     if model.startswith("package:"):
         package, _, file = model.removeprefix("package:").partition("/")
@@ -63,18 +63,18 @@ def find(model: str) -> Source:
 
 
 def load_model(model: str, dtype: str = "float32", storage: str = "dense", device: str = "cpu") -> nn.Module:
-    """The model in evaluation mode, its weights in one type, nothing trainable.
+    """Load a model in evaluation mode, its weights in one type, with nothing trainable.
 
     Args:
         model: see `find`.
         dtype: the type that weights have when they are used.
-        storage: how they are kept: `dense`, in that type; `as stored`, the blocks of a GGUF file,
+        storage: the form in which weights are kept: `dense`, in that type; `as stored`, the blocks of a GGUF file,
             memory-mapped; or one of Q8_0, Q4_0 and Q4_1, quantised while the model is loaded. A dense
             model on a CPU is memory-mapped, too, where its file is safetensors in the same type.
         device: as PyTorch names it, or `auto`: a GPU if there is one.
 
     Raises:
-        FedKSeedError: it can't be found or read, or the type or storage is unknown.
+        FedKSeedError: the model can't be found or read, or the type or storage is unknown.
     """
     if dtype not in DTYPES:
         raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
@@ -98,7 +98,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             raise FedKSeedError(f"the model {model} can't be loaded as stored: {_first_line(error)}") from error
         return kept.requires_grad_(False).eval()
     try:
-        with redirect_stderr(StringIO()):  # a bar a second long that breaks up whatever the caller shows
+        with redirect_stderr(StringIO()):  # hides a progress bar, which would disturb the caller's own output
             both: Any = AutoModelForCausalLM.from_pretrained(
                 source.name, dtype=DTYPES[dtype], output_loading_info=True, **source.options
             )
@@ -121,10 +121,10 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
 
 
 def load_tokenizer(model: str) -> Any:
-    """The model's tokenizer; a missing padding token is replaced by the end-of-text token.
+    """Load the model's tokenizer; the end-of-text token replaces a missing padding token.
 
     Raises:
-        FedKSeedError: it can't be found or read, or knows no end of text.
+        FedKSeedError: the tokenizer can't be found or read, or has no end-of-text token.
     """
     source = find(model)
     try:

@@ -15,24 +15,24 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..data.batches import IGNORED, Batch
 from ..errors import FedKSeedError
 
-RUN_AGAIN = "_gradient_checkpointing_func"  # where transformers looks for what runs a layer
+RUN_AGAIN = "_gradient_checkpointing_func"  # attribute by which transformers runs a layer
 SLICE = 1 << 20  # logits whose losses are computed together
 
 
 def response_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits that predict the tokens from the first response on, (B, T', V), and the labels of these, (B, T')."""
-    # Logits are the largest activation (49,152 a token for SmolLM2): make those in use, where the model can.
-    first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # the position that predicts it
+    """Logits that predict the tokens from the first response token on, (B, T', V), and their labels, (B, T')."""
+    # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
+    first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # which predicts the first response token
     kept = batch.tokens.shape[1] - first
     batch = batch.to(next(model.parameters()).device)
-    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model hands on what it does not know
+    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model passes unknown arguments on to it
     extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
 
 
 def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Losses of the tokens from the first response on, and which of them count; both (B, T')."""
+    """Losses of the tokens from the first response token on, and a mask of those that count; both (B, T')."""
     predictions, labels = response_logits(model, batch)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
     step = max(1, SLICE // (predictions.shape[0] * predictions.shape[2]))
@@ -46,16 +46,16 @@ def _losses(predictions: Tensor, labels: Tensor) -> Tensor:
 
 
 def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """L of the paper: mean over the response tokens of a batch; with its graph, where gradients are on."""
+    """The loss L of the paper: the mean over a batch's response tokens; with its graph, where gradients are on."""
     losses, counted = token_losses(model, batch)
     return losses.sum() / counted.sum().to(losses.device)
 
 
 @contextmanager
 def checkpointed(model: nn.Module) -> Iterator[None]:
-    """A forward pass in here keeps the inputs of layers only; a pass back runs each layer forward once more.
+    """Make forward passes keep the inputs of layers only; a backward pass runs each layer forward once more.
 
-    Layers recompute where they are in training mode; while they run they are not, so that nothing drops out.
+    Layers recompute only in training mode. They leave it while they run, so that there is no dropout.
     """
     layers = checkpointable(model)
     before = [layer.__dict__.get(RUN_AGAIN) for layer in layers]
@@ -71,10 +71,10 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointable(model: nn.Module) -> list[Any]:
-    """The layers that can be run again.
+    """The layers that a backward pass can run again.
 
     Raises:
-        FedKSeedError: there is none.
+        FedKSeedError: the model has no such layer.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -91,7 +91,7 @@ def _run_again(layer: nn.Module, function: Any, *inputs: Any) -> Any:
 
 
 def output_loss(model: Any, batch: Batch) -> Tensor:
-    """`graph_loss` with the graph of the output layer alone: the model up to there runs as in inference.
+    """`graph_loss` with the graph of the output layer only: the layers before it run as in inference.
 
     The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
     states h and the logits, both of which a forward pass has: nothing goes back through the network.
@@ -109,7 +109,7 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
 
 
 def output_weights(model: Any) -> list[str]:
-    """The names of the output layer's weights; of the input embedding's, too, where they are tied.
+    """The names of the output layer's weights, and of the input embedding's, where the two are tied.
 
     Raises:
         FedKSeedError: the model does not say which layer makes its logits.
@@ -127,12 +127,12 @@ def _output_layer(model: Any) -> nn.Module:
 
 @torch.inference_mode()
 def batch_loss(model: nn.Module, batch: Batch) -> float:
-    """`graph_loss` as a number, with no graph."""
+    """`graph_loss` as a number, without a graph."""
     return float(graph_loss(model, batch))
 
 
 @torch.inference_mode()
 def example_losses(model: nn.Module, batch: Batch) -> list[float]:
-    """Mean over the response tokens of each example."""
+    """The mean loss over the response tokens of each example."""
     losses, counted = token_losses(model, batch)
     return (losses.sum(1) / counted.sum(1)).tolist()

@@ -1,4 +1,4 @@
-"""Which weights are tuned: all, or adapters of the `peft` library. The only file that imports it."""
+"""Adapters of the `peft` library, for tuning them instead of all weights. Only this file imports the library."""
 
 import warnings
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Adapters:
 
 
 def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Module:
-    """Put adapters on a model; only they are to be tuned. The same seed gives the same adapters.
+    """Put adapters on a model, so that only they are tuned. The same seed gives the same adapters.
 
     Args:
         kind: `lora` (Hu et al., 2022), `p-tuning` (Liu et al., 2023; reparameterised by an MLP) or

@@ -1,4 +1,4 @@
-"""Base models whose weights stay quantised: blocks of GGUF, read when an operation needs them.
+"""Base models whose weights stay quantised, in blocks of GGUF that are read when an operation needs them.
 
 w_0 takes 4.5 to 8.5 bits a weight, and full-parameter tuning still works: the update is added to the
 dequantised weights as they are made and never has to be representable in the stored type. A GGUF
@@ -74,7 +74,7 @@ class Blocks:
 
 
 def widened(blocks: Tensor, kind: str) -> Tensor:
-    """Blocks (n, bytes) as float32 (n, 32) in plain PyTorch operations; see `numba_cpu.blocks` for the formulas."""
+    """Blocks (n, bytes) as float32 (n, 32), by plain PyTorch operations; `numba_cpu/gguf.py` has the formulas."""
 
     def half(first: int) -> Tensor:
         return blocks[:, first : first + 2].contiguous().view(torch.float16).float()
@@ -87,7 +87,7 @@ def widened(blocks: Tensor, kind: str) -> Tensor:
 
 
 def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
-    """Quantise the matrices of a model, in place; whatever is no matrix of whole blocks stays as it is.
+    """Quantise the matrices of a model, in place; tensors that are no matrix of whole blocks stay as they are.
 
     Args:
         kind: one of KINDS.
@@ -105,7 +105,7 @@ def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
 
 
 def moved(model: nn.Module, device: str) -> nn.Module:
-    """Move a model's dense parameters and its buffers; lazy tensors are where their blocks are."""
+    """Move a model's dense parameters and its buffers; lazy tensors stay where their blocks are."""
     for module in model.modules():
         for parameter in module._parameters.values():
             if parameter is not None and not isinstance(parameter, Lazy):
@@ -125,7 +125,7 @@ def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
 
 
 def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
-    """The model of a GGUF file with its quantised matrices as they are in the file, memory-mapped.
+    """Load the model of a GGUF file, its quantised matrices as they are in the file, memory-mapped.
 
     Values are those that `transformers` gives the dequantised model, bit for bit.
 

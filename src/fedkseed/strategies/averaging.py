@@ -1,8 +1,8 @@
-"""Weights averaged: FedAvg and its kin, which differ in what is tuned and in the local steps.
+"""Averaging of weights: FedAvg and related algorithms, which differ in what is tuned and in the local steps.
 
 FedAvg (McMahan et al., 2017), FedZO (Fang et al., 2022), FedMeZO, FedIT (Zhang et al., 2023), FedPTuning
 and FedPrompt (Kuang et al., 2023) send weights both ways; with `uplink` = `scalars` clients send the
-scalars of their zeroth-order steps instead (BAFFLE, Feng et al., 2023, and its kind).
+scalars of their zeroth-order steps instead (as in BAFFLE, Feng et al., 2023).
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # a server that averages needs no PyTorch
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The server holds the model."""
+    """The server's state: the tuned weights of the model."""
 
     round: int  # rounds done
     values: NDArray[np.float32]  # (d,)
@@ -35,13 +35,13 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """Clients start from the server's weights; the server averages what they end with.
+    """Averages of weights: clients start from the server's, and the server averages those that they end with.
 
     Args:
         run: the pool that zeroth-order steps draw from, and the base model.
         start: the tuned weights before the first round, shape (d,).
         tensors: the tuned tensors' numbers in the layout, and their sizes.
-        local: what a client does.
+        local: settings of a client's local steps.
         uplink: `weights`, or `scalars` of the zeroth-order steps.
     """
 
@@ -100,7 +100,9 @@ class Averaging:
     def aggregate(
         self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
     ) -> State:
-        """w = Σ_i (n_i / n) w_i, n_i the examples of client i; of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
+        """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
+
+        Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, of another size, or
@@ -129,7 +131,7 @@ class Averaging:
         return Change(*about, 0, self.start, NONE)
 
     def _aggregate_scalars(self, state: State, uploads: Sequence[Upload]) -> State:
-        """The server makes the directions itself: the price of sending weights down and scalars up."""
+        """Apply clients' scalars; the server makes the directions, the price of sending weights down, scalars up."""
         import torch
 
         from ..directions.operations import Piece, combine

@@ -1,4 +1,4 @@
-"""What every algorithm's server does alike."""
+"""Checks and sums that the servers of all algorithms share."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -20,10 +20,10 @@ def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int
     """Uploads in the order of their clients' numbers and rounds, so that float sums have one value.
 
     Args:
-        max_staleness: how many rounds ago a client may have begun; 0 where rounds are synchronous.
+        max_staleness: the largest number of rounds since a client began; 0 where rounds are synchronous.
 
     Raises:
-        FedKSeedError: there is none, or one is of another round or run, or came twice.
+        FedKSeedError: there is no upload, or one is of another round or run, or came twice.
     """
     if not uploads:
         raise FedKSeedError(f"round {round_} got no upload; it can't be aggregated")
@@ -41,7 +41,7 @@ def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int
 
 
 def require_scalars(upload: Upload, asked: int, clip: float, wire: str = "exact") -> None:
-    """Refuse another number of scalars than was asked for, scalars that came another way, and too large ones."""
+    """Refuse scalars of another count than was asked for, of another precision, or above the clip."""
     if upload.scalars.size != asked:
         raise FedKSeedError(f"client {upload.client} reports {upload.scalars.size} scalars, {asked} were asked for")
     if upload.wire != wire:
@@ -52,33 +52,33 @@ def require_scalars(upload: Upload, asked: int, clip: float, wire: str = "exact"
 
 
 def require_clipped(client: int, scalars: NDArray[np.float32], clip: float) -> None:
-    """Refuse larger scalars than are allowed."""
+    """Refuse scalars above the clip."""
     largest = float(np.nan_to_num(abs(scalars)).max(initial=0))
     if largest > clip * (1 + 1e-7):  # a clip is rounded to float32 on its way
         raise FedKSeedError(f"client {client} reports a scalar gradient of {largest:g}, at most {clip:g} is allowed")
 
 
 def require_size(upload: Change, size: int) -> None:
-    """Refuse numbers that are not one a coefficient, or one a weight."""
+    """Refuse an upload that has not exactly one number a coefficient or a weight."""
     if upload.values.size != size or upload.counts.size:
         raise FedKSeedError(f"client {upload.client} sent {upload.values.size} numbers, the model has {size}")
 
 
 def require_change(upload: Change, most: float) -> None:
-    """Refuse coefficients that moved further than is allowed."""
+    """Refuse a change that moves a coefficient further than `most`."""
     largest = float(abs(upload.values).max(initial=0))
     if largest > most * (1 + 1e-3):  # 8 bits round
         raise FedKSeedError(f"client {upload.client} moves a coefficient by {largest:g}, at most {most:g} is allowed")
 
 
 def require_sendable(round_: int, numbers: NDArray) -> None:
-    """Refuse a state that the next broadcast could not carry."""
+    """Refuse a state whose numbers the next broadcast could not carry."""
     if not (np.abs(numbers) <= np.finfo(np.float32).max).all():
         raise FedKSeedError(f"round {round_} would overflow float32; set a clip on scalars, or a smaller lr")
 
 
 def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-    """−η Σ_i (n_i / n) Σ ρ of every direction that was drawn, all equally likely; ascending.
+    """The sums −η Σ_i (n_i / n) Σ ρ of every drawn direction, ascending; all directions were equally likely.
 
     Raises:
         FedKSeedError: a sum overflows.
@@ -93,7 +93,7 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
 
 
 def drawn_by(upload: Upload, run: Run, probabilities: NDArray[np.float32] | None) -> NDArray[np.uint32]:
-    """The directions along which a client has found something, in the order of its steps, as it has drawn them."""
+    """The directions along which a client's scalar is not NaN, as drawn and in the order of its steps."""
     pool = run.pool
     asked = draw_directions(pool.key, upload.round, upload.client, upload.scalars.size, pool.size, probabilities)
     return asked[upload.found]

@@ -1,9 +1,9 @@
-"""FedKSeed, FedKSeed-Pro and what follows from them: the model is K numbers.
+"""FedKSeed, FedKSeed-Pro and extensions of them: the model is K coefficients.
 
 Qin et al., 2024, Algorithm 1, https://arxiv.org/abs/2312.06353
 
-Clients that run the model forward send a scalar a step; clients that take derivatives of the loss send how far they
-moved each coefficient. Both are changes of c, so that one round can have both kinds.
+Forward-only clients send a scalar a step; clients that take derivatives of the loss send the change of each
+coefficient. Both are changes of c, so that one round can have clients of both kinds.
 """
 
 import math
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # a server aggregates without PyTorch
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What the server knows; its size does not depend on the model's."""
+    """The server's state; its size does not depend on the model's."""
 
     round: int  # rounds done
     coefficients: NDArray[np.float64]  # (K,), c = −η A of the paper
@@ -47,23 +47,23 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class KSeed:
-    """Scalar gradients along a fixed pool of directions.
+    """FedKSeed: scalar gradients along a fixed pool of directions.
 
     Args:
         run: the pool and the base model.
         local: steps of clients that run the model forward only, see `LocalWork`. c holds steps and not gradients, so
             any schedule is right. Clients that take derivatives move no coefficient by more than its η τ clip.
-        importance: FedKSeed-Pro: draw directions by the mean size of their scalar gradients.
+        importance: whether directions are drawn by the mean size of their scalar gradients (FedKSeed-Pro).
         derivatives: steps of clients that bring a loss with a graph (`Client.graph`), in R^K; None: all clients
             run the model forward only.
-        server, server_lr: what the server does with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
+        server, server_lr: the server's step with Δ, the mean change of c: c ← c + η_s Δ, or an optimiser's
             step with −Δ in place of a gradient (Reddi et al., 2021).
-        wire: how numbers travel, `exact`, `compact` or `sign` (wire/numbers.py). The server keeps c in full, so that
-            what 8 bits leave out on the way down is sent as soon as it has grown (error feedback); what they leave out
-            of a change on the way up, at most a 254th of the largest of 128 numbers, is lost. With `sign`, η is how far
-            a step moves a coefficient, and all |ρ| are 1: importance is the same for all directions.
-        max_staleness: how many rounds ago a client may have begun; 0: all of a round begin with it.
-        staleness_power: an upload that is s rounds old counts (1 + s)^−power of a fresh one.
+        wire: the precision of numbers that travel, `exact`, `compact` or `sign` (wire/numbers.py). The server keeps c
+            in full, so that the rounding error of 8 bits in a broadcast is sent as soon as it has grown (error
+            feedback); that of a change in an upload, at most a 254th of the largest of 128 numbers, is lost. With
+            `sign`, a step moves a coefficient by η, and all |ρ| are 1: importance is the same for all directions.
+        max_staleness: the largest number of rounds since a client began; 0: all clients of a round begin with it.
+        staleness_power: an upload that is s rounds old counts (1 + s)^−power times as much as a new one.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -178,7 +178,7 @@ class KSeed:
             on_step=client.on_step,
         )
         values = self.rounded(np.clip(moved.change, -self.most(message.round), self.most(message.round)))
-        client.weights.load(message.coefficients + values)  # what it says, to the bit
+        client.weights.load(message.coefficients + values)  # the client holds exactly the change that it sends
         return Change(
             run=self.run,
             round=message.round,
@@ -194,25 +194,27 @@ class KSeed:
     def aggregate(
         self, state: State, uploads: Sequence[Upload | Change], earlier: Mapping[int, State] = NEVER
     ) -> State:
-        """c ← c + Δ, Δ = Σ_i (n_i / n) (1 + s_i)^−power Δ_i, n_i the examples of client i, n those of all uploads.
+        """The state after c ← c + Δ with the mean change Δ = Σ_i (n_i / n) (1 + s_i)^−power Δ_i.
 
-        Δ_i is what client i moved: the change that it sent, or −η_i Σ ρ / P along each direction that it has drawn.
-        s_i are the rounds since the one that it began with, η_i is the learning rate of that one. Where rounds are
-        synchronous, s_i = 0, and, with the server's optimiser left out, c is the weighted mean of the c that the
-        clients ended with, plus what rounding has left out of the broadcast.
-        Shares of stale uploads are not made up for: they add up to less than 1, as in FedBuff. Clients are added in
-        the order of their numbers, so that float sums have one value.
+        n_i are the examples of client i, n those of all uploads. Δ_i is the change of c by client i: the one that it
+        sent, or −η_i Σ ρ / P along each direction that it has drawn. s_i are the rounds since the round in which it
+        began, η_i is the learning rate of that round. Where rounds are synchronous, s_i = 0, and, without an optimiser
+        on the server, c is the weighted mean of the c that the clients ended with, plus the rounding error of the
+        broadcast.
+
+        The weight that stale uploads lose is not given to others: weights then add up to less than 1, as in FedBuff.
+        Clients are added in the order of their numbers, so that float sums have one value.
 
         Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 
         Args:
-            earlier: the states that clients of older uploads began with, by their rounds: FedKSeed-Pro's directions
-                were drawn with the probabilities of then.
+            earlier: by round: the states with which the clients of older uploads began. FedKSeed-Pro needs the
+                probabilities with which these clients drew their directions.
 
         Raises:
             FedKSeedError: there is no upload, or one is too old, of another run, came twice, has another size than
-                was asked for, travelled in another way, reports a scalar above the clip, or began with a state that is
-                needed and not given; or the sum overflows. The state is unchanged.
+                was asked for, travelled with another precision, reports a scalar above the clip, or began with a state
+                that is needed and not given; or the sum overflows. The state is unchanged.
         """
         ordered = in_order(uploads, self.run, state.round, self.max_staleness)
         total, drawn_with = sum(upload.examples for upload in ordered), dict[int, NDArray[np.float32] | None]()
@@ -249,28 +251,28 @@ class KSeed:
         return Upload(self.run, round_, client, examples, 1.0, np.array(found, np.float32), self.wire)
 
     def _share(self, state: State, upload: Upload | Change, total: int) -> float:
-        """What an upload counts: its share of all examples, less if it is old; a fresh one's factor is exactly 1."""
+        """The weight of an upload: its share of all examples, less if it is old; a new one's factor is exactly 1."""
         return (upload.examples / total) * (1 + state.round - upload.round) ** -self.staleness_power
 
     def most(self, round_: int) -> float:
-        """How far a client may move a coefficient: as far as all its two-point steps along one direction could."""
+        """The furthest that a client may move a coefficient: that of all its two-point steps along one direction."""
         return self.local.learning_rate(round_) * self.local.steps * self.local.clip
 
     def rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Numbers as they travel."""
+        """Numbers rounded as they travel."""
         return rounded(numbers, self.wire)
 
     @property
     def wire_of_changes(self) -> str:
-        """How numbers of clients that take derivatives come up: a sign would say too little of them."""
+        """The precision of the numbers of clients that take derivatives: signs alone would say too little."""
         return "compact" if self.wire == "sign" else self.wire
 
     def probabilities(self, state: State) -> NDArray[np.float32] | None:
-        """What directions are drawn with in a state's round, as it travels; None: all are equally likely."""
+        """Probabilities of directions in a state's round, as they travel; None: all are equally likely."""
         return self.rounded(importance(state)) if self.importance else None
 
     def _began(self, upload: Upload, state: State, earlier: Mapping[int, State]) -> State:
-        """The state that a client began with; where directions are drawn alike in all, any does."""
+        """The state that a client began with; any state, where directions are always equally likely."""
         if upload.round == state.round or not self.importance:
             return state
         if upload.round not in earlier:
@@ -284,7 +286,7 @@ def importance(state: State) -> NDArray[np.float64]:
     """Probabilities p of the directions, shape (K,): softmax of the min-max normalised mean |ρ|.
 
     A direction that was never drawn counts as the average of those that were: nothing is known
-    of it, and any extreme would make it drawn too often or never again. (The official code starts
+    of it, and with an extreme value it would be drawn too often or never again. (The official code starts
     each history with a zero instead, which makes often-drawn directions look important.)
 
     Source: Qin et al., 2024, Section 4.3

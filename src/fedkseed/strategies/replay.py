@@ -1,8 +1,7 @@
-"""Nobody sends weights, nobody sends K sums: a client replays what it has missed.
+"""Algorithms in which a client replays the rounds that it has missed, instead of getting weights or K sums.
 
 The server keeps, for every round, the coefficients that moved the model, and sends each client those of
-the rounds it was away. What it costs a client grows with its absence; FedKSeed's point is that its
-own cost does not.
+the rounds it was away. The cost to a client grows with its absence, whereas with FedKSeed it does not.
 
     drawn      scalars along directions that each client draws from 2^32: Zelikman et al., 2023
     shared     scalars along directions that all clients of a round share: DeComFL, Li et al., 2025
@@ -36,27 +35,27 @@ LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What moved the model in every round so far, and who has seen how much of it."""
+    """The server's state: the coefficients that moved the model in every round, and the rounds that each client has."""
 
     round: int  # rounds done
     counts: NDArray[np.uint32]  # (rounds, 1 or tensors): coefficients of each round and tensor
     directions: NDArray[np.uint32]  # of all coefficients, if they are `drawn`; else empty
     coefficients: NDArray[np.float32]  # (n,), of all rounds
-    clients: NDArray[np.uint32]  # who took part so far, ascending
-    seen: NDArray[np.uint32]  # the model after how many rounds each of them holds
+    clients: NDArray[np.uint32]  # clients that took part so far, ascending
+    seen: NDArray[np.uint32]  # number of rounds in the model that each of these clients holds
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """Local steps whose result is a few coefficients; a client catches up by replaying them.
+    """Local steps that result in a few coefficients; a client catches up by replaying them.
 
     Args:
         run: the pool of unlimited directions, and the base model.
-        pool: of a round: its size K and family; the key follows from the round.
-        tensors: how many are tuned.
-        kind: `drawn`, `shared`, `projected` or `by tensor`, see above.
-        local: what a client does.
-        server_lr: by what the mean of projected updates is multiplied.
+        pool: the size K and the family of a round's pool; its key follows from the round.
+        tensors: the number of tuned tensors.
+        kind: `drawn`, `shared`, `projected` or `by tensor`, see the list at the top of this file.
+        local: settings of a client's local steps.
+        server_lr: the factor of the mean of projected updates.
     """
 
     message: ClassVar[type[History]] = History
@@ -83,7 +82,7 @@ class Replay:
 
     @property
     def sized(self) -> bool:
-        """Only training tells how many numbers of a tensor are sent."""
+        """Whether the size of a reply is known before training; that of `by tensor` is not."""
         return self.kind != "by tensor"
 
     @property
@@ -92,7 +91,7 @@ class Replay:
 
     @property
     def blocks(self) -> int:
-        """Runs of coefficients in a round."""
+        """The number of separate runs of coefficients in a round."""
         return self.tensors if self.kind == "by tensor" else 1
 
     def work(self, differentiates: bool) -> LocalWork:
@@ -103,7 +102,7 @@ class Replay:
         return State(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, History]:
-        """To each client the rounds since it last took part; a newcomer holds the base model."""
+        """The rounds that each client has missed since it last took part; a new client holds the base model."""
         lr = self.local.learning_rate(state.round)
         known = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
         bounds = np.concatenate([[0], np.cumsum(state.counts.sum(1, dtype=np.int64))])
@@ -117,11 +116,11 @@ class Replay:
         return {client: messages[known.get(client, 0)] for client in cohort}
 
     def sync(self, message: History, weights: "Free") -> None:
-        """Go back to the model that was synced last and add, round by round, what it lacks.
+        """Go back to the model of the last sync and add, round by round, the rounds that it lacks.
 
         Raises:
-            FedKSeedError: the weights are of before or after the rounds that the message tells of, or it
-                tells of directions that the rounds do not have; the weights are unchanged.
+            FedKSeedError: the weights are older or newer than the rounds in the message, or it holds
+                directions that the rounds do not have; the weights are unchanged.
         """
         if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
             raise FedKSeedError(
@@ -143,7 +142,7 @@ class Replay:
         weights.version = message.round
 
     def _missed(self, message: History, version: int) -> "Iterator[tuple[Sum, int | None]]":
-        """What moved the model since it was that of `version` rounds: sums, each for all tensors or for one."""
+        """The sums that moved the model after its first `version` rounds, each for all tensors or for one."""
         from ..directions.operations import Sum
 
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
@@ -173,7 +172,9 @@ class Replay:
     def aggregate(
         self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
     ) -> State:
-        """Append the round's coefficients: Σ_i (n_i / n) of what clients found, n_i the examples of client i.
+        """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
+
+        n_i are the examples of client i.
 
         Raises:
             FedKSeedError: there is no upload, or one is of another round or run, has another number of
@@ -207,7 +208,7 @@ class Replay:
         )
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
-        """Of `by tensor` the largest reply: its size is only known by training."""
+        """A reply of the largest size; the exact size of `by tensor` is only known after training."""
         about, counts = (self.run, round_, client, examples, 1.0), NONE
         if self.kind == "drawn":
             return Upload(*about, rng.normal(size=self.local.scalars).astype(np.float32))
@@ -223,13 +224,13 @@ class Replay:
         return Pool(key, self.pool.size, self.pool.family)
 
     def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
-        """Directions that need no naming: a round's own, in order."""
+        """Directions that a message need not name: a round's own, in order."""
         size = part.stop - part.start
         first = round_ * self.local.scalars if self.kind == "shared" else 0
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
     def _project(self, message: History, client: "Client[Free]") -> Change:
-        """Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ: what is sent is ⟨z_j, Δ⟩ / K, Δ the update of the local steps."""
+        """The upload of ⟨z_j, Δ⟩ / K, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ."""
         free, pool = client.weights, self.round_pool(message.round)
         found = self.local.first_order(client, message.round, message.lr)
         about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
@@ -243,7 +244,7 @@ class Replay:
         return Change(*about, np.concatenate(values).astype(np.float32), counts)
 
     def _average(self, round_: int, uploads: Sequence[Change]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Counts, and the weighted mean of what clients sent; a client that sent fewer counts as zeros for the rest."""
+        """Counts, and the weighted mean of the clients' numbers; numbers that a client did not send count as zeros."""
         for upload in uploads:
             self._require(upload)
         total = sum(upload.examples for upload in uploads)

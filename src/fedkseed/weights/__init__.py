@@ -1,1 +1,1 @@
-"""Weights as a function of K numbers: their layout, and where they live while a model runs."""
+"""Weights as a function of K numbers: their layout, and the ways to hold them while a model runs."""

@@ -28,36 +28,36 @@ NEEDED = ("model", "dtype", "template", "separator")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Turns a base model into the tuned one: w(c) = w_0 + Σ_j c_j z_j."""
+    """A file's content, which turns a base model into the tuned one: w(c) = w_0 + Σ_j c_j z_j."""
 
     pool: Pool
     coefficients: NDArray[np.float32]  # (K,), c
     base: str  # hexadecimal SHA-256 of w_0, see `Layout.digest`
-    tuned: str | None  # of w(c): what applying it must give; None by a server that had no model
-    patterns: tuple[str, ...]  # which tensors are tuned
+    tuned: str | None  # digest of w(c), to check the result of `apply`; None from a server without a model
+    patterns: tuple[str, ...]  # shell patterns of the tuned tensors' names
     provenance: dict[str, Any]  # at least model, dtype, template and separator: what `generate` needs
 
     def __post_init__(self) -> None:
         if missing := [name for name in NEEDED if not isinstance(self.provenance.get(name), str)]:
-            raise FedKSeedError(f"an adapter's provenance must tell {', '.join(NEEDED)}; missing: {', '.join(missing)}")
+            raise FedKSeedError(f"an adapter's provenance must name {', '.join(NEEDED)}; missing: {', '.join(missing)}")
 
     @property
     def storage(self) -> str:
-        """How the base weights were kept, see `load_model`."""
+        """The storage of the base weights, see `load_model`."""
         return str(self.provenance.get("storage", "dense"))
 
     def save(self, path: str | Path) -> None:
-        """Write the file; a reader never sees a half-written one."""
+        """Write the adapter file; a reader never sees a half-written one."""
         path, about = Path(path), self._about()
         text = json.dumps({**about, "checksum": _checksum(about, self.coefficients)}, sort_keys=True)
         write_atomically(path, save({"coefficients": self.coefficients}, metadata={"fedkseed": text}))
 
     @classmethod
     def load(cls, path: Path) -> "Adapter":
-        """Read and check a file.
+        """Read and check an adapter file.
 
         Raises:
-            FedKSeedError: it is missing, cut short, damaged, or of another version.
+            FedKSeedError: the file is missing, cut short, damaged, or of another version.
         """
         try:
             with border(f"the adapter {path}"), safe_open(path, framework="np") as file:

@@ -23,7 +23,7 @@ NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
 
 
 class Weights(ABC):
-    """The weights w of one model: whoever runs the model sees them.
+    """The weights w of one model, which its forward passes use.
 
     Args:
         layout: the model's tensors. They must hold w_0 now, and belong to this object from now on.
@@ -37,19 +37,19 @@ class Weights(ABC):
     @property
     @abstractmethod
     def passes(self) -> float:
-        """How many times all tuned weights were made."""
+        """The number of times that all tuned weights were made."""
 
     @abstractmethod
     def shift(self, direction: int, eps: float) -> None:
-        """The model becomes w + ε z_j; w stays."""
+        """Set the model to w + ε z_j; w stays."""
 
     @abstractmethod
     def move(self, direction: int, step: float) -> None:
-        """w ← w + step z_j; the model is stale until the next `shift` or `settle`."""
+        """Add step z_j to w; the model is stale until the next `shift` or `settle`."""
 
     @abstractmethod
     def settle(self) -> None:
-        """The model becomes w."""
+        """Set the model to w."""
 
     def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
         """The loss at w + ε z_j and at w − ε z_j; the model is stale afterwards."""
@@ -59,19 +59,19 @@ class Weights(ABC):
         return above, loss()
 
     def checkpoint(self) -> Any:
-        """All that later rounds could not make again from a broadcast; None where a broadcast says everything."""
+        """Everything that a later broadcast can't restore; None where a broadcast restores everything."""
         return None
 
     def rewind(self, checkpoint: Any) -> None:  # noqa: B027 - most have nothing to do
         """Go back to a checkpoint, and forget the rounds since."""
 
     def digest(self) -> bytes:
-        """`digest` of the model as it is now."""
+        """The digest (`layout.digest`) of the model as it is now."""
         return self.layout.digest()
 
 
 class Pooled(Weights):
-    """w = w(c): `shift` goes to w(c + ε e_j), `move` adds to c_j in float32.
+    """Weights w = w(c): `shift` goes to w(c + ε e_j), `move` adds to c_j in float32.
 
     Attributes:
         c: the coefficients, float32, shape (K,).
@@ -83,21 +83,21 @@ class Pooled(Weights):
 
     @abstractmethod
     def load(self, c: NDArray[np.floating]) -> None:
-        """Set c; the model becomes w(c)."""
+        """Set c, and the model to w(c)."""
 
     @abstractmethod
     def restore(self) -> None:
-        """The model becomes w_0, bit for bit, and c zero."""
+        """Set the model to w_0, bit for bit, and c to zero."""
 
     @abstractmethod
     def keep(self) -> None:
         """Let go of the model, which holds w(c) from then on, where its memory can."""
 
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
-        """L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one pass backward.
+        """The loss L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one backward pass.
 
-        The gradient of each tensor is projected on the directions as soon as it is whole, and let go of. The
-        weights that the loss depends on are held in its type until the pass is over, streamed ones, too.
+        The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
+        the loss depends on are held in the model's type until the pass is over, even where they are streamed.
 
         Raises:
             FedKSeedError: the loss does not depend on the tuned weights.
@@ -121,15 +121,15 @@ class Pooled(Weights):
 
     @abstractmethod
     def _leaves(self, take: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
-        """While it lasts, tuned tensors have gradients: `take` is called with a tensor's number and the tensor."""
+        """Give tuned tensors gradients inside the context; `take` is called with each tensor's number and tensor."""
 
     def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
-        """A checked copy of a whole coefficient vector: nothing changes if it is refused."""
+        """A checked copy of a whole coefficient vector; nothing changes if the vector is refused."""
         self.pool.dense(c)
         return np.array(c, dtype=np.float32).reshape(-1)
 
     def _shifted(self, direction: int, eps: float) -> Sum:
-        """Σ (c + ε e_j) z."""
+        """The sum Σ (c + ε e_j) z."""
         c = self.c.copy()
         c[direction] += np.float32(eps)
         return Sum(self.pool, *self.pool.dense(c))

@@ -1,4 +1,4 @@
-"""Weights that may go anywhere: for algorithms whose model is not a function of K numbers."""
+"""Weights that may take any values, for algorithms whose model is not a function of K numbers."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -17,14 +17,14 @@ from .lazy import TILE, Lazy
 
 
 class Free(Weights):
-    """w, d float32 numbers; the model holds them rounded to its type.
+    """The weights w as d float32 numbers; the model holds them rounded to its type.
 
     Where nothing is perturbed, the model's own memory is all that is needed. Zeroth-order steps and
     16-bit models have an exact copy beside it, 4 bytes a weight: a perturbation is added on the way from
-    the copy to the model and leaves no rounding behind. `keep` costs another.
+    the copy to the model and leaves no rounding behind. `keep` makes one more copy.
 
     Attributes:
-        version: rounds of a history that the kept weights contain; see `strategies.replay`.
+        version: the number of rounds that the kept weights contain; see `strategies.replay`.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
@@ -57,14 +57,14 @@ class Free(Weights):
         return all(bool(torch.isfinite(tensor).all()) for tensor in self._truth)
 
     def values(self) -> NDArray[np.float32]:
-        """w, shape (d,): tensor after tensor in layout order."""
+        """The weights w, shape (d,): tensor after tensor in layout order."""
         return np.concatenate([t.detach().to("cpu", torch.float32).numpy().reshape(-1) for t in self._truth])
 
     def set(self, values: NDArray[np.float32]) -> None:
-        """w ← values.
+        """Set w to `values`.
 
         Raises:
-            FedKSeedError: there are more or fewer than d; nothing has changed.
+            FedKSeedError: the number of values is not d; nothing has changed.
         """
         if values.size != self.layout.size:
             raise FedKSeedError(f"the model has {self.layout.size} tuned weights, got {values.size}")
@@ -76,7 +76,7 @@ class Free(Weights):
         self.settle()
 
     def add(self, total: Sum, tensor: int | None = None) -> None:
-        """w ← w + Σ_k c_k z_k, in all tensors or in one (by its place among the tuned); the model is stale."""
+        """Add Σ_k c_k z_k to w, in all tensors or in one (by its place among the tuned); the model is then stale."""
         chosen = range(len(self._truth)) if tensor is None else [tensor]
         truth, tuned = self._truth, self.layout.tuned
         total.combine([Piece(tuned[k].number, truth[k], truth[k]) for k in chosen])
@@ -102,7 +102,7 @@ class Free(Weights):
             kept.copy_(tensor)
 
     def back(self) -> None:
-        """w becomes what was kept, bit for bit; w_0, if nothing was."""
+        """Set w to the kept weights, bit for bit; leave it if nothing was kept."""
         if self._kept is None:
             return
         for tensor, kept in zip(self._truth, self._kept, strict=True):
@@ -118,12 +118,12 @@ class Free(Weights):
         self.version = 0
 
     def change(self, pool: Pool) -> NDArray[np.float64]:
-        """⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ = w − w_kept."""
+        """The inner products ⟨z_j, Δ⟩ within each tuned tensor, shape (tensors, K); Δ = w − w_kept."""
         parts = zip(self.layout.tuned, self._moved(), strict=True)
         return np.stack([project_pieces([(entry.number, 0, moved)], pool) for entry, moved in parts])
 
     def distances(self) -> NDArray[np.float64]:
-        """‖Δ‖ of each tuned tensor, shape (tensors,)."""
+        """The norm ‖Δ‖ of each tuned tensor's change, shape (tensors,)."""
         return np.array([float(moved.norm()) for moved in self._moved()])
 
     def _moved(self) -> Iterator[Tensor]:
@@ -134,7 +134,7 @@ class Free(Weights):
 
     @contextmanager
     def trainable(self) -> Iterator[list[tuple[nn.Parameter, Tensor]]]:
-        """The tuned parameters, each with the float32 numbers for an optimiser to change: itself, or its exact copy.
+        """The tuned parameters, each with the float32 numbers that an optimiser changes: itself, or its exact copy.
 
         A 16-bit parameter can't hold the steps of an optimiser: they are taken on the copy and rounded into it.
         """
@@ -158,7 +158,7 @@ class Free(Weights):
             self._exact = [tensor.to(torch.float32, copy=True) for tensor in self._model]
 
     def _write(self, total: Sum) -> None:
-        """The model becomes w + Σ."""
+        """Set the model to w plus the sum."""
         self._make_exact()
         self._passes += 1
         pieces = list(zip(self.layout.tuned, self._exact or [], strict=True))

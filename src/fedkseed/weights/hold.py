@@ -1,4 +1,4 @@
-"""The choice of where a model's weights live."""
+"""Choice of the way to hold a model's weights."""
 
 from collections.abc import Sequence
 

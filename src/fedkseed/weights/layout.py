@@ -1,4 +1,4 @@
-"""A module's tensors: their order, which of them are tuned, and the digest over all."""
+"""A module's tensors: their order, the choice of those that are tuned, and the digest over all."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ class Layout:
         for name, tensor in named.items():
             if not isinstance(tensor, Lazy) and not tensor.is_contiguous():
                 raise FedKSeedError(f"the parameter {name} is a strided view; give it memory of its own: .contiguous()")
-        first: dict[tuple[int, int], str] = {}  # memory, from where to where -> smallest name
+        first: dict[tuple[int, int], str] = {}  # (begin, end) in memory -> smallest name
         for name in sorted(named):
             first.setdefault(_memory(named[name]), name)
         aliases = {name: first[_memory(tensor)] for name, tensor in named.items()}
@@ -78,14 +78,14 @@ class Layout:
         return sum(entry.tensor.numel() for entry in self.tuned)
 
     def digest(self) -> bytes:
-        """`digest` of the tensors as they are now."""
+        """The digest of the tensors as they are now."""
         return digest(self.entries)
 
 
 def digest(entries: Sequence[Entry]) -> bytes:
-    """SHA-256 over parameters: names, types, shapes and the weights' bits, in layout order.
+    """The SHA-256 over parameters: names, types, shapes and the weights' bits, in layout order.
 
-    A hash of one hash a tensor, so that tensors can be hashed side by side.
+    It is a hash of the tensors' hashes, so that tensors can be hashed side by side.
     """
 
     def of_tensor(entry: Entry) -> str:

@@ -1,4 +1,4 @@
-"""Tensors that are made when an operation asks for them, and forgotten after it.
+"""Tensors whose values are made when an operation asks for them, and dropped after it.
 
 A model whose parameters are `Lazy` needs room for one operation's weights, not for all of them: a
 linear layer gets its matrix some rows at a time, an embedding only the rows in use. Works at the
@@ -19,7 +19,7 @@ TILE = 1 << 20  # weights of a matrix that are made at a time: 4 MiB of float32,
 
 
 class Source(Protocol):
-    """Where the values of a tensor come from."""
+    """The origin of a tensor's values."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -38,7 +38,7 @@ class Workspace:
 
     Attributes:
         turn: called before an operation begins to make its tensors.
-        leaf: makes a tensor that has a gradient, for operations that are recorded; None: nobody wants one.
+        leaf: makes a tensor that has a gradient, for operations that are recorded; None: no gradient is wanted.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Workspace:
         self._threads = threading.local()  # threads that only read a model do not share its memory
 
     def lend(self, shape: Sequence[int], like: "Lazy") -> Tensor:
-        """A tensor whose values nobody keeps; the next loan overwrites it."""
+        """A tensor for short use: the next loan overwrites its values."""
         count = torch.Size(shape).numel()
         memory: Tensor | None = getattr(self._threads, "memory", None)
         if memory is None or memory.numel() < count or memory.dtype != like.dtype or memory.device != like.device:
@@ -56,7 +56,7 @@ class Workspace:
 
 
 def _empty(shape: Sequence[int], like: "Lazy") -> Tensor:
-    """Memory that may be written to later outside inference mode, too."""
+    """Memory that may be written to later, even outside inference mode."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=like.dtype, device=like.device)
 
@@ -91,7 +91,7 @@ class Lazy(Tensor):
 
     @property
     def recorded(self) -> bool:
-        """Is its gradient wanted?"""
+        """Whether the tensor's gradient is wanted."""
         return self.workspace.leaf is not None and torch.is_grad_enabled()
 
     def used(self) -> Tensor:
@@ -100,7 +100,7 @@ class Lazy(Tensor):
         return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
 
     def lent(self, first: int, last: int) -> Tensor:
-        """Rows first … last in the workspace, until the next operation."""
+        """Rows first … last, in the workspace, valid until the next operation."""
         out = self.workspace.lend((last - first, *self.shape[1:]), self)
         self.source.read([(first * self.shape[1:].numel(), out)])
         return out
@@ -130,7 +130,7 @@ class Lazy(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """For calls from C++, which do not pass `__torch_function__`."""
+        """Handle calls from C++, which do not pass `__torch_function__`."""
         if func is torch.ops.aten.detach.default:  # what isinstance(…, Parameter) bookkeeping asks for
             return args[0]
         if func._schema.is_mutable:
@@ -139,7 +139,7 @@ class Lazy(Tensor):
 
 
 def densify(model: nn.Module) -> None:
-    """Give a model real tensors for its lazy ones, tied ones once; it then holds all its weights."""
+    """Give a model real tensors in place of its lazy ones, tied ones once; it then holds all its weights."""
     made = dict[int, nn.Parameter]()
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
@@ -149,7 +149,7 @@ def densify(model: nn.Module) -> None:
                 setattr(module, name, made[id(parameter)])
 
 
-# What can be told without values.
+# Attributes and functions that need no values.
 ABOUT = {
     *(
         getattr(Tensor, name).__get__
@@ -179,13 +179,13 @@ def _writes(func: Any) -> bool:
 
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
-    """x Wᵀ + b with some rows of W at a time."""
+    """The linear layer x Wᵀ + b with some rows of W at a time."""
     x, bias = input, _made(bias)
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
     kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
-        return functional.linear(x, weight.used(), bias)  # may live on, for the way back or in autocast's cache
+        return functional.linear(x, weight.used(), bias)  # may live on, for the backward pass or in autocast's cache
     rows, columns = weight.shape
     step = max(1, TILE // columns)
     if rows <= step:
@@ -204,7 +204,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
 
 
 def _embedding(input: Tensor, weight: Lazy, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
-    """Rows of a table, each that occurs made once."""
+    """Rows of an embedding table; each row that occurs is made once."""
     used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
@@ -231,7 +231,7 @@ def _lazies(values: Any) -> Any:
 
 
 def _made(value: Any) -> Any:
-    """The same arguments with real tensors."""
+    """The same arguments with real tensors in place of lazy ones."""
     if isinstance(value, Lazy):
         return value.used()
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""w(c) made when an operation asks for it: the memory of inference."""
+"""Weights w(c) made when an operation asks for them: tuning with the memory of inference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,11 +20,11 @@ from .lazy import Lazy, Workspace
 
 
 class Streamed(Pooled):
-    """w(c) made from w_0 when an operation asks for it, and dropped after it: memory of inference.
+    """Weights w(c) made from w_0 when an operation asks for them, and dropped after it: memory of inference.
 
     Needs room for w_0, 4 MiB of a matrix and the activations. w_0 is the model's own memory, and may
-    be a memory-mapped file or quantised. The two points of a step go operation by operation side by
-    side, so that w_0 is read once. Exact, no drift; no weight is ever written.
+    be a memory-mapped file or quantised. The two points of a step run side by side, operation by
+    operation, so that w_0 is read once. Exact, no drift; no weight is ever written.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
@@ -67,8 +67,8 @@ class Streamed(Pooled):
         self._install()
         sums = [self._shifted(direction, sign * eps) for sign in (1, -1)]
         # Two calls of `loss` in one thread that change places before each operation on lazy tensors. The
-        # last operation makes the logits, which are large: no place to change after it, so they are never
-        # there twice.
+        # last operation makes the logits, which are large: the calls do not change places after it, so that
+        # only one set of logits exists at a time.
         points, here = [greenlet(loss), greenlet(loss)], getcurrent()
 
         def turn() -> None:
@@ -78,7 +78,7 @@ class Streamed(Pooled):
 
         self._workspace.turn = turn
         values: list[float] = [0.0, 0.0]
-        with torch.inference_mode():  # outside both, so that entering and leaving it in turns leaves it alone
+        with torch.inference_mode():  # around both: each would leave it in the other's turn
             try:
                 while not all(point.dead for point in points):
                     for k, point in enumerate(points):
@@ -143,7 +143,7 @@ class Streamed(Pooled):
 
 
 class Moved:
-    """A `Source`: the tuned values of one tensor."""
+    """The `Source` of one tensor's tuned values."""
 
     def __init__(self, entry: Entry, weights: Streamed) -> None:
         self.entry, self.weights = entry, weights

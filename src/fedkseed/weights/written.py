@@ -1,4 +1,4 @@
-"""w(c) written into the model's own memory."""
+"""Weights w(c) written into the model's own memory."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from .lazy import Lazy
 
 
 class Written(Pooled):
-    """w(c) written into the model's own memory; `base` keeps w_0."""
+    """Weights w(c) written into the model's own memory; `base` keeps w_0."""
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
         super().__init__(layout, pool)
@@ -70,7 +70,7 @@ class Written(Pooled):
 
 
 class Materialized(Written):
-    """w(c) written afresh from w_0 for every point: exact, no drift, memory w_0 and w.
+    """Weights w(c) written anew from w_0 for every point: exact, no drift, memory w_0 and w.
 
     One pass costs O(d log K) or O(d) for the transformed families, O(K d) for the others.
     """
@@ -90,12 +90,12 @@ class Materialized(Written):
 
 
 class InPlace(Written):
-    """w(c) from a running float32 sum s = Σ_j c_j z_j: O(d) a step in every family.
+    """Weights w(c) from a running float32 sum s = Σ_j c_j z_j: O(d) a step in every family.
 
     Perturbations are added to s on the way to the model and never stored, so they leave no
     rounding behind (editing 16-bit weights and undoing the edit drifts by more than the updates);
     only true steps change s. They round s in an order of their own, some 1e-8 away from the sum in
-    ascending j; `settle` makes s from c afresh, so what a client ends with is w(c) bit for bit. It
+    ascending j; `settle` makes s anew from c, so that a client ends with w(c) bit for bit. It
     costs what a sync costs, O(K d). Memory: w_0, w and 4 bytes a weight for s.
     """
 

@@ -1,7 +1,12 @@
 """Everything that travels between server and clients: records, their bytes, the precision of their numbers.
 
-records.py: what travels. codec.py: its bytes, one row a kind of message. numbers.py, int8.py: the precision of numbers.
-delta.py: a message as the difference to an earlier one.
+    records.py    the records that travel
+    codec.py      their bytes, one row a kind of message
+    numbers.py    the precision of numbers
+    int8.py       numbers in 8 bits each
+    delta.py      a message as the difference to an earlier one
+
+docs/wire.md is the specification.
 """
 
 from .codec import KINDS, Head, Kind, add_kind, decode, encode, kind_of

@@ -1,11 +1,11 @@
-"""Records to bytes and back. docs/wire.md is the specification.
+"""Conversion of records to bytes and back. docs/wire.md is the specification.
 
     header   56 bytes: magic, version, kind, family, flags, round, pool key, pool size − 1, digest of w_0
     body     numbers of the record, then its arrays, little-endian
     trailer  CRC-32 of all that precedes
 
-A decoder reads nothing before the length, the checksum and every field fit; it returns a whole
-record or raises. Of every kind of message, what writes and what reads it stand side by side below.
+A decoder uses nothing before the length, the checksum and every field fit; it returns a whole
+record or raises. Below, the functions that write and read a kind of message stand side by side.
 """
 
 import math
@@ -34,7 +34,7 @@ WIRE = {"exact": 0, "compact": 2, "sign": 4}  # flags of messages whose numbers 
 
 
 class Record(Protocol):
-    """Anything that travels: its run and round are in the header."""
+    """Any message: its run and round are in the header."""
 
     @property
     def run(self) -> Run: ...
@@ -59,17 +59,17 @@ Message = TypeVar("Message", bound=Record)
 
 @dataclass(frozen=True, slots=True)
 class Kind(Generic[Message]):
-    """One kind of message: a record, and how its body is written and read.
+    """One kind of message: its record, and the functions that write and read its body.
 
     Args:
-        number: in the header, 1 to 255. It never changes.
+        number: the kind's number in the header, 1 to 255. It never changes.
         record: a dataclass with `run` and `round` that checks itself when made, so that a decoded one is sound.
-        name: as refusals call it.
+        name: the name in error messages.
         fixed: the layout of the numbers that the body begins with.
-        write: a record to its flags, the numbers of `fixed`, and the bytes of the arrays after them.
-        sizes: (head, numbers) to the bytes of each array; None for one array that is the rest of the body.
-        read: (head, numbers, arrays) to the record.
-        flags: those that are allowed.
+        write: maps a record to its flags, the numbers of `fixed`, and the bytes of the arrays after them.
+        sizes: maps (head, numbers) to the bytes of each array; None for one array that is the rest of the body.
+        read: maps (head, numbers, arrays) to the record.
+        flags: the values of the header's flags that are allowed.
     """
 
     number: int
@@ -111,7 +111,7 @@ BROADCAST = Kind(
 )  # fmt: skip
 
 
-WITH_SKIPPED = 8  # flag of signs: a second row of bits says which there are none of
+WITH_SKIPPED = 8  # flag of signs: a second row of bits marks the probes without a sign
 
 
 def _write_upload(message: Upload) -> Written:
@@ -236,7 +236,7 @@ KINDS: dict[int, Kind[Any]] = {kind.number: kind for kind in (BROADCAST, UPLOAD,
 
 
 def add_kind(kind: Kind[Message]) -> Kind[Message]:
-    """Make a kind of message known to this process, so that `encode` and `decode` take its record.
+    """Register a kind of message in this process, so that `encode` and `decode` take its record.
 
     Raises:
         FedKSeedError: its number is not one of 128 to 255, or another kind has its number or record.
@@ -260,7 +260,7 @@ def encode(message: Record) -> bytes:
     """The bytes of a message; their length is the traffic that is counted.
 
     Raises:
-        FedKSeedError: it is of no kind that is known.
+        FedKSeedError: no known kind of message has this record.
     """
     kind = next((kind for kind in KINDS.values() if type(message) is kind.record), None)
     if kind is None:
@@ -283,7 +283,7 @@ def sealed(*parts: bytes | memoryview) -> bytes:
 
 
 def kind_of(data: bytes) -> type[Any] | None:
-    """The kind of record that a message says it is; `decode` checks the rest."""
+    """The kind of record that a message claims to be; `decode` checks the rest."""
     kind = KINDS.get(data[5]) if len(data) > 5 else None
     return kind.record if kind else None
 
@@ -292,7 +292,7 @@ def head_of(data: bytes) -> Head:
     """The run, round and flags of a message.
 
     Raises:
-        FedKSeedError: its family or pool is none.
+        FedKSeedError: the header names no known family or no valid pool.
     """
     _, _, _, family, flags, round_, key, last, base = HEADER.unpack_from(data)
     return Head(Run(Pool(key, last + 1, numbered(family).name), base), round_, flags)
@@ -329,7 +329,7 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
 
 
 def _split(kind: Kind[Any], head: Head, body: memoryview) -> tuple[Sequence[Any], Parts]:
-    """The numbers of a body and its arrays, whose bytes must be as many as follow from flags and numbers."""
+    """The numbers of a body and its arrays, whose bytes must add up to those that flags and numbers imply."""
     if head.flags not in kind.flags:
         allowed = " or ".join(map(str, kind.flags))
         raise FedKSeedError(f"this {kind.name} may have flags {allowed}, got {head.flags}")
@@ -355,7 +355,7 @@ def _wire(head: Head) -> str:
 
 
 def _loss_bits(loss: float) -> int:
-    """A float32 as it travels: there is one NaN."""
+    """A loss as the bits of a float32, with one bit pattern for NaN."""
     return NAN if math.isnan(loss) else int(np.float32(loss).view(np.uint32))
 
 
@@ -367,13 +367,14 @@ def _loss(bits: int) -> float:
 
 
 def _width(size: int, wire: str) -> int:
-    """Bytes of so many numbers."""
+    """The bytes that `size` numbers take."""
     return 4 * size if wire == "exact" else packed_size(size)
 
 
 def _numbers(part: memoryview, size: int, wire: str = "exact") -> NDArray[np.float32]:
-    """So many numbers. Exact ones are a view of the message where the machine is little-endian: these can be all
-    weights of a model.
+    """Read `size` numbers.
+
+    Exact ones are a view of the message where the machine is little-endian: these can be all weights of a model.
     """
     if wire == "exact":
         return np.frombuffer(part, "<f4", size).astype(np.float32, copy=False)

@@ -1,4 +1,4 @@
-"""Numbers as 8 bits each: a whole block shares a scale.
+"""Numbers in 8 bits each, with one scale a block.
 
 A block of up to 128 numbers travels as a scale s (float32) and signed codes q (int8): the numbers are q s. The
 largest of a block has the code 127, so a number is off by at most 1/254 of it.
@@ -30,13 +30,13 @@ def compact(values: NDArray[np.floating]) -> NDArray[np.float32]:
 
 
 def pack(values: NDArray[np.float32]) -> bytes:
-    """Numbers that were compacted: the scales, then the codes; `packed_size(n)` bytes."""
+    """Pack numbers that were compacted: the scales, then the codes; `packed_size(n)` bytes."""
     scales, codes = _codes(values)
     return scales.astype("<f4").tobytes() + codes.reshape(-1)[: values.size].tobytes()
 
 
 def packed_size(count: int) -> int:
-    """Bytes of so many numbers."""
+    """The bytes that `count` packed numbers take."""
     return 4 * -(-count // BLOCK) + count
 
 
@@ -44,7 +44,7 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
     """The numbers in `packed_size(count)` bytes.
 
     Raises:
-        FedKSeedError: the bytes are none that `pack` makes.
+        FedKSeedError: `pack` never makes these bytes.
     """
     blocks = -(-count // BLOCK)
     scales = np.frombuffer(data, "<f4", blocks).astype(np.float32)
@@ -60,7 +60,7 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
 
 
 def _codes(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
-    """Scales, shape (blocks,), and codes, shape (blocks, BLOCK)."""
+    """The scales, shape (blocks,), and the codes, shape (blocks, BLOCK)."""
     blocks = -(-values.size // BLOCK)
     padded = np.zeros(blocks * BLOCK, np.float32)
     padded[: values.size] = values

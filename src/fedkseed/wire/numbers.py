@@ -1,12 +1,12 @@
-"""How many bits a number travels with: `[training] wire`.
+"""The precision of numbers that travel: `[training] wire`.
 
     wire      coefficients, probabilities    scalar gradients
     exact     float32                        float32
     compact   8 bits each (int8.py)          bfloat16
     sign      8 bits each                    one bit, its sign
 
-Scalar gradients are rounded before a client applies them, so that both sides hold the same values. One that moved
-nothing, because a loss was not finite, is NaN.
+Scalar gradients are rounded before a client applies them, so that both sides hold the same values. The scalar of
+a probe that moved nothing, because a loss was not finite, is NaN.
 
 Source of signs: Cai et al., 2025, https://arxiv.org/abs/2501.17610 (there a vote of clients along one direction)
 """
@@ -29,31 +29,31 @@ def rounded(numbers: NDArray[np.floating], wire: str) -> NDArray[np.float32]:
 
 
 def scalar(found: float, clip: float, wire: str) -> float:
-    """The scalar gradient ρ that a client applies and sends, at most `clip` in size; NaN for none.
+    """The scalar gradient ρ that a client applies and sends, at most `clip` in size; NaN if there is none.
 
-    ±1 with signs, and none where ρ is 0: such a step has not found out where to go.
+    With signs, ρ is ±1, or NaN instead of 0: such a probe does not show a direction of descent.
     """
     if not math.isfinite(found):
         return math.nan
-    with np.errstate(over="ignore"):  # what float32 can't hold is infinite, and so none
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and so NaN
         clipped = np.float32(min(max(found, -clip), clip))
     if wire == "sign":
         return math.copysign(1.0, clipped) if clipped else math.nan
     if wire == "compact" and np.isfinite(clipped):
         clipped = bfloat16(clipped)
-        if abs(clipped) > clip:  # the next smaller one: their bits are in order
+        if abs(clipped) > clip:  # takes the next smaller number: one less in the upper 16 bits
             clipped = (clipped.view(np.uint32) - np.uint32(1 << 16)).view(np.float32)
     return float(clipped) if np.isfinite(clipped) else math.nan
 
 
 def bfloat16(number: np.float32) -> np.float32:
-    """Rounded half to even to the upper 16 bits of a float32; what is too large becomes infinite."""
+    """A float32 rounded half to even to its upper 16 bits; a number that is too large becomes infinite."""
     bits = number.view(np.uint32)
     return (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def packed_scalars(count: int, wire: str, skipped: bool) -> int:
-    """Bytes of so many scalar gradients."""
+    """The bytes that `count` scalar gradients take."""
     match wire:
         case "exact":
             return 4 * count
@@ -64,7 +64,7 @@ def packed_scalars(count: int, wire: str, skipped: bool) -> int:
 
 
 def pack_scalars(scalars: NDArray[np.float32], wire: str) -> bytes:
-    """Scalar gradients that were rounded; with signs, a second row of bits if some are NaN."""
+    """Pack rounded scalar gradients; with signs, a second row of bits follows if some are NaN."""
     none = np.isnan(scalars)
     if wire == "sign":
         rows = [scalars < 0, none] if none.any() else [scalars < 0]
@@ -77,7 +77,7 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
     """The scalar gradients in `packed_scalars(count, wire, skipped)` bytes.
 
     Raises:
-        FedKSeedError: the bytes are none that `pack_scalars` makes.
+        FedKSeedError: `pack_scalars` never makes these bytes.
     """
     if wire == "exact":
         scalars = np.frombuffer(data, "<u4", count).astype(np.uint32).view(np.float32)
@@ -94,7 +94,7 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
 
 
 def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
-    """Refuse scalar gradients that can't travel like this.
+    """Refuse scalar gradients that can't travel with this precision.
 
     Raises:
         FedKSeedError: they are infinite, or were not rounded for this wire.

@@ -1,4 +1,4 @@
-"""Every record that crosses the network. They check themselves when made, so a decoded one is sound."""
+"""Records that cross the network. Each checks itself when made, so that a decoded record is sound."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broa
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Which run a message belongs to: both sides must hold the same directions and the same w_0."""
+    """The run that a message belongs to: both sides must hold the same directions and the same w_0."""
 
     pool: Pool
     base: bytes  # SHA-256 of w_0, see `Layout.digest`
@@ -43,7 +43,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Broadcast:
-    """Server to client: the model and how to tune it in this round."""
+    """Message to a client: the coefficients of the model, and the settings of this round's local steps."""
 
     run: Run
     round: int  # from 0
@@ -54,7 +54,7 @@ class Broadcast:
     coefficients: NDArray[np.float32]  # (K,), c
     probes: int = 1  # P, directions a step
     probabilities: NDArray[np.float32] | None = None  # (K,), FedKSeed-Pro: relative weights of the directions
-    wire: str = "exact"  # how c and the probabilities travel, and how scalars are to come back, see numbers.py
+    wire: str = "exact"  # the precision of c, of the probabilities and of the uploads' scalars, see numbers.py
 
     def __post_init__(self) -> None:
         size = self.run.pool.size
@@ -87,7 +87,7 @@ class Broadcast:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """Client to server: the scalar gradient of every probe. Both sides know the directions: `draw_directions`."""
+    """Message to the server: the scalar gradient of every probe. Both sides know the directions: `draw_directions`."""
 
     run: Run
     round: int
@@ -95,7 +95,7 @@ class Upload:
     examples: int  # its weight in the aggregation
     loss: float  # mean local loss, for monitoring only
     scalars: NDArray[np.float32]  # (τ P,), ρ; NaN where a probe moved nothing
-    wire: str = "exact"  # how they travel, see numbers.py
+    wire: str = "exact"  # the precision in which they travel, see numbers.py
 
     def __post_init__(self) -> None:
         _require_round(self.round)
@@ -105,18 +105,18 @@ class Upload:
 
     @property
     def found(self) -> NDArray[np.bool_]:
-        """Which probes moved the model, shape (τ P,)."""
+        """Whether each probe moved the model, shape (τ P,)."""
         return ~np.isnan(self.scalars)
 
     @property
     def skipped(self) -> int:
-        """How many did not."""
+        """The number of probes that moved nothing."""
         return int(np.isnan(self.scalars).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Server to client: all tuned weights, for algorithms that send them."""
+    """Message to a client: all tuned weights, for algorithms that send them."""
 
     run: Run
     round: int
@@ -131,7 +131,7 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Server to client: what moved the model in the rounds that the client has missed.
+    """Message to a client: the coefficients that moved the model in the rounds that the client has missed.
 
     In a round, tensors have `counts` numbers each, or there is one count for all of them together. The
     numbers belong to the `directions` named, or, if none are named, to those that the round implies.
@@ -140,7 +140,7 @@ class History:
     run: Run
     round: int
     lr: float
-    since: int  # the client holds the model after so many rounds
+    since: int  # number of rounds in the model that the client holds
     counts: NDArray[np.uint32]  # (round − since, 1 or tensors)
     directions: NDArray[np.uint32]  # (n,) or empty, round after round, ascending in each
     coefficients: NDArray[np.float32]  # (n,), n = Σ counts
@@ -167,7 +167,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Client to server: weights, or numbers along directions that both sides know."""
+    """Message to the server: weights, or numbers along directions that both sides know."""
 
     run: Run
     round: int
@@ -176,8 +176,8 @@ class Change:
     loss: float  # mean local loss, for monitoring only
     skipped: int  # steps left out because their loss was not finite
     values: NDArray[np.float32]  # (n,)
-    counts: NDArray[np.uint32]  # how many belong to each tensor; empty: they are one run
-    wire: str = "exact"  # or compact: how they travel
+    counts: NDArray[np.uint32]  # number of values of each tensor; empty: one run for all tensors
+    wire: str = "exact"  # or compact: the precision in which they travel
 
     def __post_init__(self) -> None:
         _require_round(self.round)
@@ -194,12 +194,12 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Server to client: a message as the difference to one that the client has kept, see delta.py."""
+    """Message to a client: another message, as the difference to one that the client has kept, see delta.py."""
 
     run: Run
     round: int
-    kept: int  # CRC-32 of the message that the client has kept: that one's last four bytes
-    whole: int  # CRC-32 of the message that comes of it
+    kept: int  # CRC-32 of the message that the client has kept, its last four bytes
+    whole: int  # CRC-32 of the restored message
     difference: bytes  # of the two bodies, byte by byte, modulo 256; raw DEFLATE
 
     def __post_init__(self) -> None:
@@ -210,7 +210,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """Client to server: I have not kept what your `Delta` is the difference to; send me the whole message."""
+    """Message to the server: a client lacks the message to which a `Delta` refers, and asks for the whole one."""
 
     run: Run
     round: int

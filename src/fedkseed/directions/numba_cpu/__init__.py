@@ -1,13 +1,17 @@
-"""The directions on a CPU: Numba kernels that run on every core and write each weight once.
+"""Directions on a CPU: Numba kernels that run on every core and write each weight once.
 
 Values are those of `reference.py`, bit for bit: no fused multiply-add, no fast-math. The kernels
 work on one unit (`Pool.unit` positions, 16 KiB of float32 at K ≤ 4096) at a time, so that sums over
 any number of directions stay in registers and the first-level cache; weights are read once and
 written once.
 
-simd.py: vectors and tiles. philox.py: random bits and normals. dtypes.py: types of weights. kernels.py: one unit of
-a sum or of a projection. gguf.py: quantised weights. threads.py: who runs them. Here: a
-whole model's tensors.
+    __init__.py    sums and projections over a whole model's tensors
+    kernels.py     one unit of a sum or of a projection
+    philox.py      random bits and normals
+    simd.py        vectors and tiles
+    dtypes.py      types of weights
+    gguf.py        quantised weights
+    threads.py     threads that run the kernels
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -45,7 +49,7 @@ CACHES = 16 << 20  # bytes; results larger than this are not read again soon: wr
 
 @kernel
 def work(job, marker):
-    """out = base + (addend + Σ c z) for all pieces of a job; any number of threads do it together."""
+    """Compute out = base + (addend + Σ c z) for all pieces of a job; any number of threads share the work."""
     unit_size = number_at(job + 24)
     memory = np.empty(12 * unit_size + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
     _work_in(memory, job, marker)  # a call, so that memory outlives the use of its address
@@ -71,7 +75,7 @@ def _work_in(memory, job, marker):
             begin = first + (mine - before) * units
             for unit in range(begin, min(begin + units, last)):
                 low, high = max(start - unit * unit_size, 0), min(start + length - unit * unit_size, unit_size)
-                offset, inside = unit * unit_size + low - start, high - low  # of weights
+                offset, inside = unit * unit_size + low - start, high - low  # counted in weights
                 whole = inside == unit_size
                 b, o, a = base + item * offset, out + item * offset, addend + 4 * offset if addend else 0
                 if not whole:  # at a tensor's ends: work on a copy as long as a unit
@@ -95,7 +99,7 @@ def _work_in(memory, job, marker):
 
 @kernel
 def project_work(job):
-    """The inner products with every segment of a tensor, one row of results a segment."""
+    """Compute the inner products with every segment of a tensor, one row of results a segment."""
     size, unit_size = number_at(job + 16), number_at(job + 24)
     memory = np.empty(4 * unit_size + 4 * BLOCK + SIGNS * max(SOME, unit_size // BLOCK) + 64, np.uint8)
     _project_in(memory, np.empty(size), job)
@@ -142,7 +146,7 @@ WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # b
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A sum Σ_k c_k z_{j_k} as the kernels read it: made once, added to any number of tensors."""
+    """A sum Σ_k c_k z_{j_k} in the form that the kernels read: made once, added to any number of tensors."""
 
     pool: Pool
     kind: int
@@ -174,11 +178,12 @@ def _hashed_table(
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """The kernels of a family.
+    """The kernels of one family.
 
     Args:
-        kind: which branch of kernels.py makes its sums and inner products.
-        table: (pool, directions, coefficients) to the branch for this sum and what it reads; None: no table.
+        kind: the branch of kernels.py that makes the family's sums and inner products.
+        table: maps (pool, directions, coefficients) to the branch for this sum and the table that the branch reads;
+            None: the branch reads no table.
     """
 
     kind: int
@@ -194,17 +199,17 @@ KERNELS: dict[str, Kernel] = {
 
 
 def plan(pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> Plan:
-    """Choose the kernel and make the table that it reads."""
+    """Choose the kernel of a sum and make the table that the kernel reads."""
     made = KERNELS[pool.family]
     kind, table = made.table(pool, directions, coefficients) if made.table else (made.kind, np.empty(0, np.float32))
     return Plan(pool, kind, directions, coefficients, table)
 
 
 def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, plan: Plan, threads: int) -> None:
-    """out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, count, base, out, addend).
+    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, count, base, out, addend).
 
-    The last three are addresses, of weights of one type and of float32 (0: no addend); base and out
-    may be the same.
+    The last three are addresses: of weights of one type, and of a float32 addend (0: no addend). base and out may be
+    the same.
     """
     rows, pool = np.array(pieces, np.int64).reshape(-1, 6), plan.pool
     total = int(rows[:, 2].sum())
@@ -221,7 +226,7 @@ def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, p
 
 
 def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: int) -> NDArray[np.float64]:
-    """Σ over pieces (tensor, start, count, v) of the K inner products ⟨z_j, v⟩, shape (K,); v is an address."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, count, v), shape (K,); v is an address."""
     segment_size, total = max(ref.SEGMENT, pool.unit), np.zeros(pool.size)
     for tensor, start, count, v in pieces:
         first, last = start // segment_size, -(-(start + count) // segment_size)

@@ -1,7 +1,7 @@
-"""Weights of each type in memory: widen to float32, round once to nearest even.
+"""Conversion of weights in memory: widened to float32, rounded once to nearest even.
 
-A type goes by the width of a weight and its kind: a `marker`, one number of the type that NumPy
-calls float32, uint16 (bfloat16) or int16 (float16), so that each type has kernels of its own.
+A `marker` stands for a type of weights: one number of the type that NumPy calls float32, uint16 (for bfloat16) or
+int16 (for float16). So each type has kernels of its own.
 """
 
 import numpy as np
@@ -12,21 +12,21 @@ from .simd import as_floats, as_words, floats, load_floats, load_shorts, store, 
 
 
 def item_size(marker) -> int:
-    """Bytes of a weight."""
+    """The bytes that one weight takes."""
     raise NotImplementedError  # Numba has an overload for each marker
 
 
 def widened(address, marker):
-    """16 weights as float32."""
+    """Read 16 weights as float32."""
 
 
 def put_rounded(address, value, marker, around):
-    """Write 16 float32 as weights; `around` the caches if true (a 64-byte boundary, float32 only)."""
+    """Write 16 float32 as weights; past the caches if `around` is true (float32 at a 64-byte boundary only)."""
 
 
 @inlined
 def from_half(bits):
-    """Bits of 16 float16 as float32: move exponent and mantissa, then mend the bias by an exact product."""
+    """The bits of 16 float16 as float32: move exponent and mantissa, then correct the bias by an exact product."""
     magnitude = as_words(as_floats((bits & words(0x7FFF)) << words(13)) * floats(np.float32(2.0**112)))
     special = magnitude & words(0x7FFFFF) | words(0x7F800000)  # infinity and NaN: from 65536 on
     magnitude = where_above(magnitude, words(0x477FFFFF), special, magnitude)

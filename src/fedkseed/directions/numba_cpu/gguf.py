@@ -1,6 +1,6 @@
-"""Quantised weights of GGUF files to float: 32 weights a block that share a scale.
+"""Conversion of quantised weights of GGUF files to floating point; the 32 weights of a block share a scale.
 
-Bit for bit what the `gguf` package computes, in float32 with one rounding to the type of the result.
+Results equal those of the `gguf` package bit for bit: float32, with one rounding to the type of the result.
 
     Q8_0   scale d (float16), 32 signed bytes q:                      d q
     Q4_0   scale d, 16 bytes with weight i low and i + 16 high:       d (q - 8)
@@ -46,7 +46,7 @@ def widen_block(kind, at, out, marker):
 
 @kernel
 def widen(job, marker):
-    """All blocks of a job's pieces; any number of threads do it together."""
+    """Dequantise all blocks of a job's pieces; any number of threads share the work."""
     kind, bytes_, pieces, rows = number_at(job + 8), number_at(job + 16), number_at(job + 24), number_at(job + 32)
     mine, before = claim(job), 0  # chunks are numbered through all pieces
     for row in range(pieces, pieces + 24 * rows, 24):
@@ -76,8 +76,8 @@ WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # b
 
 
 def dequantise(parts: Sequence[tuple[int, int, int]], kind: str, dtype: str, threads: int) -> None:
-    """Blocks to weights for parts (address of blocks, address of weights, how many blocks)."""
+    """Dequantise parts (address of blocks, address of weights, number of blocks)."""
     rows = np.array(parts, np.int64).reshape(-1, 3)
     job: NDArray[np.int64] = np.array([0, KINDS[kind], BYTES[kind], rows.ctypes.data, len(rows)], np.int64)
-    alone = 4 * CHUNK  # one thread makes so many before a second has begun
+    alone = 4 * CHUNK  # blocks that one thread makes before a second has begun
     run(compiled(WORKERS[dtype]), job, min(threads, 1 + int(rows[:, 2].sum()) // alone))

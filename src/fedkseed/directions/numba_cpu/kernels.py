@@ -1,6 +1,6 @@
-"""One unit of Σ_j c_j z_j, and the inner products with one unit, inside the first-level cache.
+"""Kernels for one unit of Σ_j c_j z_j and for inner products with one unit, inside the first-level cache.
 
-A unit is `Pool.unit` positions, 16 KiB of float32 at K ≤ 4096. Arrays go by their addresses.
+A unit is `Pool.unit` positions, 16 KiB of float32 at K ≤ 4096. Arrays are passed by their addresses.
 """
 
 import numpy as np
@@ -39,7 +39,7 @@ from .simd import (
     zero_tile,
 )
 
-# What a kernel does with a unit; the first two add direction by direction.
+# The branches of a kernel; the first two add direction by direction.
 GAUSSIAN, RADEMACHER, HADAMARD, HADAMARD_ONE, HASHED = range(5)
 
 EIGHTH, TILE, ROW = ref.EIGHTH, 256, 16  # positions
@@ -51,7 +51,7 @@ ZERO = np.float32(0)
 
 @kernel
 def add_gaussian(acc, block, start, stop, directions, coefficients, count, tensor, k0, k1):
-    """acc += Σ c z over one block; positions outside start ≤ p < stop may be left out."""
+    """Add Σ c z over one block to acc; positions outside start ≤ p < stop may be left out."""
     for i in range(0, EIGHTH, ROW):
         wanted = False
         for p in range(i, BLOCK, EIGHTH):
@@ -108,7 +108,7 @@ def make_signs(signs, block, directions, count, tensor, k0, k1):
 
 @kernel
 def add_rademacher(acc, block, directions, coefficients, count, signs, tensor, k0, k1):
-    """acc += Σ c z over one block; `signs` has room for the words of SOME directions."""
+    """Add Σ c z over one block to acc; `signs` has room for the sign words of SOME directions."""
     for first in range(0, count, SOME):
         some = min(SOME, count - first)
         make_signs(signs, block, directions + 4 * first, some, tensor, k0, k1)
@@ -120,7 +120,10 @@ def add_rademacher(acc, block, directions, coefficients, count, signs, tensor, k
 
 
 def _finish_row(z, p, target):
-    """out = base + (addend + z), rounded once; no addend if its address is 0. 0 + z is part of the definition."""
+    """Write 16 weights out = base + (addend + z), rounded once; without addend if its address is 0.
+
+    The 0 that the code adds to the sum is part of the definition.
+    """
     out, base, addend, marker, around = target
     size = item_size(marker)
     total = load_floats(addend + 4 * p) + z if addend else z
@@ -132,7 +135,7 @@ finish = by_rows(_finish_row)
 
 @kernel
 def add_directions(kind, acc, unit, low, high, directions, coefficients, count, signs, tensor, k0, k1, target):
-    """out = base + (addend + Σ c z) over positions low ≤ p < high of one unit, direction by direction."""
+    """Compute out = base + (addend + Σ c z) at positions low ≤ p < high of one unit, direction by direction."""
     out, base, addend, marker, around = target
     no_addend = out, base, 0, marker, around
     if kind == RADEMACHER and count <= SOME and not addend:  # the sum stays in registers
@@ -157,7 +160,7 @@ def add_directions(kind, acc, unit, low, high, directions, coefficients, count, 
 
 @kernel
 def transform_tile(tile, to, size):
-    """Stages 1 … 128 of the transform on 256 neighbours, given as columns, those below `size`."""
+    """Apply those stages 1 … 128 of the transform that are below `size` to 256 neighbours, given as columns."""
     tile = butterflies(tile, 1, size)
     tile = butterflies(transposed(tile), ROW, size)
     put(to, 4 * ROW, tile)
@@ -165,7 +168,7 @@ def transform_tile(tile, to, size):
 
 @kernel
 def middle_stages(z, unit_size, size):
-    """Stages 256, … of the transform of every `size` elements of z but the last four; returns the next h."""
+    """Apply stages 256, … of the transform, without the last four, to every `size` elements of z; return the next h."""
     h = TILE
     while BLOCK * h < TILE * size:  # only for K > 4096
         for begin in range(0, unit_size, 2 * h):
@@ -179,7 +182,7 @@ def middle_stages(z, unit_size, size):
 
 @kernel
 def combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1, target):
-    """out = base + (addend + Σ c_j z_j) over one unit of a transformed family; `table` as `_plan` made it."""
+    """Compute out = base + (addend + Σ c_j z_j) over one unit of a transformed family; `table` is its plan's."""
     groups = unit_size // BLOCK
     if kind == HADAMARD:  # table: columns of c, repeated to fill a unit
         for g in range(groups):
@@ -195,7 +198,7 @@ def combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1,
         for p in range(0, h, ROW):
             tile = butterflies(take(acc + 4 * p, 4 * h), h, size)
             finish(flipped(tile, signs, p, h), p, h, target)
-    elif kind == HADAMARD_ONE:  # table: c_j H[:, j] and −c_j H[:, j]; the direction j rides at the end
+    elif kind == HADAMARD_ONE:  # table: c_j H[:, j] and −c_j H[:, j]; its last entry is the direction j
         j = np.int64(word_at(table + 8 * size))
         for begin in range(0, unit_size, size):
             negative = sign_at(unit * unit_size + begin + j, tensor, ref.HADAMARD_BLOCK, k0, k1)
@@ -220,7 +223,7 @@ def combine_unit(kind, acc, unit, unit_size, size, table, signs, tensor, k0, k1,
 
 @kernel
 def sign_at(position, tensor, stream, k0, k1):
-    """1 if the sign of one position is −1, else 0."""
+    """Return 1 if the sign of one position is −1, else 0."""
     lane = uint32(position // BLOCK * ref.LANES + position % ref.LANES)
     x0, x1, x2, x3 = one_philox(lane, tensor, uint32(0), uint32(stream), k0, k1)
     w = position // ref.QUARTER % 4
@@ -230,7 +233,7 @@ def sign_at(position, tensor, stream, k0, k1):
 
 @kernel
 def shift_at(block, size, tensor, k0, k1):
-    """s_b of the hashed family."""
+    """The shift s_b of one block of the hashed family."""
     return np.int64(one_philox(uint32(block), tensor, uint32(0), uint32(ref.HASHED_BLOCK), k0, k1)[0]) & (size - 1)
 
 
@@ -239,7 +242,7 @@ def shift_at(block, size, tensor, k0, k1):
 
 @kernel
 def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1, result, acc, products, signs):
-    """result = the K inner products over positions start … start + count, inside one segment.
+    """Compute the K inner products over positions start … start + count, inside one segment, into `result`.
 
     v, acc, products and signs are addresses, result is an array of float64.
     """
@@ -273,7 +276,7 @@ def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1,
 
 @kernel
 def _inner(products, v):
-    """⟨products, v⟩ over a block in float32, halves added onto each other: 2048, 1024, …"""
+    """The inner product ⟨products, v⟩ over a block in float32, halves added onto each other: 2048, 1024, …"""
     for i in range(0, 4 * BLOCK, 4 * ROW):
         store(products + i, load_floats(products + i) * load_floats(v + i))
     h = BLOCK // 2
@@ -290,7 +293,7 @@ def _inner(products, v):
 
 @kernel
 def project_unit(kind, v, unit, unit_size, size, tensor, k0, k1, result, signs):
-    """Add the inner products with one unit of a transformed family; v is overwritten."""
+    """Add the inner products with one unit of a transformed family to `result`; v is overwritten."""
     groups = unit_size // BLOCK
     stream = ref.HASHED_ROW if kind == HASHED else ref.HADAMARD_ROW
     for g in range(groups):

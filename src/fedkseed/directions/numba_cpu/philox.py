@@ -36,7 +36,7 @@ inlined = njit(inline="always", fastmath=False, error_model="numpy")
 
 @inlined
 def two_rounds(number, x0, x1, x2, x3, k0, k1):
-    """Rounds `number` and `number` + 1 (from 0) of Philox on 8 counters.
+    """Apply rounds `number` and `number` + 1 (from 0) of Philox to 8 counters.
 
     Words stay in 64-bit lanes whose upper halves are ignored, so that a round is two multiplies, two
     shifts and four exclusive ors, with no shuffles: 2.4 times faster than splitting each product.
@@ -52,10 +52,10 @@ def two_rounds(number, x0, x1, x2, x3, k0, k1):
 
 @inlined
 def first_rounds(counter, x1, x2, x3, k0, k1):
-    """Rounds 0 and 1 on 8 counters that differ in their first word only.
+    """Apply rounds 0 and 1 to 8 counters that differ in their first word only.
 
     Half of these rounds is the same for all counters, and the other half is the same for all x2: the
-    compiler takes it out of a loop over directions.
+    compiler moves it out of a loop over directions.
     """
     shift, low = wide(32), wide(LOW)
     a = wide(M0) * counter
@@ -70,7 +70,7 @@ def first_rounds(counter, x1, x2, x3, k0, k1):
 
 @inlined
 def philox_half(counter, x1, x2, x3, k0, k1):
-    """`reference.philox` of 8 counters that differ in their first word only."""
+    """The words of `reference.philox` for 8 counters that differ in their first word only."""
     y0, y1, y2, y3 = first_rounds(counter, x1, x2, x3, k0, k1)
     y0, y1, y2, y3 = two_rounds(2, y0, y1, y2, y3, k0, k1)
     y0, y1, y2, y3 = two_rounds(4, y0, y1, y2, y3, k0, k1)
@@ -88,7 +88,7 @@ def philox(counter, x1, x2, x3, k0, k1):
 
 @kernel
 def sign_words(to, group, tensor, direction, stream, k0, k1):
-    """The 128 words that sign one block: word w of counter 32 group + l goes to place 32 w + l."""
+    """Make the 128 words of a block's signs: word w of counter 32 group + l goes to place 32 w + l."""
     for half in range(2):
         counter = words(uint32(group * 32 + half * 16)) + lane_numbers()
         x0, x1, x2, x3 = philox(counter, tensor, direction, uint32(stream), k0, k1)
@@ -101,7 +101,7 @@ def sign_words(to, group, tensor, direction, stream, k0, k1):
 
 @kernel
 def paired_sign_words(to, group, tensor, stream, k0, k1):
-    """`sign_words` with l = 0, 16, 1, 17, … side by side, as `flipped_columns` reads them."""
+    """Make the words of `sign_words` with l = 0, 16, 1, 17, … side by side, as `flipped_columns` reads them."""
     counter = words(uint32(group * 32)) + lane_numbers()
     a0, a1, a2, a3 = philox(counter, tensor, uint32(0), uint32(stream), k0, k1)
     b0, b1, b2, b3 = philox(counter + words(16), tensor, uint32(0), uint32(stream), k0, k1)
@@ -128,7 +128,7 @@ def one_philox(x0, x1, x2, x3, k0, k1):
 
 @inlined
 def normals(x):
-    """`reference.normals` of 16 words."""
+    """The normals of `reference.normals` from 16 words."""
     u = floats(TWO) - as_floats((x >> words(9)) & words(0x7FFFE0) | words(0x3F800010))
     shifted = as_words(u) - words(0x3F3504F3)
     exponent = signed_floats(signed_shift(shifted))

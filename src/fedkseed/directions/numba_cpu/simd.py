@@ -1,9 +1,9 @@
 """Vectors for Numba: 16 lanes of 32 bits, and tiles of 16 such rows held in registers.
 
 Numba's own vectoriser gives up on loops whose partners lie in one vector register, and each slice of
-an array costs it some 30 instructions. So kernels here name vectors outright and reach memory by its
-address; LLVM splits a vector to what the machine has (AVX-512, AVX2, SSE, NEON). Arithmetic keeps
-its meaning: IEEE float32, no fused multiply-add, nothing reordered.
+an array costs it some 30 instructions. So kernels here use vectors explicitly and reach memory by its
+address; LLVM splits a vector into those that the machine has (AVX-512, AVX2, SSE, NEON). Arithmetic
+is done as written: IEEE float32, no fused multiply-add, nothing reordered.
 """
 
 import operator
@@ -73,7 +73,7 @@ _operator(operator.rshift, {WORDS: "lshr", WIDE: "lshr"})
 
 
 def _unary(of: Register, to: Register, emit: Any) -> Any:
-    """An intrinsic of one vector: emit(builder, value)."""
+    """An intrinsic that applies emit(builder, value) to one vector."""
 
     @intrinsic
     def apply(typingctx: Any, value: Any) -> Any:
@@ -104,7 +104,7 @@ low_half, high_half = _unary(WORDS, WIDE, _halved(0)), _unary(WORDS, WIDE, _halv
 
 
 def _spread(to: Register) -> Any:
-    """An intrinsic: one number on all lanes."""
+    """An intrinsic that puts one number on all lanes."""
 
     @intrinsic
     def spread(typingctx: Any, value: Any) -> Any:
@@ -121,7 +121,7 @@ floats, words, wide = _spread(FLOATS), _spread(WORDS), _spread(WIDE)
 
 @intrinsic
 def lane_numbers(typingctx: Any) -> Any:
-    """0, 1, …, 15."""
+    """The numbers 0, 1, …, 15 of the lanes."""
     return WORDS(), lambda context, builder, signature, args: ir.Constant(WORDS.llvm, list(range(LANES)))
 
 
@@ -137,7 +137,7 @@ def joined(typingctx: Any, low: Any, high: Any) -> Any:
 
 
 def _interleaved(start: int) -> Any:
-    """An intrinsic: lanes a b a b … of half of two vectors."""
+    """An intrinsic that interleaves half of the lanes of two vectors: a b a b …"""
 
     @intrinsic
     def interleaved(typingctx: Any, a: Any, b: Any) -> Any:
@@ -154,7 +154,7 @@ interleaved_low, interleaved_high = _interleaved(0), _interleaved(LANES // 2)
 
 @intrinsic
 def where_above(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
-    """yes where a > b as unsigned numbers, else no."""
+    """Select `yes` where a > b as unsigned numbers, else `no`."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.select(builder.icmp_unsigned(">", args[0], args[1]), args[2], args[3])
@@ -166,7 +166,7 @@ def where_above(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
 
 
 def _address(boundary: int) -> Any:
-    """An intrinsic: where an array's memory begins, or the first boundary in it."""
+    """An intrinsic that returns the address of an array's memory, or of the first boundary in it."""
 
     @intrinsic
     def address(typingctx: Any, array: Any) -> Any:
@@ -185,7 +185,7 @@ data_of, address_of = _address(1), _address(64)
 
 @intrinsic
 def copy(typingctx: Any, to: Any, of: Any, count: Any) -> Any:
-    """Copy bytes."""
+    """Copy `count` bytes."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         to, of = (builder.inttoptr(address, BYTES) for address in args[:2])
@@ -197,7 +197,7 @@ def copy(typingctx: Any, to: Any, of: Any, count: Any) -> Any:
 
 @intrinsic
 def clear(typingctx: Any, to: Any, count: Any) -> Any:
-    """Set bytes to zero."""
+    """Set `count` bytes to zero."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cgutils.memset(builder, builder.inttoptr(args[0], BYTES), args[1], 0)
@@ -250,7 +250,7 @@ put_float = put_word = store
 
 @intrinsic
 def fetch_ahead(typingctx: Any, address: Any) -> Any:
-    """Bring a tile's 16 lines of memory into the second-level cache; changes nothing."""
+    """Fetch a tile's 16 lines of memory into the second-level cache ahead of their use; changes no memory."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(ir.VoidType(), [BYTES, INDEX, INDEX, INDEX])
@@ -265,7 +265,7 @@ def fetch_ahead(typingctx: Any, address: Any) -> Any:
 
 @intrinsic
 def claim(typingctx: Any, counter: Any) -> Any:
-    """The number at an address, which goes up by one; every thread gets another."""
+    """Return the number at an address and add one to it, so that every thread gets another number."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = builder.inttoptr(args[0], NUMBER.as_pointer())
@@ -284,7 +284,7 @@ def zero_tile(typingctx: Any) -> Any:
 
 @intrinsic
 def take(typingctx: Any, address: Any, stride: Any) -> Any:
-    """A tile from 16 rows of 16 float32, `stride` bytes apart."""
+    """Read a tile from 16 rows of 16 float32, `stride` bytes apart."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in _rows(builder, *args)])
@@ -294,7 +294,7 @@ def take(typingctx: Any, address: Any, stride: Any) -> Any:
 
 @intrinsic
 def take_swapped(typingctx: Any, address: Any, stride: Any, s: Any) -> Any:
-    """`take` with row k from place k XOR s."""
+    """Read a tile as `take` does, with row k from place k XOR s."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         address, stride, s = args
@@ -318,7 +318,7 @@ def put(typingctx: Any, address: Any, stride: Any, tile: Any) -> Any:
 
 
 def by_rows(function: Callable[..., None]) -> Any:
-    """An intrinsic (tile, p, stride, more): calls function(row, p + k stride, more) for each row k of a tile."""
+    """An intrinsic (tile, p, stride, more) that calls function(row, p + k stride, more) for each row k of a tile."""
 
     @intrinsic
     def apply(typingctx: Any, tile: Any, p: Any, stride: Any, more: Any) -> Any:
@@ -336,7 +336,7 @@ def by_rows(function: Callable[..., None]) -> Any:
 
 @intrinsic
 def butterflies(typingctx: Any, tile: Any, h: Any, size: Any) -> Any:
-    """Stages h, 2h, 4h, 8h of the transform, those below `size`, on rows that lie h apart.
+    """Apply those of the transform's stages h, 2h, 4h, 8h that are below `size`, to rows that lie h apart.
 
     Additions and their order are those of the definition: a + b and a − b.
     """
@@ -361,7 +361,7 @@ def butterflies(typingctx: Any, tile: Any, h: Any, size: Any) -> Any:
 
 @intrinsic
 def transposed(typingctx: Any, tile: Any) -> Any:
-    """Rows become lanes."""
+    """A tile with its rows as lanes."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         v = _vectors(builder, args[0])
@@ -378,7 +378,7 @@ def transposed(typingctx: Any, tile: Any) -> Any:
 
 @intrinsic
 def flipped(typingctx: Any, tile: Any, signs: Any, p: Any, stride: Any) -> Any:
-    """A tile with the signs of positions p, p + stride, … of its rows; `signs` as `sign_words` writes them."""
+    """A tile times the signs of positions p, p + stride, … of its rows; `signs` as `sign_words` writes them."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile, signs, p, stride = args
@@ -393,9 +393,9 @@ def flipped(typingctx: Any, tile: Any, signs: Any, p: Any, stride: Any) -> Any:
 
 @intrinsic
 def flipped_columns(typingctx: Any, tile: Any, signs: Any, p: Any) -> Any:
-    """`flipped` for the transpose of positions p … p + 255: lane m of row r is position p + 16 m + r.
+    """The result of `flipped` for the transpose of positions p … p + 255: lane m of row r is position p + 16 m + r.
 
-    `signs` lie in pairs, as `paired_sign_words` writes them.
+    `signs` stand in pairs, as `paired_sign_words` writes them.
     """
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -419,7 +419,7 @@ def flipped_columns(typingctx: Any, tile: Any, signs: Any, p: Any) -> Any:
 
 @intrinsic
 def plus_signed(typingctx: Any, tile: Any, c: Any, signs: Any, p: Any) -> Any:
-    """tile + c z over positions p … p + 255 of a block, z = ±1."""
+    """The sum tile + c z over positions p … p + 255 of a block, z = ±1."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         tile, c, signs, p = args

@@ -1,6 +1,6 @@
-"""Threads for the kernels: PyTorch's own team, where it can be had.
+"""Threads for the kernels: PyTorch's own OpenMP team, where it is available.
 
-A second set of threads beside PyTorch's would fight with it: after each operation PyTorch's threads
+A second set of threads beside PyTorch's would compete with it: after each operation PyTorch's threads
 spin for some milliseconds on the cores that ours need, which makes a sync between two forward passes
 take twice as long. GNU OpenMP lets anyone run a C function on its team.
 """
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 @cache
 def forget_stale_kernels() -> None:
-    """Delete kernels on disk that were compiled from other sources than these.
+    """Delete kernels on disk that were compiled from other versions of these sources.
 
     Numba looks only at the file of the function that is called, not at those it calls.
     """
@@ -40,7 +40,7 @@ def forget_stale_kernels() -> None:
 
 @cache
 def compiled(function: Callable[[int], None]) -> Any:
-    """A C function of an address; compiled when first used, then kept on disk."""
+    """The C function of a kernel that takes a job's address; compiled when first used, then kept on disk."""
     forget_stale_kernels()
     return cfunc(types.void(types.int64), cache=True)(function)
 
@@ -58,7 +58,7 @@ def run(function: Any, job: NDArray, threads: int) -> None:
 
 @cache
 def openmp() -> ctypes.CDLL | None:
-    """The OpenMP library that PyTorch has loaded, if it is one that takes C functions."""
+    """The OpenMP library that PyTorch has loaded, if that library accepts C functions."""
     spec = find_spec("torch")
     places = spec.submodule_search_locations if spec is not None else None
     folder = Path(places[0]) / "lib" if places else Path()
