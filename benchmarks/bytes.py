@@ -1,4 +1,4 @@
-"""Bytes of a client and round of FedKSeed: real messages, encoded. `python benchmarks/bytes.py`"""
+"""Bytes of a client and round of FedKSeed, as lengths of encoded messages. `python benchmarks/bytes.py`"""
 
 import numpy as np
 from rich.console import Console
@@ -11,8 +11,8 @@ from fedkseed.wire.numbers import WIRES
 STEPS = 200  # τ of the paper
 SIZES = {"fedkseed": 4096, "fedkseed-pro": 1024}  # K of the paper
 PAPER = {"fedkseed": 17_988, "fedkseed-pro": 9_796}
-COHORTS = (1, 4, 10)  # clients a round, for differences
-BEFORE = 40  # rounds
+COHORTS = (1, 4, 10)  # clients a round, for broadcasts sent as differences
+BEFORE = 40  # rounds before the broadcast that is sent as a difference
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def made(name: str, wire: str) -> KSeed:
 
 
 def upload(strategy: KSeed, round_: int, client: int) -> Upload:
-    """Scalars from Student's t with 4 degrees of freedom: a few are large, as in training."""
+    """An upload with scalars from Student's t with 4 degrees of freedom, of which a few are large, as in training."""
     found = 8 * np.random.default_rng([round_, client]).standard_t(4, STEPS).astype(np.float32)
     match strategy.wire:
         case "compact":
@@ -53,7 +53,7 @@ def upload(strategy: KSeed, round_: int, client: int) -> Upload:
 
 
 def difference(strategy: KSeed, cohort: int) -> tuple[int, int]:
-    """Bytes of a broadcast to a client that has not kept the last one, and to one that has."""
+    """Bytes of a broadcast to a client that has not kept the last broadcast, and to a client that has."""
     state: State = strategy.init()
     sent = before = b""
     for round_ in range(BEFORE + 1):

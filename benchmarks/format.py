@@ -1,10 +1,10 @@
-"""What has a run learned: the form of an answer, or its contents?
+"""A test whether a run has learned the form of an answer or its contents.
 
     python benchmarks/format.py RUN [--examples 64] [--each 16] [--json]
 
-The change of loss of each example, base model to tuned model, is split by the response's tokens: the first one, the
-end of text, and all between. Rows are the held-out task and the categories of the clients' own examples, of which few
-were trained on. Means over examples ± standard errors; the three parts add up to the whole.
+The change of loss of each example, from the base model to the tuned model, is split by the response's tokens: the first
+one, the end of text, and all between. Rows are the held-out task and the categories of the clients' own examples, most
+of which were not trained on. Values are means over examples ± standard errors; the three parts add up to the whole.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from table import Row, show
 
 @torch.inference_mode()
 def parts(simulation: Simulation, examples: Sequence[Encoded]) -> list[tuple[float, float, float]]:
-    """Of each example: what the first token, the tokens between and the end of text add to its mean loss."""
+    """The parts of each example's mean loss by the first token, the tokens between, and the end of text."""
     found = []
     for example in examples:
         batch = collate([example], simulation.setup.tokenizer.pad_token_id)
@@ -39,8 +39,8 @@ def parts(simulation: Simulation, examples: Sequence[Encoded]) -> list[tuple[flo
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--examples", type=int, default=64, help="of the held-out task")
-    parser.add_argument("--each", type=int, default=16, help="of each category of the clients")
+    parser.add_argument("--examples", type=int, default=64, help="number of examples of the held-out task")
+    parser.add_argument("--each", type=int, default=16, help="number of examples of each category of the clients")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     store = Store(options.run)

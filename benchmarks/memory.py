@@ -1,16 +1,16 @@
-"""Peak memory of a local step, ours and the peers', beside plain inference with the same tokens.
+"""Peak memory of a local step, of fedkseed and of other methods, beside plain inference with the same tokens.
 
     python benchmarks/memory.py [--model MODEL | --config NAME] [--tokens 128] [--methods streamed …] [--json]
 
-Each row has a process of its own. It takes a step with a tiny model, which loads the libraries, the
-compiled kernels and the threads; what is resident then is the baseline, of no interest and subtracted.
-It loads the model, takes a step, and only then begins to look for the highest memory, over `STEPS`
-further steps: what it takes to go on for hours, and not what loading took. Memory that is mapped from
-files counts as far as it is resident. A GB is 10^9 bytes.
+Each row has a process of its own. The process takes a step with a tiny model first, which loads the libraries, the
+compiled kernels and the threads. The memory resident then is the baseline, which is subtracted. The process then loads
+the model, takes a step, and records the highest memory over `STEPS` further steps: the memory of training that goes on
+for hours, without that of loading. Memory that is mapped from files counts as far as it is resident. A GB is 10^9
+bytes.
 
-Inference is one forward pass with our loss, which takes the logits some at a time, and no gradients.
-`bfloat16` and `float32` are the types that weights have when they are used; `Q4_0` and the like how
-they are kept. Needs Linux, or `--device cuda`, where PyTorch's own count of the GPU's memory is read.
+Inference is one forward pass with our loss, which computes the logits of some tokens at a time, without gradients.
+`bfloat16` and `float32` are the types in which weights are used; `Q4_0` and the like are the types in which they are
+stored. Needs Linux, or `--device cuda`, where PyTorch's own count of the GPU's memory is read.
 """
 
 import argparse
@@ -87,7 +87,7 @@ class Case:
 
 
 def cases(methods: list[str], device: str, *, is_gguf: bool) -> list[Case]:
-    """Inference always, to compare with; the rest as far as it is asked for."""
+    """The rows to measure: inference always, for comparison, and the methods asked for."""
     storages = ["Q8_0", "Q4_0", *(["as stored"] if is_gguf else [])] if device == "cpu" else []
     every = [
         *(Case(method, dtype) for method in ALWAYS for dtype in ("bfloat16", "float32")),
@@ -99,9 +99,9 @@ def cases(methods: list[str], device: str, *, is_gguf: bool) -> list[Case]:
 
 
 def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, float]:
-    """Bytes of the baseline, and those that the steps need at most on top of it."""
+    """Bytes of the baseline, and the most bytes above the baseline during the steps."""
     meter = Meter(device)
-    logging.set_verbosity_error()  # advice on GGUF
+    logging.set_verbosity_error()  # hides advice about GGUF
     warm_up(case, device)
     meter.tidy()
     baseline = meter.now()
@@ -118,7 +118,7 @@ def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, fl
 
 
 def warm_up(case: Case, device: str) -> None:
-    """Two steps of a tiny model."""
+    """Take two steps with a tiny model."""
     for kind in KINDS if case.storage == "as stored" else (case.storage,):
         tiny = build(CONFIGS["tiny"], case.dtype).to(device)
         model = tiny if kind == "dense" else quantise(tiny, kind)
@@ -135,7 +135,7 @@ def build(shape: dict[str, int], dtype: str = "bfloat16") -> Any:
 
 
 class Meter:
-    """Memory in use: resident memory of this process, or PyTorch's tensors on a GPU."""
+    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU."""
 
     def __init__(self, device: str) -> None:
         self.on_gpu, self.peak = device != "cpu", 0
@@ -144,7 +144,7 @@ class Meter:
         return torch.cuda.memory_allocated() if self.on_gpu else status("VmRSS")
 
     def tidy(self) -> None:
-        """Give back what is free: garbage, and what the C library keeps for later."""
+        """Give unused memory back to the system: Python's garbage, and the free memory of the C library."""
         gc.collect()
         if sys.platform == "linux":
             ctypes.CDLL(None).malloc_trim(0)
@@ -168,7 +168,7 @@ class Meter:
 
     @contextmanager
     def _sampled(self) -> Iterator[None]:
-        """Where the kernel's high-water mark can't be reset: look every millisecond."""
+        """Set `peak` by a look every millisecond, for systems whose kernel can't reset its high-water mark."""
         done = Event()
 
         def look() -> None:
@@ -183,13 +183,13 @@ class Meter:
 
 
 def status(field: str) -> int:
-    """Bytes, as the kernel counts them for this process."""
+    """Bytes of a field of /proc/self/status, which counts the memory of this process."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def apart(function: Callable[..., Any], *args: Any) -> Any:
-    """The result of a function that runs in a fresh process."""
+    """The result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *args).result()
 
@@ -200,7 +200,7 @@ def measure_all(model: str, args: argparse.Namespace) -> list[Row]:
         print(*astuple(case), sep=", ", file=sys.stderr)
         try:
             needed[case] = apart(measure, case, model, args.tokens, args.device)
-        except BrokenProcessPool:  # killed: this machine has too little memory for it
+        except BrokenProcessPool:  # killed: this machine has too little memory for the case
             needed[case] = nan, nan
 
     def over(case: Case, dtype: str) -> float:

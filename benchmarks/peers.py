@@ -1,6 +1,6 @@
-"""The peers' ways, written anew in PyTorch: a sync and a local step of the paper, MeZO, backpropagation.
+"""Other methods for comparison, rewritten in PyTorch: the paper's sync and local step, MeZO, backpropagation.
 
-The weight decay of the paper's code, a further pass over the weights even when it is zero, is left out.
+The weight decay of the paper's code, which takes another pass over the weights even when it is zero, is left out.
 
 Qin et al., 2024, https://arxiv.org/abs/2312.06353, Algorithm 1 and "Further Optimization on Updating
 Models", and its code; Malladi et al., 2023, https://arxiv.org/abs/2305.17333, Algorithm 1
@@ -22,7 +22,7 @@ LR, EPS = 3e-7, 5e-4  # the paper's for LLaMA-3B
 
 
 def paper_sync(tensors: list[Tensor], directions: int, step: float) -> None:
-    """The paper's way: new memory for z, for its multiples and for the result; replaces the list's tensors."""
+    """Sync in the paper's way: new memory for z, for its multiples and for the result; replaces the list's tensors."""
     for k in range(directions):
         rng = torch.Generator(tensors[0].device).manual_seed(k)
         for i, w in enumerate(tensors):
@@ -31,29 +31,29 @@ def paper_sync(tensors: list[Tensor], directions: int, step: float) -> None:
 
 
 def efficient_sync(tensors: list[Tensor], buffer: Tensor, directions: int, step: float) -> None:
-    """The paper's more efficient way: z in a buffer that is made once, and one pass to add it."""
+    """Sync in the paper's more efficient way: z in a buffer that is made once, and one pass to add z."""
     for k in range(directions):
         rng = torch.Generator(buffer.device).manual_seed(k)
         for w in tensors:
             w.add_(buffer[: w.numel()].normal_(generator=rng), alpha=-step)
 
 
-# --- local steps: a function makes one that can be called again and again -------------------------
+# --- local steps: each function returns a step that can be called again and again -----------------
 
 
 def bare_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """The mean cross entropy of all logits in float32, as `transformers` computes it; `backward` works."""
+    """The mean cross entropy of all logits in float32, as `transformers` computes it, with gradients."""
     logits: Tensor = model(input_ids=batch.tokens, use_cache=False).logits
     return cross_entropy(logits[:, :-1].float().flatten(0, 1), batch.labels[:, 1:].flatten())
 
 
 def inference(model: nn.Module, batch: Batch) -> Callable[[], float]:
-    """One forward pass with our loss, which needs less memory than `bare_loss`: no step at all."""
+    """Inference instead of a step: one forward pass with our loss, which needs less memory than `bare_loss`."""
     return lambda: batch_loss(model, batch)
 
 
 def paper_step(model: nn.Module, batch: Batch) -> Callable[[], object]:
-    """The paper's and MeZO's step: + εz, − 2εz, + εz, − ηρz, z drawn four times, in new memory each time."""
+    """The paper's and MeZO's step: + εz, − 2εz, + εz, − ηρz, with z drawn four times, in new memory each time."""
     loss, parameters = inference(model, batch), list(model.parameters())
 
     def add(factor: float) -> None:
@@ -74,10 +74,10 @@ def paper_step(model: nn.Module, batch: Batch) -> Callable[[], object]:
 
 
 def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[[], object]:
-    """`paper_step` that keeps the weights apart from the perturbed ones, so that 16 bits don't drift.
+    """`paper_step` with a copy of the unperturbed weights, so that rounding to 16 bits does not make the weights drift.
 
     Args:
-        dtype: of the copy: float32 keeps updates too small for 16 bits; the weights' own type keeps none of them.
+        dtype: type of the copy: float32 keeps updates that are too small for 16 bits; the weights' own type loses them.
     """
     loss, parameters = inference(model, batch), list(model.parameters())
     copies = [p.data.to(dtype, copy=True) for p in parameters]
@@ -102,7 +102,7 @@ def copied_step(model: nn.Module, batch: Batch, dtype: torch.dtype) -> Callable[
 def backpropagation(
     model: nn.Module, batch: Batch, optimiser: Callable[..., torch.optim.Optimizer]
 ) -> Callable[[], object]:
-    """An ordinary step: gradients of all weights, and the optimiser's state."""
+    """An ordinary step by backpropagation, with gradients of all weights and the optimiser's state."""
     model.requires_grad_(True)
     made = optimiser(model.parameters(), lr=LR)
 

@@ -1,8 +1,9 @@
-"""Asynchronous rounds on paper: virtual time and staleness of the plan alone, no training.
+"""Plans of asynchronous rounds: virtual time and staleness, without any training.
 
     python benchmarks/plan.py [--json]
 
-200 clients of which a fifth takes ten times as long, 200 local steps, 400 contributions; means of ten seeds.
+200 clients, of which a fifth takes ten times as long as the others, 200 local steps, 400 contributions; means over ten
+seeds.
 """
 
 import argparse
@@ -52,7 +53,7 @@ def row(buffer: int, concurrency: int | None, limit: float) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     options = parser.parse_args()
     show("the plan of asynchronous rounds", [row(*chosen) for chosen in PLANS], as_json=options.json)
 

@@ -1,4 +1,4 @@
-"""The README's two figures, from what sync.py and memory.py print with `--json`.
+"""The two figures of the README, from the output of sync.py and memory.py with `--json`.
 
 python benchmarks/plots.py --sync sync.json --memory memory.json [--output docs/figures]
 """
@@ -20,7 +20,7 @@ from matplotlib.ticker import FuncFormatter
 from memory import BASE, OURS
 from sync import COPY, EFFICIENT, PAPER
 
-# Okabe and Ito's colours, which all kinds of eyes can tell apart; black and grey for what is compared with.
+# Okabe and Ito's colours, which can be distinguished with any colour vision; grey is for the reference.
 BLUE, SKY, GREEN, RED, ORANGE, GREY = "#0072B2", "#56B4E9", "#009E73", "#D55E00", "#E69F00", "#777777"
 LINES = {
     f"{PAPER}": ("the paper's way, PyTorch", RED), f"{EFFICIENT}": ("its more efficient way, PyTorch", ORANGE),
@@ -34,7 +34,7 @@ STYLE: Any = {
 
 
 def sync(measured: dict[str, Any], axes: Axes) -> None:
-    """Seconds against K, with a line for every family and every way of PyTorch, and one for a plain copy."""
+    """Draw seconds against K: a line for every family, for both ways of the paper in PyTorch, and for a plain copy."""
     rows = measured["rows"]
     copy = next(row["seconds"] for row in rows if row["what"] == COPY)
     ends: list[tuple[float, str, str]] = [(copy, "a plain copy of the weights", GREY)]
@@ -56,7 +56,7 @@ def sync(measured: dict[str, Any], axes: Axes) -> None:
 
 
 def apart(heights: Sequence[float], factor: float = 1.9) -> list[float]:
-    """Ascending heights on a logarithmic axis, moved up where two labels would touch."""
+    """Ascending heights of labels on a logarithmic axis, moved up where two labels would touch."""
     moved: list[float] = []
     for height in heights:
         moved.append(max(height, moved[-1] * factor) if moved else height)
@@ -64,7 +64,7 @@ def apart(heights: Sequence[float], factor: float = 1.9) -> list[float]:
 
 
 def memory(measured: dict[str, Any], axes: Axes) -> None:
-    """GB of every method, the least at the top; ratios to inference in 16 bits."""
+    """Draw the GB of every method, the least at the top, with their ratios to inference in 16 bits."""
     rows = sorted((row for row in measured["rows"] if isfinite(row["GB"])), key=lambda row: -row["GB"])
     kinds = {row["method"]: BLUE if row["method"] in OURS else RED for row in rows} | {BASE: GREY}
     names = [
@@ -83,8 +83,8 @@ def memory(measured: dict[str, Any], axes: Axes) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The figures of the README.")
-    parser.add_argument("--sync", type=Path, help="what sync.py --json printed")
-    parser.add_argument("--memory", type=Path, help="what memory.py --json printed")
+    parser.add_argument("--sync", type=Path, help="file with the output of sync.py --json")
+    parser.add_argument("--memory", type=Path, help="file with the output of memory.py --json")
     parser.add_argument("--output", type=Path, default=Path("docs/figures"))
     args = parser.parse_args()
     args.output.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,15 @@
-"""How many clients a server takes: aggregation, rounds over Flower's Grid without a network, and the SuperLink itself.
+"""Costs of a server against the number of clients: aggregation, rounds over Flower's Grid, and the SuperLink itself.
 
     python benchmarks/scale.py [--only aggregation grid shards polls] [--clients 100000 …] [--json]
 
-Uploads are those of FedKSeed, compact, K = 4,096 and 200 steps; nobody trains. Each row has a process of its own;
-time is the processor's, so that other programs do not count;
-memory is the most that was resident, less what was before. A MB is 10^6 bytes.
+Uploads are those of FedKSeed, compact, with K = 4,096 and 200 steps; no client trains. Each row has a process of its
+own. Time is processor time, so that other programs do not count. Memory is the peak of resident memory, less that
+before. A MB is 10^6 bytes.
 
-    aggregation   decode and aggregate, as a round does it
-    grid          the second round of a server whose clients answer at once, with Flower's records and no network; what
-                  their answers cost is left out
-    shards        the same uploads in groups, each aggregated by itself: are the sums the same bits?
+    aggregation   decode and aggregate uploads, as a round does
+    grid          the second round of a server whose clients answer at once, with Flower's records and no network; the
+                  time in which clients make their answers is left out
+    shards        the same uploads in groups, each aggregated by itself, and their sums compared bit by bit
     polls         clients that ask the SuperLink for work when there is none, as fast as they can, over TLS, with keys
 """
 
@@ -38,11 +38,11 @@ if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flowe
     from table import Row
 
 MB = 1e6
-CONNECT, SECONDS = 25.0, 8.0  # until all clients poll, on a busy machine; of polling
+CONNECT, SECONDS = 25.0, 8.0  # seconds until all clients poll, on a busy machine; seconds of polling
 
 
 def aggregation(clients: int) -> "Row":
-    """A round's work on what clients have sent."""
+    """A row about a round's work on the clients' uploads."""
     strategy = made("fedkseed", "compact")
     state = strategy.init()
     replies = {client: encode(upload(strategy, 0, client)) for client in range(clients)}
@@ -62,7 +62,7 @@ def aggregation(clients: int) -> "Row":
 
 
 def grid(clients: int, model: Path) -> "Row":
-    """A round of a server, from the broadcast to the next state."""
+    """A row about a round of a server, from the broadcast to the next state."""
     from flwr.app import Message
 
     from fedkseed.flower.envelope import Reply, Status
@@ -107,7 +107,7 @@ def grid(clients: int, model: Path) -> "Row":
                 answers[node] = reply.encode()
             before = before or peak_memory()
             answering, begin = 0.0, process_time()
-            state, report = server.round(state, {}.__getitem__)  # nobody began earlier
+            state, report = server.round(state, {}.__getitem__)  # synchronous: no earlier state is asked for
         seconds = process_time() - begin - answering
         used = peak_memory() - before
     assert report is not None
@@ -123,7 +123,7 @@ def grid(clients: int, model: Path) -> "Row":
 
 
 def shards(count: int, clients: int) -> "Row":
-    """Sums of the same uploads, grouped in shards of neighbouring clients, and those of one server."""
+    """A row that compares sums of uploads grouped in shards of neighbouring clients with the sums of one server."""
     strategy = made("fedkseed", "compact")
     state = strategy.init()
     uploads = [upload(strategy, 0, client) for client in range(clients)]
@@ -146,7 +146,7 @@ def shards(count: int, clients: int) -> "Row":
 
 
 def fixed_point(strategy: KSeed, uploads: list[Upload]) -> np.ndarray:
-    """Σ n ρ of every direction in units of 2^-24, (K,), i64: integers add up to the same whatever the grouping."""
+    """Σ n ρ of every direction in units of 2^-24, (K,), i64: sums of integers do not depend on the grouping."""
     sums = np.zeros(strategy.run.pool.size, np.int64)
     for one in uploads:
         scaled = np.rint(np.ldexp(one.scalars[one.found].astype(np.float64), 24)).astype(np.int64)
@@ -155,7 +155,7 @@ def fixed_point(strategy: KSeed, uploads: list[Upload]) -> np.ndarray:
 
 
 def poll(number: int, folder: Path, port: int, begin: float) -> int:
-    """How often one client is answered that there is no work, from a moment on."""
+    """Number of times within SECONDS from `begin` on that one client is answered that there is no work."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.supernode.fleet_http_connection import http_request_response
@@ -174,7 +174,7 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
 
 
 def polls(clients: int, through: str) -> "Row":
-    """Requests that the SuperLink answers, through nginx or past it."""
+    """A row about the requests that the SuperLink answers, through nginx or past nginx."""
     from fedkseed.flower.certs import make as make_keys
     from fedkseed.flower.children import free_port
     from fedkseed.flower.server.processes import Host
@@ -204,16 +204,16 @@ def polls(clients: int, through: str) -> "Row":
 
 
 def peak_memory() -> int:
-    """The most bytes that this process had resident; `federation.peak_memory` would import PyTorch."""
+    """Peak resident memory of this process in bytes, by code that does not import PyTorch."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
 def cpu_seconds(host: "Host") -> dict[str, float]:
-    """Of each of a server's processes, with those that it has started."""
+    """Processor seconds of each of a server's processes, including those of the processes that it has started."""
     stats = []
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the process has ended
             about, _, rest = path.read_text().rpartition(")")
             stats.append((int(about.split()[0]), rest.split()))
     found = {}
@@ -227,7 +227,7 @@ def cpu_seconds(host: "Host") -> dict[str, float]:
 
 
 def alone(job: Callable[[], "Row"]) -> "Row":
-    """A row, by a process of its own."""
+    """The row of a job that runs in a process of its own."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         row = process.submit(job).result()
     print(row, file=sys.stderr)
@@ -238,7 +238,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = ("aggregation", "grid", "shards", "polls")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
-    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="of an aggregation")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1_000, 10_000, 100_000], help="numbers to aggregate")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:

@@ -1,11 +1,10 @@
-"""A two-point local step beside the two bare forward passes it can't do without, in one run.
+"""Time of a two-point local step beside that of its two bare forward passes, in one run.
 
     python benchmarks/step.py [--dtype float32 …] [--storage dense …] [--tokens 32 128 512] [--mode …] [--json]
 
-A bare pass is the dense model's in the same type, with the loss. Every token but the first counts
-as response, so all logits are made. Each way takes turns with the
-bare passes and is compared with those. The last write of a round (`settle`, one pass in `τ` steps) is
-left out.
+A bare pass is a forward pass of the dense model in the same type, with the loss. Every token but the first counts as
+response, so all logits are computed. Each kind of step takes turns with the bare passes and is compared with them. The
+last write of a round (`settle`, one pass in `τ` steps) is left out.
 """
 
 import argparse
@@ -31,7 +30,7 @@ WAYS = [
 
 
 def make_batch(examples: int, tokens: int, device: str = "cpu") -> Batch:
-    """Random tokens; all but the first are predicted."""
+    """A batch of random tokens, of which all but the first of each example are predicted."""
     drawn = torch.randint(1000, (examples, tokens), generator=torch.Generator().manual_seed(1)).to(device)
     labels = drawn.clone()
     labels[:, 0] = IGNORED
@@ -39,7 +38,7 @@ def make_batch(examples: int, tokens: int, device: str = "cpu") -> Batch:
 
 
 def held(model: nn.Module, pool: Pool, mode: str) -> Pooled:
-    """w(c), with c as it is after some rounds: a pass over `in place` is the same for any c."""
+    """The weights w(c) in a mode, with c as after some rounds; `in place` takes the same time for any c, so 0 there."""
     weights = hold(model, pool, mode=mode)
     if mode != "in place":
         weights.load(np.random.default_rng(1).normal(size=pool.size) * 1e-7)
@@ -47,7 +46,7 @@ def held(model: nn.Module, pool: Pool, mode: str) -> Pooled:
 
 
 def our_step(model: nn.Module, weights: Weights, batch: Batch) -> Callable[[], object]:
-    """What `zeroth_order_steps` repeats."""
+    """One step as repeated by `zeroth_order_steps`."""
     direction = weights.pool.size // 2
 
     def step() -> None:
@@ -58,13 +57,13 @@ def our_step(model: nn.Module, weights: Weights, batch: Batch) -> Callable[[], o
 
 
 def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
-    """Rows of one type: ours in every storage and mode, then the paper's way."""
-    plain = load_model(args.model, dtype)  # another than ours: a model that is streamed is slower by itself
+    """Rows of one type: fedkseed's steps in every storage and mode, then the paper's."""
+    plain = load_model(args.model, dtype)  # a separate model: streaming slows down the model that is streamed
     batches = [make_batch(args.batch, tokens) for tokens in args.tokens]
 
     def row(name: str, storage: str, batch: Batch, step: Callable[[], object]) -> Row:
         bare = inference(plain, batch)
-        step()  # compiles, and touches all memory once
+        step()  # not timed: compiles, and touches all memory once
         bare()
         seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), "step": step}, within=args.seconds)
         return {
@@ -85,7 +84,7 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
                 for batch in batches:
                     yield row(f"{mode}, {family}", storage, batch, our_step(model, weights, batch))
                 weights.restore()
-    for batch in batches:  # last: the weights end a little beside themselves
+    for batch in batches:  # last, because rounding changes the weights a little
         yield row("the paper's way", "dense", batch, paper_step(plain, batch))
 
 
@@ -93,13 +92,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="A two-point local step over two bare forward passes.")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--dtype", choices=DTYPES, nargs="+", default=["float32", "bfloat16"])
-    parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"], help="of ours; streamed only")
-    parser.add_argument("--mode", choices=MODES, nargs="+", default=list(MODES), help="only these")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512], help="of an example")
+    parser.add_argument("--storage", choices=STORAGES, nargs="+", default=["dense"], help="of streamed weights")
+    parser.add_argument("--mode", choices=MODES, nargs="+", default=list(MODES), help="modes to time")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512], help="tokens of an example")
     parser.add_argument("--batch", type=int, default=1, help="examples a step")
     parser.add_argument("--size", type=int, default=4096, help="K, a power of two")
-    parser.add_argument("--repeats", type=int, default=7, help="the best of so many")
-    parser.add_argument("--seconds", type=float, default=3, help="of a row; no more repeats than fit, but two")
+    parser.add_argument("--repeats", type=int, default=7, help="repeats, of which the fastest counts")
+    parser.add_argument("--seconds", type=float, default=3, help="time limit of a row; two repeats are always done")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows = [row for dtype in args.dtype for row in measure(args, dtype)]

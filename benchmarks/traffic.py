@@ -1,15 +1,15 @@
-"""Bytes of a client and round over Flower: our messages beside all that crosses a TCP connection.
+"""Bytes of a client and round over Flower: those of our messages beside all bytes of the TCP connections.
 
     python benchmarks/traffic.py [--only compact …] [--rounds 4] [--idle 90] [--json]
 
 Each row is a federation of real processes on loopback: `fedkseed server` with nginx, Flower's SuperLink and its
-executors, and three times `fedkseed client`, each through a proxy of its own that counts what it passes on: TLS, HTTP
-and Flower's records, without the headers of TCP and IP. Rounds after the first are counted, when clients have the
-recipe and the model, and keep the last broadcast. Before the first row, two of the three clients wait for the third:
-what they send and receive then is idle traffic.
+executors, and three times `fedkseed client`, each through a proxy of its own that counts the bytes it passes on: TLS,
+HTTP and Flower's records, without the headers of TCP and IP. Only rounds after the first are counted, in which clients
+have the recipe and the model, and keep the last broadcast. Before the first row, two of the three clients wait for the
+third: their traffic in this time is idle traffic.
 
-The model has 0.14 million weights. What FedKSeed sends does not depend on that; for algorithms that send weights, the
-column of SmolLM2-135M is arithmetic: 4 bytes a tuned weight down and up.
+The model has 0.14 million weights. The bytes of FedKSeed do not depend on that number; for algorithms that send
+weights, the column of SmolLM2-135M is computed: 4 bytes a tuned weight down and up.
 """
 
 import argparse
@@ -40,7 +40,7 @@ CLIENTS, EXAMPLES = 3, 24  # of each client
 SHORT = 300  # characters of an example: 200 steps in seconds
 STEPS, SIZE = 200, 4096  # τ and K of the paper
 PATIENCE = 300.0  # seconds until everything is connected, or a round is done, on a busy machine
-SETTLE = 10.0  # seconds from a connection to what counts as idle
+SETTLE = 10.0  # seconds from a client's connection until traffic counts as idle
 LOOK = 0.1  # seconds between two looks at the run
 FEDKSEED = {"algorithm": "fedkseed", "steps": STEPS, "eps": 1e-3, "lr": 1e-6}
 TRAININGS = {
@@ -54,11 +54,11 @@ TRAININGS = {
 
 @dataclass
 class Counts:
-    """What has crossed a proxy."""
+    """Counts of the bytes, requests and connections that a proxy has passed on."""
 
     down: int = 0
     up: int = 0
-    requests: int = 0  # times that a client began to speak after it was spoken to
+    requests: int = 0  # number of times that a client began to send after it had received
     connections: int = 0
 
     def since(self, before: "Counts") -> "Counts":
@@ -71,7 +71,7 @@ class Counts:
 
 
 class Proxy:
-    """Passes connections to a port of this machine on, and counts."""
+    """A proxy that passes connections on to a port of this machine, and counts their traffic."""
 
     def __init__(self, target: int) -> None:
         self.target, self.counts, self.port = target, Counts(), free_port()
@@ -88,7 +88,7 @@ class Proxy:
             writer.close()
             return
         self.counts.connections += 1
-        quiet = True  # on the client's side
+        quiet = True  # whether the client has sent nothing since it last received
 
         def up(size: int) -> None:
             nonlocal quiet
@@ -123,7 +123,7 @@ class Federation:
         make_keys(self.keys, CLIENTS, ["localhost"], 40)
 
     def counts(self) -> Counts:
-        """Of all clients."""
+        """The sum of the counts of all clients."""
         return Counts.total([proxy.counts for proxy in self.proxies])
 
     @asynccontextmanager
@@ -147,12 +147,12 @@ class Federation:
         )  # fmt: skip
 
     async def until_told(self, text: str) -> None:
-        """Wait for something that the server says."""
+        """Wait until the server's journal contains a text."""
         journal = self.run / "progress.jsonl"
         await self._until(lambda: journal.exists() and text in journal.read_text(), text)
 
     async def until_done(self, rounds: int) -> list[dict]:
-        """Reports of so many rounds, once they are finished."""
+        """Wait until `rounds` rounds are finished, and return their reports."""
         await self._until(lambda: len(Store(self.run).reports()) >= rounds, f"round {rounds}")
         return Store(self.run).reports()
 
@@ -184,7 +184,7 @@ class Federation:
 async def measure(
     folder: Path, training: dict, data: Path, model: Path, rounds: int, idle: float
 ) -> tuple[Row, Row | None]:
-    """A row of bytes a client and round, and one of idle bytes, if there are seconds to wait for them."""
+    """A row of bytes a client and round, and a row of bytes of idle clients, or None if `idle` is 0 seconds."""
     recipe = {
         "seed": 1,
         "model": {"name": str(model)},
@@ -213,7 +213,7 @@ async def measure(
                 "requests": round(found.requests / hours),
                 "connections": round(found.connections / hours),
             }
-            print(waiting, file=sys.stderr)  # minutes each: what was measured is not lost with what follows
+            print(waiting, file=sys.stderr)  # at once: a later error must not lose a measurement of minutes
         await federation.join(CLIENTS - 1)
         await federation.until_done(1)
         before, begin = federation.counts(), perf_counter()
@@ -243,13 +243,13 @@ async def measure(
 
 
 def weights(algorithm: str) -> int:
-    """Bytes down and up of a client and round, 32 bits a tuned weight, both ways."""
+    """Bytes of a client and round, down and up together, with 32 bits a tuned weight each way."""
     return 8 * SMOLLM2.weights if algorithm == "fedavg" else communication(algorithm, SMOLLM2)
 
 
 @contextmanager
 def material() -> Iterator[tuple[Path, Path]]:
-    """A folder of a file a client, and a model."""
+    """A temporary folder with one data file a client, and a model's folder."""
     with tempfile.TemporaryDirectory(prefix="fks") as name:  # short: a worker's socket has a path of 108 characters
         folder = Path(name)
         (folder / "data").mkdir()
@@ -262,7 +262,7 @@ def material() -> Iterator[tuple[Path, Path]]:
 
 
 def untrained(folder: Path) -> Path:
-    """Write a model of 0.14 million random weights: it is as large as one that has learned something."""
+    """Write a model of 0.14 million random weights, whose messages are as large as those of a trained model."""
     tokenizer().save_pretrained(folder)
     model().save_pretrained(folder)
     return folder
@@ -271,8 +271,8 @@ def untrained(folder: Path) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS))
-    parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")
-    parser.add_argument("--idle", type=float, default=90.0, help="seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, default=4, help="rounds of a row; the first is not counted")
+    parser.add_argument("--idle", type=float, default=90.0, help="seconds of idle traffic to measure; 0 for none")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows, idle = list[Row](), list[Row]()

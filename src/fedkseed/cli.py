@@ -1,6 +1,6 @@
 """The command line: run a recipe, find its settings, look at runs, compare algorithms, reproduce the paper.
 
-A command imports its modules when it is called: `fedkseed --help` and those that only look at a run load no PyTorch.
+Each command imports its modules when it is called: `fedkseed --help` and commands that only read a run load no PyTorch.
 """
 
 import sys
@@ -32,23 +32,25 @@ app = typer.Typer(
     help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
 )
 
-Directory = Annotated[Path, typer.Argument(help="A run's directory, as made by `fedkseed run`.")]
-RecipeFile = Annotated[Path, typer.Argument(help="A recipe: a TOML file, see recipes/quickstart.toml.")]
+Directory = Annotated[Path, typer.Argument(help="The directory of a run, as made by `fedkseed run`.")]
+RecipeFile = Annotated[
+    Path, typer.Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")
+]
 AdapterFile = Annotated[Path, typer.Argument(help="An adapter file, or the directory of a finished run.")]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files into the run's directory.")
 ]
 Base = Annotated[
-    str | None, typer.Option("--model", help="Where the base model lies now, if not where the run found it.")
+    str | None, typer.Option("--model", help="The base model (folder, file or name), if it has moved since the run.")
 ]
 
 
 def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose refusals are one clear line and exit code 2."""
+    """Register a command whose refusals are one line on stderr and exit code 2."""
 
     @wraps(function)
     def guarded(*args: Any, **options: Any) -> None:
-        # transformers' own bars would break ours, and the one line of an error
+        # progress bars of transformers would run into ours, and into the one line of an error
         environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         try:
             function(*args, **options)
@@ -65,14 +67,22 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
 @_command
 def run(
     recipe: RecipeFile,
-    output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="New directory for the run; default runs/NAME, by the recipe's file name.")
+    ] = None,
     tensorboard: TensorBoard = False,
     engine: Annotated[
         str,
-        typer.Option(help="What carries messages: own, or flower: its engine on Ray, to the same digest."),
+        typer.Option(
+            help="Engine that carries the messages: own, or flower (Flower's simulation on Ray). The tuned model is "
+            "the same, bit for bit."
+        ),
     ] = "own",
 ) -> None:
-    """Run a recipe: tune, evaluate before and after, write the adapter. Stop it at any moment and `resume`."""
+    """Run a recipe with all its clients on this machine: tune the model, evaluate it before and after, save it.
+
+    The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round.
+    """
     from .recipe.reading import load_recipe
     from .run.simulation import start
     from .tools.display import print_result
@@ -92,7 +102,10 @@ def run(
 
 @_command
 def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
-    """Go on with a run that was stopped or killed; the result is the same, bit for bit."""
+    """Continue a run that was stopped or killed, from its last finished round.
+
+    The tuned model is the same, bit for bit, as that of a run without a stop.
+    """
     from .recipe.reading import load_recipe
     from .run.simulation import resume as resume_run
     from .run.store import Store
@@ -106,7 +119,7 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 
 @_command
 def rounds(directory: Directory) -> None:
-    """List the finished rounds of a run."""
+    """List the finished rounds of a run: clients, training loss, bytes, seconds."""
     from .run.store import Store
     from .tools.display import print_rounds
 
@@ -115,12 +128,10 @@ def rounds(directory: Directory) -> None:
 
 @_command
 def report(
-    directories: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, also unfinished ones.")
-    ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The page to write.")] = Path("report.html"),
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, finished or not.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
-    """Write one web page about one run, or comparing several: curves, traffic, directions, clients, recipe."""
+    """Write one web page about a run, or comparing several: curves, traffic, directions, clients, recipe."""
     from .tools.report import write_report
 
     write_report(directories, output)
@@ -129,9 +140,9 @@ def report(
 
 @_command
 def rollback(
-    directory: Directory, to: Annotated[int, typer.Option(help="How many finished rounds to keep.", min=0)]
+    directory: Directory, to: Annotated[int, typer.Option(help="Number of finished rounds to keep.", min=0)]
 ) -> None:
-    """Go back to an earlier round: everything after it is forgotten; `resume` goes on from there."""
+    """Return a run to an earlier round and delete all later ones; `fedkseed resume` continues from there."""
     from .run.store import Store
 
     store = Store(directory)
@@ -144,10 +155,11 @@ def rollback(
 def eval(
     directory: Directory,
     after: Annotated[
-        int | None, typer.Option(help="Evaluate the model after this many rounds; default all.", min=0)
+        int | None,
+        typer.Option(help="Number of rounds after which to evaluate the model; default: all finished ones.", min=0),
     ] = None,
 ) -> None:
-    """Evaluate a run's model on the held-out data, also in the middle of a run or after an earlier round."""
+    """Evaluate the model of a run, finished or not, on the held-out examples, by default after its last round."""
     from .evaluation.statistics import estimate, paired_change
     from .recipe.reading import load_recipe
     from .run.simulation import Simulation
@@ -155,7 +167,8 @@ def eval(
 
     store = Store(directory)
     recipe = load_recipe(store.recipe)
-    trained = recipe.training.model_copy(update={"objective": "loss"})  # a function that a run names is not needed now
+    # Evaluation is by the loss: with it, no objective function of the user's has to be loaded.
+    trained = recipe.training.model_copy(update={"objective": "loss"})
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe.model_copy(update={"training": trained}), bars)
         store.require_same(simulation.identity)
@@ -176,10 +189,10 @@ def eval(
 @_command
 def export(
     adapter: AdapterFile,
-    output: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    output: Annotated[Path, typer.Argument(help="New folder for the tuned model; it must not exist yet.")],
     model: Base = None,
 ) -> None:
-    """Write the tuned model as a Hugging Face folder."""
+    """Write the tuned model as a Hugging Face folder: the base model's weights with the adapter applied."""
     from .files import folder
     from .models.load import load_model, load_tokenizer
     from .weights.lazy import densify
@@ -201,12 +214,12 @@ def export(
 @_command
 def generate(
     adapter: AdapterFile,
-    prompt: Annotated[str, typer.Argument(help="The instruction.")],
+    prompt: Annotated[str, typer.Argument(help="The instruction to answer.")],
     context: Annotated[str, typer.Option(help="Further text that the instruction is about.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
+    max_new_tokens: Annotated[int, typer.Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
     model: Base = None,
 ) -> None:
-    """Answer an instruction with the base model and with the tuned one."""
+    """Answer an instruction with the base model and with the tuned model, to compare them."""
     from rich.text import Text
 
     from .data.reading import Example
@@ -230,9 +243,12 @@ def generate(
 @_command
 def preview(
     recipe: RecipeFile,
-    client: Annotated[int, typer.Option(help="Whose first example to show.", min=0)] = 0,
+    client: Annotated[int, typer.Option(help="Number of the client whose first example is shown.", min=0)] = 0,
 ) -> None:
-    """Show what is fed to the loss, and how the data fell over the clients. Loads no weights."""
+    """Show a training example as tokens with its loss mask, and the split of the data over the clients.
+
+    No weights are loaded.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -276,10 +292,10 @@ def preview(
 def compare(
     recipe: RecipeFile,
     algorithm: Annotated[
-        list[str] | None, typer.Option(help="Which to compare; give it several times. Default: all.")
+        list[str] | None, typer.Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
     ] = None,
 ) -> None:
-    """Measure what each algorithm costs a client on a recipe's model and data: bytes, memory, seconds."""
+    """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
     from .recipe.algorithms import ALGORITHMS
     from .recipe.reading import load_recipe
     from .tools.compare import compare as measure_all
@@ -304,24 +320,30 @@ def compare(
 def tune(
     recipe: RecipeFile,
     minutes: Annotated[
-        float, typer.Option(help="No trial is begun that would end later; loading counts. 0: only eps.", min=0)
+        float,
+        typer.Option(help="Time limit, loading included: no trial is begun that would pass it. 0: only eps.", min=0),
     ] = 5.0,
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Local steps of a client in a trial; default the recipe's, at most 32 of all clients.", min=1
+            help="Local steps of a client in a trial; default the recipe's, but at most 32 for all clients together.",
+            min=1,
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the recipe with what was found to this file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="New file for the recipe with the values found in place of its own.")
+    ] = None,
 ) -> None:
-    """Find eps and lr for a recipe in minutes, on the base model and the clients' training examples.
+    """Find the perturbation scale (eps) and learning rate (lr) for a recipe, in minutes.
 
-    eps: a scalar gradient (L(w + eps z) - L(w - eps z)) / 2 eps is spoilt by the rounding of the losses where eps is
-    small, and by curvature where it is large. Both are measured along a ladder; the best has the least error.
+    eps: a scalar gradient (L(w + eps z) - L(w - eps z)) / 2 eps loses its precision to the rounding of the losses
+    where eps is small, and to curvature where eps is large. Both errors are measured on the base model for a series
+    of values; the best eps has the least error.
 
-    lr: the curvature bounds the steps that can lower the loss. Below that, short rounds from the base model try one
-    learning rate after another, on the same batches and directions. What two standard errors can't tell apart is
-    said. Algorithms that backpropagate have no eps: for them only rounds are tried. Held-out examples are not used.
+    lr: the curvature gives an upper limit for steps that can lower the loss. Short rounds from the base model then
+    try one learning rate after another, on the same batches and directions. Values within two standard errors of
+    the best are reported as equal. For algorithms that backpropagate, which have no eps, only learning rates are
+    tried. All losses are of the clients' training examples; held-out examples are not used.
 
     docs/tune.md has the formulas and an example.
     """
@@ -342,10 +364,10 @@ def tune(
 
 @_command
 def pin(recipe: RecipeFile) -> None:
-    """Write the digest of the base model into a recipe: clients check theirs, and a server needs no model.
+    """Write the digest of the base model into a recipe: clients then check their copy, and a server needs no model.
 
-    The model is loaded once, here. The lines written are [model] digest and, for an algorithm that tunes the output
-    layer, [model] tuned with the names of its weights. Comments and order of the file stay as they are.
+    The model is loaded once, here. The keys written are [model] digest and, for an algorithm that tunes the output
+    layer, [model] tuned with the names of that layer's weights. Comments and order of the file stay as they are.
     """
     from .tools.pin import pin as write
 
@@ -358,9 +380,13 @@ def pin(recipe: RecipeFile) -> None:
 
 @_command
 def directions(
-    device: Annotated[str, typer.Option(help="Where to make them: cpu, cuda, cuda:1, mps, …")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
 ) -> None:
-    """Check this machine: every backend of a device must give the published bits of every family."""
+    """Check that this machine computes the random directions of docs/directions.md, bit for bit.
+
+    Every backend of the device is compared with the published test vectors of every family of directions. Parties
+    that differ in one bit would end with different models.
+    """
     from rich.table import Table
 
     from .directions.vectors import check
@@ -380,15 +406,15 @@ def directions(
 
 @_command
 def fuzz(
-    inputs: Annotated[int, typer.Option(help="How many; whole blocks of 1,000.", min=1)] = 1_000_000,
-    seed: Annotated[int, typer.Option(help="Inputs are a function of it and of their numbers.")] = 0,
-    start: Annotated[int, typer.Option(help="Number of the first input, to go on with a campaign.", min=0)] = 0,
-    processes: Annotated[int, typer.Option(help="How many try inputs side by side.", min=1)] = 1,
+    inputs: Annotated[int, typer.Option(help="Number of inputs; widened to whole blocks of 1,000.", min=1)] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Seed of the inputs; seed and number of an input decide its bytes.")] = 0,
+    start: Annotated[int, typer.Option(help="Number of the first input, to continue an earlier call.", min=0)] = 0,
+    processes: Annotated[int, typer.Option(help="Number of processes that try inputs side by side.", min=1)] = 1,
 ) -> None:
-    """Attack this program's decoder with broken and invented messages; docs/wire.md says what it promises.
+    """Test the decoder of network messages with broken and invented ones; docs/wire.md has its guarantees.
 
-    Every input is refused or is a message that encodes to the same bytes; anything else ends the campaign, which then
-    prints the input.
+    Every input must be refused or be a message that encodes to the same bytes. Anything else is a finding: the
+    command then stops and prints the input.
     """
     from rich.table import Table
     from rich.text import Text
@@ -397,7 +423,7 @@ def fuzz(
 
     begin = time.perf_counter()
     tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
-    seconds, table = time.perf_counter() - begin, Table("inputs", "what became of them")
+    seconds, table = time.perf_counter() - begin, Table("inputs", "outcome")
     for kind, count in tally.accepted.most_common():
         table.add_row(f"{count:,}", Text(f"accepted: {kind}"))
     for words, count in tally.refused.most_common():
@@ -413,22 +439,35 @@ def fuzz(
 
 @_command
 def reproduce(
-    name: Annotated[str, typer.Argument(help="An experiment, or all; --list tells which there are.")] = "",
-    scale: Annotated[str, typer.Option(help="tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
-    output: Annotated[Path, typer.Option(help="Where runs, tables and figures go.")] = Path("results"),
-    model: Annotated[str | None, typer.Option(help="Folder of the model that the scale `stories` wants.")] = None,
-    dolly: Annotated[str | None, typer.Option(help="File of the whole of Dolly-15K, for `full`.")] = None,
-    natural_instructions: Annotated[str | None, typer.Option(help="Folder of Super-NaturalInstructions.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many, instead of the recipe's.", min=1)] = None,
-    only: Annotated[str, typer.Option(help="Only runs whose label holds this.")] = "",
+    name: Annotated[str, typer.Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
+    scale: Annotated[
+        str,
+        typer.Option(help="Size of the experiment: tiny (minutes), stories, small (hours) or full (the paper's)."),
+    ] = "tiny",
+    output: Annotated[Path, typer.Option(help="Directory for runs, tables and figures.")] = Path("results"),
+    model: Annotated[str | None, typer.Option(help="Folder of the model, needed by --scale stories.")] = None,
+    dolly: Annotated[str | None, typer.Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
+    natural_instructions: Annotated[
+        str | None, typer.Option(help="Folder of the data set Super-NaturalInstructions.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)
+    ] = None,
+    only: Annotated[str, typer.Option(help="Limit the experiment to runs whose label contains this text.")] = "",
     part: Annotated[str, typer.Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
     dry_run: Annotated[
-        bool, typer.Option(help="Print sizes, bytes, passes and a rough time; load no weights.")
+        bool, typer.Option(help="Print sizes, bytes, forward and backward passes and a rough time; load no weights.")
     ] = False,
-    seconds_per_step: Annotated[float | None, typer.Option(help="Of two forward passes, for --dry-run.")] = None,
+    seconds_per_step: Annotated[
+        float | None,
+        typer.Option(help="Seconds of a local step of two forward passes, for --dry-run; default: estimated."),
+    ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
-    """Run an experiment of the paper: table and figure. Stop it at any moment and call it again."""
+    """Run an experiment of the paper and write its table and figure.
+
+    It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
+    """
     from rich.table import Table
 
     from .paper import experiments
@@ -457,7 +496,7 @@ def reproduce(
             experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
         )
         if folder is None:
-            console.print("the rest is left to the other parts; call it without --part once they have ended")
+            console.print("this part is finished; once all parts are, the command without --part writes the table")
         else:
             console.print((folder / "table.md").read_text(), highlight=False)
             console.print(f"written to {folder}", highlight=False)
@@ -469,7 +508,7 @@ for network_command in (certs, server, client):
 
 @contextmanager
 def _progress(rounds: int, directory: Path, tensorboard: bool) -> "Iterator[Progress]":
-    """The watchers of a run: bars on the terminal, and event files if they are wanted."""
+    """The watchers of a run: bars on the terminal, and TensorBoard event files if they are wanted."""
     with Bars(rounds) as bars:
         if not tensorboard:
             yield bars

@@ -1,14 +1,14 @@
-"""Rounds over a network, carried by Flower. Needs the extra `fedkseed[flower]`.
+"""Rounds over a network, with Flower as the transport. Needs the extra `fedkseed[flower]`.
 
-server/          a server's side: ServerApp, processes, the way to its clients
-client/          a client's side: ClientApp, worker, processes, consent
-envelope.py      what travels around a message
+server/          the server's side: ServerApp, processes, the transport to its clients
+client/          the client's side: ClientApp, worker, processes, consent
+envelope.py      tasks and replies: the bytes around our messages
 messages.py      bytes in Flower's messages
 recipes.py       recipes over a network
-compat.py        all that works around Flower, by version
-children.py      Flower's programs, as children that end with their parent
+compat.py        workarounds for Flower, with the version that needs each
+children.py      Flower's programs, as child processes that end with their parent
 certs.py cli.py  keys and certificates; the three commands
-simulation.py    many virtual clients on Flower's own engine
-strategy.py      our algorithms in a Flower project that is there already
+simulation.py    many virtual clients on Flower's simulation engine
+strategy.py      our algorithms inside another Flower project
 loopback.py      a Grid in one process
 """

@@ -1,4 +1,4 @@
-"""Who is who in a federation: a certificate authority, the server's certificate, a key for each client.
+"""Identities of a federation's parties: a certificate authority, the server's certificate, a key for each client.
 
 ca.pem, ca.key            the authority; every client gets a copy of ca.pem, ca.key is best kept off the server
 server.pem, server.key    the server's certificate, for the names that clients dial
@@ -23,24 +23,24 @@ from ..files import border
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 SOON = timedelta(days=30)
-AUTHORITY = timedelta(days=3650)  # it is with every client: it must outlive many certificates of the server
-SKEW = timedelta(hours=1)  # certificates begin so much earlier: clocks of clients may be behind
+AUTHORITY = timedelta(days=3650)  # every client has a copy: it must outlive many certificates of the server
+SKEW = timedelta(hours=1)  # certificates begin this long before they are made: clocks of clients may be behind
 
 
 def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
-    """Make what is missing of a federation's keys and certificates; what is there is never written over.
+    """Make the missing keys and certificates of a federation; existing files are never overwritten.
 
     Args:
         hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
-        days: that the server's certificate is valid. To renew it, remove server.pem and server.key first. The
-            authority is valid for ten years, and clients need nothing new until then.
+        days: number of days for which the server's certificate is valid. To renew it, remove server.pem and
+            server.key first. The authority is valid for ten years, and clients need nothing new until then.
 
     Returns:
         The files made.
 
     Raises:
         FedKSeedError: the directory can't be written, a pair of files is incomplete, the server's certificate is for
-            other hosts, or the authority is over.
+            other hosts, or the authority has expired.
     """
     now = now or datetime.now(UTC)
     made: list[Path] = []
@@ -93,10 +93,10 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
 
 
 def check(directory: Path, now: datetime | None = None) -> str | None:
-    """Is the server's certificate good now? Returns a warning if it will not be for long.
+    """Check that the server's certificate is valid now; returns a warning if it expires within 30 days.
 
     Raises:
-        FedKSeedError: files are missing, or it is over or not begun.
+        FedKSeedError: files are missing, or a certificate has expired or is not valid yet.
     """
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
@@ -117,7 +117,7 @@ def public_keys(directory: Path) -> list[Path]:
     """The public keys of clients 0, 1, … in the order of their numbers.
 
     Raises:
-        FedKSeedError: there is none, or one between them is missing.
+        FedKSeedError: there is no key, or the key of one client is missing.
     """
     found = {path.name for path in directory.glob("client-*.pub")}
     ordered = [f"client-{number}.pub" for number in range(len(found))]
@@ -210,7 +210,7 @@ def _require_valid(path: Path, certificate: x509.Certificate, now: datetime) -> 
 
 
 def _pair(first: Path, second: Path) -> bool:
-    """Are both files there?"""
+    """Whether both files exist; one without the other is refused."""
     if first.exists() != second.exists():
         there, lacking = (first, second) if first.exists() else (second, first)
         raise FedKSeedError(f"there is {there} but no {lacking}; bring it back, or remove the other to make both anew")
@@ -218,7 +218,7 @@ def _pair(first: Path, second: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> Path:
-    """A new file for this user alone."""
+    """Write a new file that only this user can read."""
     with border(f"can't write {path}"):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(file, "wb") as stream:

@@ -1,4 +1,4 @@
-"""Flower's processes, started as children that end with their parent."""
+"""Flower's programs, started as child processes that end with their parent."""
 
 import json
 import os
@@ -23,20 +23,20 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def environment(home: Path, first: Sequence[Path] = ()) -> dict[str, str]:
-    """Variables of Flower's processes: nothing goes out but to the server, everything of Flower's lies in `home`.
+    """Environment variables of Flower's processes: connections to the server alone, all of Flower's files in `home`.
 
     Args:
-        first: where to look for programs before anywhere else.
+        first: directories in which programs are looked for first.
     """
     paths = [*map(str, first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
     return {**os.environ, **QUIET, "FLWR_HOME": str(home), "PATH": os.pathsep.join(paths)}
 
 
 def program(name: str) -> str:
-    """One of Flower's programs, of this Python.
+    """The path of one of Flower's programs, as installed for this Python.
 
     Raises:
-        FedKSeedError: it is not there.
+        FedKSeedError: the program is not installed.
     """
     path = Path(sys.executable).parent / name
     if not path.exists():
@@ -45,7 +45,7 @@ def program(name: str) -> str:
 
 
 class Child:
-    """A program with a log file, in a process group of its own, that ends when this process does, however it does."""
+    """A program with a log file, in a process group of its own, that ends when this process ends for any reason."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, env: Mapping[str, str]) -> None:
         self.name, self.command, self.log, self.env = name, list(command), log, dict(env)
@@ -73,34 +73,34 @@ class Child:
         return None if self.process is None else self.process.poll()
 
     def stop(self, grace: float = GRACE) -> None:
-        """End it and what it has started."""
+        """End the program and all processes of its group."""
         if self.process is None:
             return
         if self.running:
             self.process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(grace)
-        with suppress(ProcessLookupError, PermissionError):  # macOS: of a group that has only ended processes
+        with suppress(ProcessLookupError, PermissionError):  # macOS: raised for a group of ended processes only
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
     def ended(self) -> str:
-        """How it ended."""
+        """The way in which the process ended, in words."""
         if self.code is not None and self.code < 0:
             return f"{self.name} was killed (signal {-self.code})"
         return f"{self.name} ended with code {self.code}: {self.last()}"
 
     def last(self, lines: int = 3) -> str:
-        """The end of its log."""
+        """The last lines of the program's log."""
         text = COLOURS.sub("", self.log.read_text(errors="replace")) if self.log.exists() else ""
         return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
 
 
 def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.0) -> dict[str, Any]:
-    """What a command of `flwr` says in JSON.
+    """The JSON output of a command of `flwr`.
 
     Raises:
-        FedKSeedError: it failed, or took too long.
+        FedKSeedError: the command failed, or took too long.
     """
     command = [program("flwr"), *arguments, "--format", "json"]
     name = f"flwr {' '.join(arguments[:2])}"
@@ -127,7 +127,7 @@ def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.
 
 
 def secret(path: Path) -> Path:
-    """A file with what Flower's executor has to know to be given work, made if it is not there."""
+    """The file of the secret by which Flower's executor gets work; made if it is missing."""
     if not path.exists():
         with border(f"can't write {path}"):
             path.touch(mode=0o600)
@@ -136,17 +136,17 @@ def secret(path: Path) -> Path:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody listens on now."""
+    """A port on which no process listens now."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def wait_until(ready: Callable[[], bool], seconds: float, child: Child) -> None:
-    """Wait for something that a child has to do first.
+    """Wait until a condition that a child has to bring about holds.
 
     Raises:
-        FedKSeedError: it ended, or did not do it in time; the end of its log is told.
+        FedKSeedError: the child ended, or the time is over; the message has the end of the child's log.
     """
     end = time.monotonic() + seconds
     while not ready():
@@ -158,7 +158,7 @@ def wait_until(ready: Callable[[], bool], seconds: float, child: Child) -> None:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Does somebody listen?"""
+    """Whether a process listens at a port."""
     try:
         with socket.create_connection((host, port), 1.0):
             return True

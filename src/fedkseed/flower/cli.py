@@ -1,4 +1,4 @@
-"""Three commands that bring up a federation: certs, server, client."""
+"""The three commands of a federation over a network: certs, server, client."""
 
 import signal
 from contextlib import suppress
@@ -13,19 +13,19 @@ from .compat import require_flower
 
 
 def certs(
-    directory: Annotated[Path, typer.Argument(help="Where keys and certificates go; made if it is not there.")],
-    clients: Annotated[int, typer.Option(help="How many clients there are: each gets a key.", min=1)],
+    directory: Annotated[Path, typer.Argument(help="Directory for keys and certificates; made if it is missing.")],
+    clients: Annotated[int, typer.Option(help="Number of clients; each gets a key.", min=1)],
     host: Annotated[
         list[str] | None,
-        typer.Option(help="A name or address under which clients reach the server; may be given again."),
+        typer.Option(help="A host name or address under which clients reach the server; may be repeated."),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long the server's certificate is valid.", min=1)] = 365,
+    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.", min=1)] = 365,
 ) -> None:
-    """Make the keys of a federation: an authority, the server's certificate, a key for each client.
+    """Make the keys of a federation: a certificate authority, the server's certificate, a key for each client.
 
-    Nothing is written over: call it again for more clients; to renew the server's certificate, remove server.pem and
-    server.key first, and give --host again. The server keeps the directory; client K gets two files of it, client-K
-    and ca.pem.
+    Existing files are never overwritten. For more clients, call the command again with a larger --clients. To renew
+    the server's certificate, remove server.pem and server.key first, and give --host again. The server keeps the
+    directory; client K gets two of its files, client-K and ca.pem.
     """
     require_flower()
     from .certs import make
@@ -39,17 +39,21 @@ def certs(
 
 def server(
     recipe: Annotated[Path, typer.Argument(help="A recipe with [clients] split = 'files'.")],
-    certs: Annotated[Path, typer.Option(help="What `fedkseed certs` has made.")],
-    output: Annotated[Path | None, typer.Option(help="Directory of the run; default runs/NAME.")] = None,
+    certs: Annotated[Path, typer.Option(help="The directory that `fedkseed certs` has made.")],
+    output: Annotated[
+        Path | None, typer.Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")
+    ] = None,
     host: Annotated[
-        str, typer.Option(help="The address to serve; 0.0.0.0 for other machines, which needs nginx.")
+        str,
+        typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines, which needs nginx installed."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)] = 8443,
 ) -> None:
-    """Tune with clients elsewhere: start Flower, wait for the clients, do the rounds, write the adapter.
+    """Serve a federation: wait for clients on other machines, run the rounds with them, save the tuned model.
 
-    Stop it at any moment, or let it be killed: the same command goes on from the last finished round. Clients reach
-    one path of one port, over TLS, with keys that `fedkseed certs` made; docs/deployment.md has the rest.
+    The command starts Flower and ends it. It may be stopped or killed at any moment: the same command goes on from the
+    last finished round. Clients reach one path of one port, over TLS, with keys that `fedkseed certs` made;
+    docs/deployment.md describes the setup.
     """
     require_flower()
     from ..files import write_atomically
@@ -86,24 +90,32 @@ def server(
 
 def client(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="This client's own examples: .jsonl, .jsonl.gz or .parquet.")],
-    key: Annotated[Path, typer.Option(help="This client's key, client-K of `fedkseed certs`.")],
-    ca: Annotated[Path, typer.Option(help="ca.pem of `fedkseed certs`.")],
+    data: Annotated[str, typer.Option(help="File of this client's own examples: .jsonl, .jsonl.gz or .parquet.")],
+    key: Annotated[Path, typer.Option(help="This client's private key: the file client-K made by `fedkseed certs`.")],
+    ca: Annotated[Path, typer.Option(help="The authority's certificate: the file ca.pem made by `fedkseed certs`.")],
     model: Annotated[
         str | None,
-        typer.Option(help="The base model: a folder, a .gguf file, owner/name. Needed unless a package carries it."),
+        typer.Option(
+            help="The base model: a folder, a .gguf file, or owner/name on the hub. Needed unless the recipe's model "
+            "is part of an installed Python package."
+        ),
     ] = None,
-    device: Annotated[str, typer.Option(help="Where to compute: cpu, cuda, cuda:1, mps, … auto: a GPU.")] = "auto",
+    device: Annotated[
+        str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
+    ] = "auto",
     state: Annotated[
-        Path | None, typer.Option(help="A directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
+        Path | None, typer.Option(help="Directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
     ] = None,
-    idle: Annotated[float, typer.Option(help="Seconds without work after which the model is let go of.", min=1)] = 1800,
+    idle: Annotated[
+        float, typer.Option(help="Seconds without work after which the model is unloaded from memory.", min=1)
+    ] = 1800,
 ) -> None:
-    """Be a client: train on a file of this machine, for a server elsewhere, until stopped.
+    """Join a federation as a client: train on a file of this machine for a server elsewhere, until stopped.
 
-    The examples stay here; scalars go up. The server's recipe says how to train. It can't name a file, a model or a
-    function of this machine, and no program that the server sends is run. If the connection is lost, it is made
-    again, also by a client that was killed and is started anew.
+    The examples stay on this machine; only the result of training is sent, for FedKSeed one scalar for each direction
+    of a local step. The server's recipe says how to train. It can't name a file, a model or a function of this
+    machine, and no program that the server sends is run. A lost connection is made again, also after this command was
+    killed and called again.
     """
     require_flower()
     from .client.consent import Owner
@@ -125,7 +137,7 @@ def client(
 
 
 def _largest(algorithm: str) -> str:
-    """Of a client's request: K numbers are small, weights are not."""
+    """The largest request of a client, as nginx writes sizes: K numbers are small, weights are not."""
     from ..recipe.algorithms import algorithm_of
 
     return "8m" if algorithm_of(algorithm).pooled else "2g"

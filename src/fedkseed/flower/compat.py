@@ -1,10 +1,11 @@
-"""Everything that works around Flower, with the reason and the version it was seen in.
+"""Workarounds for Flower, each with its reason and the version of Flower that needs it.
 
 No other file names a version. For an upgrade: change TESTED, run tests/flower/test_compat.py, which looks for each
-place in the Flower that is installed, mend here what it does not find, and run `make test-faults`.
+place in the Flower that is installed, mend here what the test does not find, and run `make test-faults`.
 
-Two habits of 1.41 shape whole modules. It starts a new process for every message: so a worker keeps the model
-(client/worker.py). And one port of the SuperLink serves all comers: so nginx stands before it (server/processes.py).
+Two properties of 1.41 shape whole modules. It starts a new process for every message: therefore a worker keeps the
+model (client/worker.py). And one port of the SuperLink serves clients, users and executors alike: therefore nginx
+stands before it (server/processes.py).
 """
 
 from collections.abc import Callable, Iterable
@@ -20,34 +21,35 @@ if TYPE_CHECKING:  # `fedkseed --help` needs no Flower
 
 # Both sides
 
-# 1.41: parties of different minor versions refuse each other, and all of this file was seen in this one.
+# 1.41: parties of different minor versions refuse each other, and all notes of this file are about this version.
 TESTED = ("1.41.",)
 
-# 1.41: Flower and what it uses send usage data, ask for updates and install what an app names. Some of it is decided
-# when `flwr` is imported, so these are set before.
+# 1.41: Flower and its libraries send usage data, ask for updates and install packages that an app names. Some of these
+# variables are read when `flwr` is imported, so they are set before.
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "HF_HUB_DISABLE_TELEMETRY": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds; 1.41: with its own 1, every message waits so long
-    "PYTHONUNBUFFERED": "1",  # else logs that are watched come late
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",  # seconds a message may wait; 1.41: the default is 1
+    "PYTHONUNBUFFERED": "1",  # else lines reach the logs, which are watched, too late
 }
 
-# Bytes. 1.41: the SuperLink keeps messages in SQLite, which takes no more. Refused here, a larger one is told as that.
+# Bytes. 1.41: the SuperLink keeps messages in SQLite, which takes no more. Larger messages are refused by us before,
+# so that the error names the reason.
 MAX_MESSAGE = 1_000_000_000
 
-# Seconds. 1.41: so long after its last heartbeat, twice 30, a SuperNode counts as connected, and its key is refused to
-# the same client, started again. To try before that is in vain.
+# Seconds. 1.41: for twice 30 s after its last heartbeat a SuperNode counts as connected, and its key is refused to the
+# same client, started again. An earlier attempt to connect is in vain.
 CONNECTED = 60.0
 
 
 def require_flower() -> None:
-    """Refuse to go on without Flower, or with one that was not tested.
+    """Refuse to go on without Flower, or with a version that was not tested.
 
     Raises:
-        FedKSeedError: it tells what to install.
+        FedKSeedError: a tested version is not installed; the message says what to install.
     """
     install = "install it with: pip install 'fedkseed[flower]'"
     try:
@@ -60,10 +62,10 @@ def require_flower() -> None:
 
 
 def _place(name: str, *functions: str) -> Any:
-    """A module of Flower's in which functions are replaced.
+    """A module of Flower's in which functions are to be replaced.
 
     Raises:
-        FedKSeedError: it has them no more; to replace what nobody calls would be to go on without the workaround.
+        FedKSeedError: the module lacks one of the functions; a replacement that is never called would be no workaround.
     """
     module = import_module(name)
     if not all(callable(getattr(module, function, None)) for function in functions):
@@ -73,29 +75,29 @@ def _place(name: str, *functions: str) -> Any:
 
 # The server's side
 
-# 1.40 and 1.41: one port of the SuperLink serves clients, the commands that start runs, and executors; without a
-# credential, who reaches it can start programs on all clients. This is the part that clients need.
+# 1.40 and 1.41: one port of the SuperLink serves clients, the commands that start runs, and executors; anyone who
+# reaches it can start programs on all clients, without a credential. This is the path that clients need.
 FLEET = "/v1/fleet/"
 
-# Seconds. 1.41: so long the SuperLink keeps a connection without requests. nginx has to let go of it earlier: a request
-# on one that ends in that moment is lost.
+# Seconds. 1.41: the SuperLink closes a connection after this time without requests. nginx has to close it earlier: a
+# request on a connection that is being closed is lost.
 KEEP_ALIVE = 5
 
-# 1.41: the SuperLink says this of a key that is registered already, and not which node it is. Without it, a server that
-# was killed before it wrote the node down could not begin again.
+# 1.41: the SuperLink's error for a key that is registered already, which does not name the key's node. By this error a
+# server that was killed before it wrote the node down can begin again.
 REGISTERED = "already in use"
 
-# 1.41: the SuperLink forgets a message once a SuperNode has asked for it, and tells nobody of one that is lost on the
+# 1.41: the SuperLink forgets a message once a SuperNode has asked for it, and reports no message that is lost on the
 # way. So a client that is silent for a deadline / AGAIN is asked again, else one lost message would cost the round its
-# answer. Its worker does no work twice, and a client that is busy past the deadline is not kept busy by the second
-# message: it is not passed on then.
+# answer. The client's worker does no work twice, and a client that is busy past the deadline is not kept busy by the
+# second message, which is not passed on then.
 AGAIN = 2
 
-# Seconds. 1.41: a message whose time is over is passed on no more, nor is its answer. So it gets so much more than the
-# deadline: else nobody could tell who is late.
+# Seconds. 1.41: a message whose time is over is passed on no more, nor is its answer. So messages live this much longer
+# than the deadline: else the server could not say which clients are late.
 LATE = 60.0
 
-# 1.41: an error is a number and a reason in Flower's terms; who runs a server is told this first.
+# 1.41: an error is a number and a reason in Flower's terms; these words come first for whoever runs a server.
 GONE = 5
 ERRORS = {
     1: "its ClientApp can't be loaded",
@@ -108,18 +110,22 @@ ERRORS = {
 
 PULLS, PULL, INFLATE = "flwr.superlink.grid.http_grid", "pull_objects", "inflate_object_from_contents"
 PARTS = 3  # of a reply (messages.py): the message, its record of records, and the record with its bytes
-PULL_SMALL = 20.0  # seconds for the parts of a reply of kilobytes, and up to 10 more: no other is read in them
-PULL_LARGE = 180.0  # of one that holds weights; its sender gets no more for any part
+PULL_SMALL = 20.0  # seconds for the parts of a reply of kilobytes, plus up to 10; no other reply is read meanwhile
+PULL_LARGE = 180.0  # the same for a reply that holds weights
 
 
 def guard_pulls(seconds: float) -> None:
-    """Let no client's reply hold up the others' for long, or end this process.
+    """Let no client's reply hold up the replies of the others for long, or end this process.
 
-    1.41: where replies are pulled, it waits for one that is still being sent, two hours if its parts keep coming, and
-    raises for all what it can't read of one. Here both become the error that a reply is missing.
+    1.41: while replies are pulled, Flower waits for a reply that is still being sent, for two hours if its parts keep
+    coming; and a reply that can't be read raises an error for all replies. Here both become the error that this one
+    reply is missing.
+
+    Args:
+        seconds: time limit for the parts of one reply.
 
     Raises:
-        FedKSeedError: this version of Flower has no such place.
+        FedKSeedError: this version of Flower lacks the functions to replace.
     """
     from flwr.app import Message
 
@@ -143,18 +149,18 @@ def guard_pulls(seconds: float) -> None:
 
 # The client's side
 
-# Lines of a SuperNode's log. 1.41: after these it stands still or ends; only a new one connects again.
+# Lines of a SuperNode's log. 1.41: after these the SuperNode stands still or ends; only a new one connects again.
 STUCK = ("SSL/TLS handshake error detected", "Giving up reconnection")
-# 1.41: it has held a reply to a run of the server's that was ended. From then on it sends each reply only when the next
-# message has come, and so does not answer in time. A new one does.
+# 1.41: the SuperNode held a reply to a run of the server's that was ended. From then on it sends each reply only when
+# the next message has come, and so does not answer in time. A new SuperNode does.
 LEFT_OVER = "Ignoring reply message"
-# 1.41: it was refused, and ends. Who is started again at once is refused again: see CONNECTED.
+# 1.41: the SuperNode was refused, and ends. If started again at once it is refused again: see CONNECTED.
 NO_ENTRY = "Exit Code: 305"
-# 1.41: Python's words in the log, by the first line of STUCK; else it would be told as a connection that was lost.
+# 1.41: Python's words in the log beside the first line of STUCK, which alone would be reported as a lost connection.
 UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 
 # Seconds that a client's clock may be ahead of the server's, and behind it. 1.41: the SuperLink refuses the signature
-# of a request beyond that, and the SuperNode ends with code 0 and without a word: only comparing the clocks tells why.
+# of a request beyond that, and the SuperNode ends with code 0 and without a word: only comparing the clocks shows why.
 AHEAD, BEHIND = 5.0, 300.0
 
 CLIENTAPP = "flwr-clientapp"  # of `task_programs`, the one that runs a message
@@ -164,8 +170,8 @@ INSTALLS, INSTALL, LOAD = "flwr.supernode.runtime.run_clientapp", "install_from_
 def task_programs() -> Iterable[str]:
     """All programs that a SuperNode's executor starts, by name, from its path.
 
-    1.41: a run's server chooses its type, and that decides which of them is started. One that was left out here would
-    install and run what the server sends.
+    1.41: the server chooses the type of a run, and the type decides which program is started. A program that was left
+    out here would install and run code that the server sends.
     """
     from flwr.supercore.constant import TASK_TYPE_TO_COMMAND
 
@@ -173,12 +179,13 @@ def task_programs() -> Iterable[str]:
 
 
 def run_only(app: "ClientApp") -> None:
-    """Let `flwr-clientapp`, in this process, run an app of ours.
+    """Let `flwr-clientapp`, in this process, run a given app and no other.
 
-    1.41: it installs and loads what the server's run brings, so whoever has the server could run anything here.
+    1.41: the program installs and loads the app of the server's run, so whoever controls the server could run any code
+    here.
 
     Raises:
-        FedKSeedError: this version of Flower has no such place.
+        FedKSeedError: this version of Flower lacks the functions to replace.
     """
     theirs = _place(INSTALLS, INSTALL, LOAD)
     setattr(theirs, INSTALL, lambda *_, **__: None)
@@ -189,9 +196,9 @@ def run_only(app: "ClientApp") -> None:
 
 
 def name_task() -> None:
-    """Say that this process works on a task, the first.
+    """Set the task of this process to number 1.
 
-    1.41: the process's task stands in a class; without one, no message can be made.
+    1.41: a process keeps its task in the attributes of a class; without a task, no message can be made.
     """
     from flwr.supercore.task_identity import TaskIdentity
 
@@ -199,9 +206,10 @@ def name_task() -> None:
 
 
 def name_message(message: "Message") -> str:
-    """Give a message its id, and return it.
+    """Give a message its id, and return the id.
 
-    1.41: only Flower's own Grids do, past the read-only property; without it, no reply can name what it answers.
+    1.41: only Flower's own Grids do so, past the read-only property; without an id, no reply can name the message that
+    it answers.
     """
     key = message.metadata.__dict__["_message_id"] = message.object_id
     return key

@@ -1,4 +1,4 @@
-"""Becomes another program that ends with its parent, even if that is killed (on Linux; elsewhere when it is stopped).
+"""A program that becomes another one, which ends with its parent (on Linux even if the parent is killed).
 
 python -m fedkseed.flower.die_with_parent PARENT PROGRAM ARGUMENT…
 """
@@ -12,7 +12,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(number: int) -> None:
-    """Ask the system, where it is Linux, for a signal when the parent ends."""
+    """Ask Linux to send this process a signal when its parent ends; do nothing on other systems."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, number)
 

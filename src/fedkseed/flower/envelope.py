@@ -1,10 +1,10 @@
-"""What travels around a message: a task to a client and its reply, in Flower's records and on a worker's socket alike.
+"""Envelopes of messages: a task to a client and its reply, in Flower's records and on a worker's socket alike.
 
     task     "FKSt", version, 0, client u32, seconds f32, digest of the recipe (16 bytes), length of the recipe u32,
              the recipe (TOML, or nothing if the client has it), the message
-    reply    "FKSt", version, status, the message, or a text if it is none
+    reply    "FKSt", version, status, the message, or a text if the status is not DONE
 
-A reply's layout never changes, so that parties of different versions can tell each other so.
+The layout of a reply never changes, so that parties of different versions can read each other's refusals.
 """
 
 import hashlib
@@ -19,26 +19,26 @@ MAGIC, VERSION = b"FKSt", 1
 HEAD = struct.Struct("<4sBB")
 TASK = struct.Struct("<If16sI")  # client, seconds, digest, bytes of the recipe
 MAX_RECIPE = 1 << 16  # bytes
-MAX_TEXT = 1000  # characters of another party that are shown
+MAX_TEXT = 1000  # characters of another party's text that are shown
 
 
 class Status(IntEnum):
-    """What became of a task."""
+    """The outcome of a task."""
 
     DONE = 0
-    UNPREPARED = 1  # the client does not have the recipe (any more): send it along
+    UNPREPARED = 1  # the client does not have the recipe (any more): send the task with the recipe
     REFUSED = 2  # asking again gives the same answer
     FAILED = 3  # asking again may help
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Server to client: answer a message."""
+    """A server's request to a client to answer a message."""
 
-    client: int  # the number that the server knows the client by
+    client: int  # the server's number of the client
     seconds: float  # after which the answer is of no use
     digest: bytes  # of the recipe
-    recipe: bytes  # TOML; empty: as before
+    recipe: bytes  # TOML; empty: that of the task before
     message: bytes
 
     def __post_init__(self) -> None:
@@ -55,10 +55,10 @@ class Task:
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
-        """The task in `data`.
+        """The task encoded in `data`.
 
         Raises:
-            FedKSeedError: it is of another version, cut short, or holds what is not allowed.
+            FedKSeedError: the task is of another version, cut short, or has values that are not allowed.
         """
         _, rest = _open(data)
         if len(rest) < TASK.size:
@@ -72,7 +72,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Client to server: the answer, or why there is none."""
+    """A client's reply to a task: the answer, or the reason why there is none."""
 
     status: Status
     message: bytes = b""  # if DONE
@@ -84,10 +84,10 @@ class Reply:
 
     @classmethod
     def decode(cls, data: bytes) -> "Reply":
-        """The reply in `data`; a text of another party is cut to what can be shown.
+        """The reply encoded in `data`; its text is cut to `MAX_TEXT` printable characters.
 
         Raises:
-            FedKSeedError: it is of another version, cut short, or of an unknown status.
+            FedKSeedError: the reply is of another version, cut short, or of an unknown status.
         """
         number, rest = _open(data)
         if number not in set(Status):
@@ -112,7 +112,7 @@ def _open(data: bytes) -> tuple[int, memoryview]:
 
 
 def digest_of(recipe: bytes) -> bytes:
-    """What names a recipe, 16 bytes."""
+    """The digest that identifies a recipe, 16 bytes."""
     return hashlib.sha256(recipe).digest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A Grid in one process: ServerApp and ClientApps as they are, no network between them. For tests and measurements."""
+"""A Grid in one process, without a network between ServerApp and ClientApps, for tests and measurements."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
@@ -14,11 +14,11 @@ Deliver: TypeAlias = Callable[[Message], Iterable[Message]]  # a message to a no
 
 
 class LoopbackGrid(Grid):
-    """Messages are delivered when their replies are asked for.
+    """A Grid that delivers messages at the moment when their replies are asked for.
 
     Args:
-        nodes: those who are connected now.
-        deliver: what becomes of a message; see `to_apps`. Tests of faults put their own here.
+        nodes: returns the nodes that are connected now.
+        deliver: delivers a message and returns the replies; see `to_apps`. Tests of faults have their own.
     """
 
     def __init__(self, nodes: Callable[[], Sequence[int]], deliver: Deliver) -> None:
@@ -59,7 +59,7 @@ class LoopbackGrid(Grid):
 
 
 def to_apps(apps: Mapping[int, ClientApp], configs: Mapping[int, dict[str, bool | float | int | str]]) -> Deliver:
-    """Deliver messages to a ClientApp a node, with its node configuration."""
+    """A function that delivers messages to the ClientApp of their node, with the node's configuration."""
 
     def deliver(message: Message) -> Iterable[Message]:
         node = message.metadata.dst_node_id

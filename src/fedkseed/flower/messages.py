@@ -1,4 +1,4 @@
-"""Bytes in Flower's messages."""
+"""Packing of bytes into Flower's messages."""
 
 from typing import Any
 
@@ -10,15 +10,15 @@ RECORD, KEY = "fedkseed", "b"  # one record of one value: the fewest objects tha
 
 
 def packed(data: bytes) -> RecordDict:
-    """Bytes as Flower sends them."""
+    """A record with bytes, as the content of one of Flower's messages."""
     return RecordDict({RECORD: ConfigRecord({KEY: data})})
 
 
 def unpacked(message: Message) -> bytes:
-    """The bytes of a message.
+    """The bytes in a message that holds a record of `packed`.
 
     Raises:
-        FedKSeedError: it holds something else.
+        FedKSeedError: the message holds something else.
     """
     record: Any = message.content.get(RECORD) if message.has_content() else None
     data = record.get(KEY) if isinstance(record, ConfigRecord) else None

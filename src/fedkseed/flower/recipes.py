@@ -1,4 +1,4 @@
-"""Recipes over a network: which can be followed there, and what of one clients are sent."""
+"""Recipes over a network: a check that they can be followed there, and the form in which clients get them."""
 
 from pathlib import Path
 
@@ -9,10 +9,10 @@ from ..recipe.schema import OBJECTIVES, Network, Recipe
 
 
 def require_networked(recipe: Recipe) -> None:
-    """Refuse a recipe that parties with files of their own can't follow; servers ask this, and clients again.
+    """Refuse a recipe that parties with files of their own can't follow; servers and clients both check it.
 
     Raises:
-        FedKSeedError: it tells what to change.
+        FedKSeedError: a setting can't be followed over a network; the message says what to change.
     """
     if recipe.training.algorithm not in ALGORITHMS:
         raise FedKSeedError(
@@ -39,7 +39,7 @@ def require_networked(recipe: Recipe) -> None:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """A recipe as clients get it: what concerns the server alone, as paths of its machine, stays there."""
+    """The recipe as clients get it, without paths of the server's machine and its settings of the network."""
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
     data = recipe.data.model_copy(update={"source": source if source in SAMPLES else "the client's own file"})

@@ -1,4 +1,4 @@
-"""Many virtual clients on Flower's simulation engine: the same recipe, with the digest that it has in one process.
+"""Many virtual clients on Flower's simulation engine, with the same tuned model, bit for bit, as in one process.
 
 Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
 """
@@ -25,11 +25,11 @@ from .client.worker import Worker
 from .compat import QUIET, require_flower
 from .envelope import Task
 
-DAY = 86_400.0  # seconds of a round, on a machine of one's own
+DAY = 86_400.0  # seconds; deadline of a round, which can't be missed for want of a network
 
 
 class Virtual:
-    """All clients of a recipe, in one of the engine's processes."""
+    """The clients of a recipe in one of the engine's processes, any of which may be asked there."""
 
     def __init__(self, recipe: bytes) -> None:
         self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
@@ -50,16 +50,16 @@ def _answer(task: bytes, context: Any) -> bytes:
 
 
 def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
-    """Run a recipe in a new directory; `fedkseed resume` goes on with it in one process, to the same digest.
+    """Run a recipe in a new directory; `fedkseed resume` can continue the run without Flower, to the same model.
 
     Raises:
-        FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not there.
+        FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
     """
     require_flower()
     if find_spec("ray") is None:
         raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")
     Store.require_new(directory)
-    environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower looks at them
+    environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower reads them
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 

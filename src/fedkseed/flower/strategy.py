@@ -1,7 +1,7 @@
-"""FedKSeed for a Flower project that has a ServerApp and a ClientApp already.
+"""FedKSeed for a Flower project that has its own ServerApp and ClientApp.
 
-The "arrays" of Flower's loop are the server's state, K numbers and what is known of the directions: kept by an
-`evaluate_fn` and given back as `initial_arrays`, they let a run go on where it was. docs/deployment.md has an example.
+The "arrays" of Flower's loop are the server's state: K coefficients, and the statistics of the directions. Saved by an
+`evaluate_fn` and passed back as `initial_arrays`, they let a stopped run continue. docs/deployment.md has an example.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,18 +24,18 @@ from ..wire.codec import encode
 from .envelope import Reply, Status, Task
 from .messages import packed, unpacked
 
-NO_RECIPE = bytes(16)  # both sides have made the same strategy themselves
+NO_RECIPE = bytes(16)  # digest in tasks without a recipe: both sides make the same strategy themselves
 
 
 class FedKSeedStrategy(FlowerStrategy):
-    """One of our strategies in Flower's loop.
+    """A strategy of Flower's that runs one of ours.
 
     Args:
-        strategy: as `fedkseed.KSeed`. Of those whose clients have to remember every round (`Replay`), none.
-        clients: how many there are; nodes get numbers in the order of their ids.
-        size: how many train in a round; default all.
-        seed: of the drawing of cohorts.
-        seconds: that a client may take.
+        strategy: one of ours, as `fedkseed.KSeed`; `Replay`, whose clients have to remember every round, won't do.
+        clients: number of all clients; nodes get numbers in the order of their ids.
+        size: number of clients that train in a round; default all.
+        seed: seed by which cohorts are drawn.
+        seconds: time limit for a client's answer.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class FedKSeedStrategy(FlowerStrategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """The state after the round; what can't be used is logged and left out, and no answer changes nothing."""
+        """The state after the round; unusable answers are logged and left out. None, for no change, if all are."""
         good: dict[int, bytes] = {}
         for message in replies:
             number = self._asked.get(message.metadata.src_node_id)
@@ -84,7 +84,7 @@ class FedKSeedStrategy(FlowerStrategy):
         return to_arrays(after), MetricRecord(metrics | {"bytes": report.bytes_total})
 
     def _checked(self, number: int, message: Message) -> bytes:
-        """A client's answer, if a round with it alone can be done."""
+        """The answer in a client's message, checked by a trial round with this client alone."""
         if message.has_error():
             raise FedKSeedError(f"Flower's error {message.error.code}: {message.error.reason}")
         reply = Reply.decode(unpacked(message))
@@ -96,7 +96,7 @@ class FedKSeedStrategy(FlowerStrategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Nothing: evaluate the model of the arrays with an `evaluate_fn`."""
+        """No messages: models are evaluated on the server, by an `evaluate_fn`."""
         return []
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
@@ -107,11 +107,11 @@ class FedKSeedStrategy(FlowerStrategy):
 
 
 def train(message: Message, strategy: Strategy, client: Callable[[int], Client]) -> Message:
-    """A ClientApp's side: the reply to a message of `FedKSeedStrategy`.
+    """A ClientApp's reply to a message of `FedKSeedStrategy`.
 
     Args:
-        strategy: the same settings as the server's.
-        client: makes the client of a number; its directions and batches depend on that.
+        strategy: a strategy with the same settings as the server's.
+        client: makes the client of a given number, which decides the client's directions and batches.
     """
     try:
         task = Task.decode(unpacked(message))
@@ -133,7 +133,7 @@ def from_arrays(arrays: ArrayRecord, kind: type[Any]) -> Any:
         kind: the class of the states, `Strategy.state`.
 
     Raises:
-        FedKSeedError: the arrays are of something else.
+        FedKSeedError: the arrays are not those of a state.
     """
     names = {f.name for f in fields(kind)}
     if set(arrays) != names:

@@ -1,9 +1,9 @@
 """The paper's accounting of bytes, for any Llama-type model: Table 3 and its appendix on communication overhead.
 
-Its cells come out exactly with these conventions, which its text states only in part:
+The cells of Table 3 come out exactly with these conventions, which the paper's text states only in part:
 - GB, MB and KB are powers of 1,024;
-- FedAvg, FedZO and FedMeZO count 4 bytes a weight in all, although the text says 32 bits in both directions: so it is
-  16 bits both ways, or 32 bits one way;
+- FedAvg, FedZO and FedMeZO count 4 bytes a weight in all, that is 16 bits both ways or 32 bits one way, although the
+  text says 32 bits in both directions;
 - adapters and prompts count 32 bits both ways, 8 bytes a trainable weight.
 
 Qin et al., 2024, https://arxiv.org/abs/2312.06353
@@ -21,19 +21,19 @@ RANK, VIRTUAL_TOKENS = 8, 20  # of LoRA; of prompts and P-tuning
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What decides the number of weights of a Llama-type model."""
+    """The sizes that decide the number of weights of a Llama-type model."""
 
     hidden: int
     intermediate: int
     layers: int
     vocabulary: int
-    attention: int  # heads times their size
-    shared: int  # the same of keys and values, which heads may share
-    tied: bool = False  # are the embedding and the output one matrix?
+    attention: int  # number of query heads times their size
+    shared: int  # number of key or value heads, which query heads may share, times their size
+    tied: bool = False  # whether the embedding and the output layer are one matrix
 
     @property
     def weights(self) -> int:
-        """d."""
+        """Number of weights, d."""
         h = self.hidden
         layer = 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
         return self.vocabulary * h * (1 if self.tied else 2) + self.layers * layer + h
@@ -60,7 +60,7 @@ SEEDS = {  # K
     "LLaMA-3B": {"fedkseed": 4096, "fedkseed-pro": 2048},
 }
 
-# Table 3 as printed: method -> for each model communication and peak GPU memory, which was measured.
+# Table 3 as printed: method -> for each model the communication, and the measured peak GPU memory.
 TABLE_3 = {
     "fedavg": (("5.01 GB", "17.8 GB"), ("12.76 GB", "39.1 GB")),
     "fedzo": (("5.01 GB", "3.4 GB"), ("12.76 GB", "7.6 GB")),
@@ -75,7 +75,7 @@ TABLE_3 = {
 
 
 def architecture(model: str) -> Architecture:
-    """Of a model's name, without its weights: the paper's two are known, others need their config.
+    """The sizes of a named model, without loading its weights: from a table for the paper's two, else from its config.
 
     Raises:
         FedKSeedError: there is no such model, or it is not of Llama's type.
@@ -98,7 +98,7 @@ def architecture(model: str) -> Architecture:
 
 
 def trainable(method: str, of: Architecture) -> int:
-    """How many numbers a method tunes."""
+    """Number of weights that a method tunes."""
     match method:
         case "fedit" | "fedit-sgd":
             return of.lora()
@@ -113,12 +113,12 @@ def trainable(method: str, of: Architecture) -> int:
 
 
 def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:
-    """Bytes down and up of FedKSeed: a seed, K scalars (and K probabilities of Pro); τ pairs."""
+    """Bytes of FedKSeed: down a seed and K scalars (with Pro also K probabilities), up τ pairs of seed and scalar."""
     return INTEGER + size * FLOAT * (2 if importance else 1), steps * (INTEGER + FLOAT)
 
 
 def communication(method: str, of: Architecture, size: int = 4096, steps: int = 200) -> int:
-    """Bytes of a client in a round, down and up, as the paper counts them."""
+    """Bytes of a client in a round, down and up together, as the paper counts them."""
     match method:
         case "fedavg" | "fedzo" | "fedmezo":
             return FLOAT * of.weights  # in all: see this file's docstring
@@ -132,6 +132,6 @@ def printed(count: float) -> str:
     """A number of bytes as Table 3 prints it: two decimals, at most four digits, powers of 1,024."""
     for power, unit in ((3, "GB"), (2, "MB"), (1, "KB")):
         value = count / 1024**power
-        if value >= 1 and not (unit == "KB" and count < 100_000):  # FedKSeed's are in bytes
+        if value >= 1 and not (unit == "KB" and count < 100_000):  # the table gives FedKSeed's in bytes
             return f"{value:.2f} {unit}" if value < 99.995 else f"{value:.1f} {unit}"
     return f"{count:,.0f} B"

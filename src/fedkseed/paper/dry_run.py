@@ -1,4 +1,4 @@
-"""A dry run: sizes, bytes, passes and a rough time of an experiment's runs, with no weights loaded.
+"""Dry runs: sizes, bytes, passes and a rough time of an experiment's runs, without loading weights.
 
 Bytes of FedKSeed are lengths of encoded messages; those of the other methods are arithmetic, without headers.
 """
@@ -27,11 +27,12 @@ SCALAR = 4  # bytes
 
 
 def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", seconds: float | None = None) -> Table:
-    """One row for every combination of values.
+    """A table of an experiment's estimated costs, one row for every combination of its axes' values.
 
     Args:
-        given: paths for the recipes' `$places`; the model's config is read, if it is not one of the paper's.
-        seconds: of a local step of two forward passes; measured as floating-point operations, if not given.
+        given: paths for the recipes' `$places`; the config of a model that is not one of the paper's is read.
+        only: text that the label of a row must contain.
+        seconds: time of a local step of two forward passes; None: estimated from the measured speed of this machine.
     """
     speed = None if seconds is not None else _flops()
     rows = [
@@ -64,7 +65,7 @@ def _row(
         examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
         steps = max(1, examples // training.get("batch_size", 1)) * training["epochs"]
     down, up = bytes_of(method, of, table, cohort)
-    once = method in BACKPROPAGATING or method == "fedkseed-plus"  # a pass a step, and not two a direction
+    once = method in BACKPROPAGATING or method == "fedkseed-plus"  # one forward pass a step, instead of two a direction
     forward = rounds * cohort * steps * (1 if once else 2 * training.get("probes", 1))
     backward = rounds * cohort * steps if method in BACKPROPAGATING else 0
     if seconds is not None:
@@ -97,7 +98,11 @@ def _row(
 
 
 def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:
-    """Bytes of a client in a round, down and up; where they grow with the rounds, of one that missed all others."""
+    """Bytes of a client in a round, down and up.
+
+    Where bytes down grow with the rounds that a client has missed, they are those of the last round for a client that
+    has missed all others.
+    """
     training, size = table["training"], table.get("directions", {}).get("size", 4096)
     pairs = training.get("steps", 200) * training.get("probes", 1)
     match method:
@@ -121,14 +126,14 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
             return (training["rounds"] - 1) * pairs * SCALAR, pairs * SCALAR
         case "evofed":
             return (training["rounds"] - 1) * size * 4, size * 4
-        case "ferret":  # as many numbers as it chooses for each tensor
+        case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None
         case _:
             return 4 * trainable(method, of), 4 * trainable(method, of)
 
 
 def encoded(size: int, pairs: int, family: str, *, importance: bool, wire: str) -> tuple[int, int]:
-    """Lengths of FedKSeed's messages."""
+    """Lengths in bytes of FedKSeed's encoded broadcast and upload."""
     run = Run(Pool(0, size, family), bytes(32))
     zeros, p = np.zeros(size, np.float32), rounded(np.ones(size), wire) if importance else None
     down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
@@ -147,7 +152,7 @@ def _name(name: Any, given: Mapping[str, str]) -> str:
 
 
 def _flops(size: int = 1024) -> float:
-    """Floating-point operations a second of a product of matrices in float32, on the device that `auto` means."""
+    """Floating-point operations a second of a float32 matrix product, on a GPU if there is one, else the CPU."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     a = torch.ones(size, size, device=device)
     best = inf

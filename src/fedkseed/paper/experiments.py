@@ -1,12 +1,12 @@
-"""An experiment: a TOML file in recipes/paper that says which runs to make and how they become a table and a figure.
+"""Experiments: TOML files in recipes/paper, each with the runs of one experiment and the table and figure made of them.
 
-An experiment at a scale is one tree of tables, each laid over the one before:
+An experiment at a scale is one tree of tables. It is made of these, each of which overrides values of those before:
 
     common.toml     [scales.SCALE] of common.toml     NAME.toml     [scales.SCALE] of NAME.toml
 
-and its runs are all combinations of the values of its axes, times the seeds. The recipe of one run is, again each over
-the one before: `recipe`, its data set, its model, its method, the method's learning rate, its variant, the axes' own
-values.
+The runs of an experiment are all combinations of the values of its axes, times the seeds. The recipe of one run is made
+in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant, the axes'
+own values.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from ..recipe.schema import Recipe
 
 Tree: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "stories", "small", "full")
-# Axes whose values are names of tables.
+# Axes whose values are names of tables -> the field with those tables.
 NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant": "variants"}
 COMMON = "common"
 
@@ -36,23 +36,26 @@ class Planned:
 
     axes: Tree  # axis -> its value, in the experiment's order
     seed: int
-    table: Tree  # its recipe; values that begin with $ are yet to be given
+    table: Tree  # its recipe; values that begin with $ are places for paths
 
     def recipe(self, places: Mapping[str, str]) -> Recipe:
-        """Its recipe, with `$model` and the like replaced.
+        """The recipe of the run, with paths in the places `$model` and the like.
 
         Raises:
-            FedKSeedError: a place is not given, or the recipe is not valid.
+            FedKSeedError: the path of a place is not given, or the recipe is not valid.
         """
         return parse(_fill(self.table, places)).absolute()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which value of an axis is used: for the rest of the axes the one with the least loss, on seeds of its own."""
+    """An axis of which only the best value is used: that of least loss, for each combination of the other axes.
+
+    The values are compared in trials with seeds of their own.
+    """
 
     axis: str
-    seeds: int = 2
+    seeds: int = 2  # number of seeds of the trials
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +64,10 @@ class Experiment:
 
     name: str
     scale: str
-    title: str  # what is shown
-    item: str  # which table or figure of the paper
-    output: str  # what makes its table and figure: a name of OUTPUTS
-    note: str = ""  # what a reader must know beside it
+    title: str  # of the table
+    item: str  # the paper's table or figure, as "Table 3"
+    output: str  # name of the function that makes table and figure: a key of tables.RUNS or microbenchmarks.MEASURED
+    note: str = ""  # printed below the table
     seeds: int = 2
     first_seed: int = 0
     axes: dict[str, list[Any]] = field(default_factory=dict)
@@ -74,9 +77,9 @@ class Experiment:
     datasets: dict[str, Tree] = field(default_factory=dict)
     models: dict[str, Tree] = field(default_factory=dict)
     methods: dict[str, Tree] = field(default_factory=dict)
-    variants: dict[str, Tree] = field(default_factory=dict)  # of methods: tables laid over theirs
+    variants: dict[str, Tree] = field(default_factory=dict)  # of methods: tables that override the methods' own
     lr: dict[str, float] = field(default_factory=dict)  # method -> η
-    examples: dict[str, int] = field(default_factory=dict)  # data set -> mean of a client; only for estimates
+    examples: dict[str, int] = field(default_factory=dict)  # data set -> mean number of a client; for estimates alone
 
     @property
     def choice(self) -> Choice | None:
@@ -94,12 +97,12 @@ class Experiment:
         ]
 
     def title_of(self, axis: str, value: Any) -> str:
-        """How a value is called in tables and figures."""
+        """The name of a value of an axis in tables and figures."""
         named = getattr(self, NAMED[axis]).get(value, {}) if axis in NAMED else {}
         return named.get("title", f"{value:g}" if isinstance(value, float) else f"{value}")
 
     def label(self, axes: Mapping[str, Any]) -> str:
-        """A combination of values in words; axes of one value say nothing."""
+        """A combination of values in words, without axes that have only one value."""
         told = [axis for axis in axes if len(self.axes[axis]) > 1] or list(axes)
         values = (self.title_of(axis, axes[axis]) for axis in told)
         return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(told, values, strict=True))
@@ -121,7 +124,7 @@ class Experiment:
 
 
 def names() -> list[str]:
-    """All experiments."""
+    """The names of all experiments."""
     return sorted(path.name.removesuffix(".toml") for path in _folder() if path.name != f"{COMMON}.toml")
 
 
@@ -146,7 +149,7 @@ def load(name: str, scale: str) -> Experiment:
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """Tables laid over tables; anything else replaces."""
+    """The tables `under` with those of `over` merged into them, in all depths; other values of `over` replace."""
     both = {
         k: merge(under[k], v) if isinstance(v, dict) and isinstance(under.get(k), dict) else v for k, v in over.items()
     }
@@ -154,13 +157,13 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
 
 
 def nested(path: str, value: Any) -> Tree:
-    """The tables that a dotted name means."""
+    """The nested tables in which a dotted name has a value."""
     head, _, rest = path.partition(".")
     return {head: nested(rest, value) if rest else value}
 
 
 def short(axis: str) -> str:
-    """An axis' last name, as the paper writes it where it has a letter."""
+    """The last part of an axis' dotted name, or the paper's letter for the axis."""
     letters = {
         "directions.size": "K",
         "training.lr": "η",
@@ -172,10 +175,10 @@ def short(axis: str) -> str:
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """What tells recipes apart.
+    """A hash that identifies a recipe.
 
-    Only what differs from the defaults, so that a new key of the config changes nothing; and
-    not what leaves the result as it is.
+    Only values other than the defaults are hashed, so that a new key of the schema changes no hash. Keys that do not
+    change the result of a run are left out.
     """
     told = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
@@ -206,7 +209,7 @@ def _read(name: str) -> Tree:
 
 
 def _folder() -> list[Path]:
-    """The recipes: inside an installed package, or at their one source beside `src`."""
+    """The files of the experiments: inside an installed package, or in recipes/paper of the repository."""
     for folder in (Path(str(files("fedkseed.paper") / "recipes")), Path(__file__).parents[3] / "recipes" / "paper"):
         if folder.is_dir():
             return sorted(folder.glob("*.toml"))

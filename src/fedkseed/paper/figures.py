@@ -1,6 +1,6 @@
-"""Drawing: every figure as PNG and SVG, in colours, marks and dashes that all kinds of eyes can tell apart.
+"""Figures as PNG and SVG, in colours, marks and dashes that can be distinguished with any kind of colour vision.
 
-matplotlib is the extra `plots` and imported only here, without its global state of current figures.
+matplotlib is in the extra `plots`. It is imported in this module alone, and used without its global state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Draw: TypeAlias = Callable[["Figure"], None]
 
-# Okabe and Ito's colours; beyond eight lines, dashes and marks tell them apart.
+# Okabe and Ito's colours; beyond eight lines, dashes and marks distinguish lines of the same colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
 MARKS, DASHES = "osD^vP*X", ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 WIDTH, HEIGHT = 4.6, 3.5  # of a panel, inches
-ENTRIES, COLUMN = 12, 2.4  # of a legend: as many as a panel's height takes; inches of a further column
+ENTRIES, COLUMN = 12, 2.4  # of a legend: entries in the height of a panel; inches of a further column
 STYLE: Any = {
     "font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "fedkseed",
     "figure.constrained_layout.use": True, "legend.frameon": False, "legend.fontsize": 8.5, "lines.markersize": 4,
@@ -30,7 +30,7 @@ STYLE: Any = {
 
 
 def save(draw: Draw, folder: Path, stem: str = "figure") -> None:
-    """Write a figure.
+    """Draw a figure and write it as `stem`.png and `stem`.svg.
 
     Raises:
         FedKSeedError: matplotlib is missing, or the files can't be written.
@@ -62,7 +62,7 @@ def panels(figure: "Figure", titles: Sequence[str], width: float = WIDTH) -> "li
 
 
 def style(number: int) -> dict[str, Any]:
-    """How the line of a number looks."""
+    """The colour, mark and dashes of line `number` of a panel."""
     turn = number // len(COLOURS)
     return {
         "color": COLOURS[number % len(COLOURS)],
@@ -74,7 +74,7 @@ def style(number: int) -> dict[str, Any]:
 def line(
     axes: "Axes", x: Sequence[float], mean: Sequence[float], width: Sequence[float | None], label: str, number: int
 ) -> None:
-    """A line with a band of so much on both sides."""
+    """Draw a line, with a band of `width` above and below it if all widths are known."""
     look = style(number)
     axes.plot(x, mean, label=label, linewidth=1.6, **look)
     if all(w is not None for w in width):
@@ -83,7 +83,7 @@ def line(
 
 
 def legend_beside(axes: "Axes") -> None:
-    """A legend at the right of a panel; what is more than its height takes goes into columns of a wider figure."""
+    """Draw a legend to the right of a panel; further columns, in a wider figure, hold more entries than its height."""
     columns = -(-len(axes.get_legend_handles_labels()[1]) // ENTRIES)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), ncols=max(1, columns))
     figure = axes.get_figure(root=True)
@@ -92,7 +92,7 @@ def legend_beside(axes: "Axes") -> None:
 
 
 def powers(axes: "Axes", values: Sequence[float]) -> None:
-    """A logarithmic x axis with the values themselves as ticks, every other one where they are many."""
+    """Make the x axis logarithmic, with the values themselves as ticks, or every n-th so that there are at most 8."""
     axes.set_xscale("log", base=2)
     shown = sorted(set(values))
     shown = shown[:: -(-len(shown) // 8)]
@@ -103,7 +103,11 @@ def powers(axes: "Axes", values: Sequence[float]) -> None:
 def heat(
     axes: "Axes", rows: Sequence[str], columns: Sequence[str], values: Sequence[Sequence[float]], better: str
 ) -> None:
-    """A grid of numbers; dark is better."""
+    """Draw a grid of numbers, in which darker cells are better.
+
+    Args:
+        better: `high` or `low`.
+    """
     data = np.asarray(values, float)
     axes.imshow(data, cmap="cividis_r" if better == "high" else "cividis", aspect="auto")
     axes.set_xticks(range(len(columns)), columns)
@@ -116,7 +120,7 @@ def heat(
 
 
 def bars(axes: "Axes", groups: Sequence[str], series: Mapping[str, Sequence[float]]) -> None:
-    """Bars side by side, a colour a series."""
+    """Draw groups of bars side by side, each series in a colour of its own."""
     width = 0.8 / len(series)
     for number, (label, values) in enumerate(series.items()):
         at = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width

@@ -1,4 +1,4 @@
-"""Experiments that tune nothing: seconds of syncs, the toy of Figure 5, costs of methods.
+"""Experiments without whole runs: seconds of syncs, the toy problem of Figure 5, costs of methods.
 
 Each gathers rows of plain numbers, which are kept as JSON and not measured again. Tables and figures are made of them.
 """
@@ -26,14 +26,17 @@ if TYPE_CHECKING:
 
 Rows: TypeAlias = list[dict[str, Any]]
 PAPER = "paper's way, PyTorch"
-SLICE = 1 << 20  # weights of a tensor of the paper's way: see benchmarks/sync.py
-SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions timed of a sync that is linear in them
+SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see benchmarks/sync.py
+SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
 STEP = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How rows are gathered and shown; a note is told for each row while it is gathered."""
+    """The functions of an experiment that gather its rows and show them.
+
+    `gather` takes the experiment, paths for its places, and a function that is called with notes on the progress.
+    """
 
     gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], Rows]"
     show: Callable[[Experiment, Rows], tuple[Table, Draw | None]]
@@ -45,7 +48,8 @@ class Measured:
 def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
     """Seconds to the latest model: by replaying every step (Figure 2), and with K seeds in each family (Figures 2, 8).
 
-    What is linear in weights or directions is timed on a part and scaled: the row says on how much.
+    Work that is linear in weights or directions is timed on a part of them and scaled; each row has the size of the
+    part.
     """
     options = experiment.options
     weights, device = options["weights"], options.get("device", "cpu")
@@ -75,7 +79,7 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
 
 
 def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
-    """Figure 2: seconds against all steps so far; with K seeds they stop growing at K."""
+    """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
     steps = sorted({row["total steps"] for row in rows if "total steps" in row})
     lines: dict[str, list[float]] = {}
     for row in rows:
@@ -98,7 +102,7 @@ def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
-    """Figure 8: seconds against K."""
+    """Figure 8: seconds of a sync against K."""
 
     def draw(figure: "Figure") -> None:
         (axes,) = panels(figure, [f"{experiment.options['weights']:,} weights"], 7.5)
@@ -113,7 +117,7 @@ def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def paper_direction(w: Tensor) -> None:
-    """One direction of the paper's sync: new memory for z, for its multiples and for the result, tensor by tensor.
+    """Add one direction in the way of the paper's sync: new memory for z, for its multiples and for the result.
 
     Source: Qin et al., 2024, "Further Optimization on Updating Models", the column "Our Implementation"
     """
@@ -125,7 +129,7 @@ def paper_direction(w: Tensor) -> None:
 
 
 def _sync(family: str, size: int, w: Tensor, out: Tensor, scale: float) -> tuple[float, int]:
-    """Seconds of Σ_j c_j z_j over `scale` times these weights, and how many directions were timed."""
+    """Seconds of Σ_j c_j z_j over `scale` times these weights, and the number of directions that were timed."""
     pool = Pool(1, size, family)
     c = np.random.default_rng(1).normal(size=size).astype(np.float32) * np.float32(STEP)
     if pool.transformed:
@@ -135,7 +139,7 @@ def _sync(family: str, size: int, w: Tensor, out: Tensor, scale: float) -> tuple
 
 
 def _seconds(job: Callable[[], object], device: str, repeats: int = 3) -> float:
-    """The least of some, after one that compiles."""
+    """The least time of several calls of a job, after a first call that compiles."""
     job()
     taken = []
     for _ in range(repeats):
@@ -152,15 +156,15 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-# --- the toy of Figure 5 --------------------------------------------------------------------------
+# --- the toy problem of Figure 5 ------------------------------------------------------------------
 
 
 def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
-    """The mean of Γ perturbations drawn from K: its coordinates' mean absolute value, over all d and all repetitions.
+    """Mean absolute coordinate, over d coordinates and all repetitions, of the mean of Γ perturbations drawn from K.
 
-    One coordinate of the mean is near a normal number around 0 whose variance is about 1/K + 1/Γ, so its plain average
-    over coordinates says nothing: the size of the gap ε of the paper's Lemma 1 is in its absolute value. Σ of Γ draws
-    is Σ_j n_j z_j with multinomial counts n, one pass of the library however large Γ is.
+    One coordinate of the mean of Γ perturbations is nearly normal around 0, with a variance of about 1/K + 1/Γ. The
+    plain average over coordinates is therefore near 0 for any K; the size of the gap ε of the paper's Lemma 1 is in
+    the absolute value. The sum of Γ draws is Σ_j n_j z_j with multinomial counts n: one pass of the library for any Γ.
     """
     options, rows = experiment.options, []
     d = options.get("d", 10_000)
@@ -182,7 +186,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
 
 
 def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
-    """A panel a family, a line for each Γ; dotted: Γ draws without any restriction, √(2 / πΓ) for the largest Γ."""
+    """Figure 5: a panel a family, a line for each Γ; dotted: Γ unrestricted draws, √(2 / πΓ) for the largest Γ."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     most = max(row["Γ"] for row in rows)
 
@@ -206,7 +210,7 @@ def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def unrestricted(draws: int) -> float:
-    """E|x| of x ~ N(0, 1/Γ): what the mean of Γ fresh normal perturbations has."""
+    """Mean absolute coordinate of the mean of Γ new normal perturbations: E|x| of x ~ N(0, 1/Γ)."""
     return float(np.sqrt(2 / (np.pi * draws)))
 
 
@@ -214,7 +218,7 @@ def unrestricted(draws: int) -> float:
 
 
 class Costs(Protocol):
-    """What `fedkseed.tools.compare.measure` finds."""
+    """The results of `fedkseed.tools.compare.measure` that are shown here."""
 
     bytes_down: int
     bytes_up: int
@@ -225,7 +229,7 @@ class Costs(Protocol):
 
 
 def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
-    """Every method's costs with each model, one after the other."""
+    """Costs of every method with each model, measured one after the other."""
     rows: Rows = []
     for planned in experiment.plan(seeds=[0]):
         algorithm = planned.table["training"]["algorithm"]
@@ -235,7 +239,7 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
 
 
 def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
-    """Table 1: orders of growth as the paper gives them, and the constants measured beside them."""
+    """Table 1: orders of growth as the paper gives them, beside costs measured here."""
     table: list[dict[str, Cell]] = []
     for row in rows:
         told = experiment.options["complexity"].get(row["method"])
@@ -247,7 +251,7 @@ def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
 
 
 def show_overhead(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
-    """Table 3: the paper's cells, its arithmetic computed anew, and what was measured here."""
+    """Table 3: the paper's cells, the same by the arithmetic of `byte_counts`, and costs measured here."""
     measured = {row["method"]: row for row in rows}
     table: list[dict[str, Cell]] = []
     for method in experiment.axes["method"]:
@@ -266,7 +270,7 @@ def show_overhead(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
 
 
 def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
-    """Figure 14: seconds of a step against trainable weights."""
+    """Figure 14: seconds of a local step against trainable weights."""
     models = list(dict.fromkeys(row["model"] for row in rows))
 
     def draw(figure: "Figure") -> None:
@@ -287,7 +291,7 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
-    """Back: of a client that has missed the rounds of `compare.AWAY`."""
+    """The measured costs of a row as cells; "back" is for a client that has missed `compare.AWAY` rounds."""
     return {
         "trainable": row["trainable"],
         "bytes down": row["bytes_down"],

@@ -1,7 +1,7 @@
-"""Run an experiment of the paper and write its table and figure; what is finished is not run again.
+"""Run an experiment of the paper and write its table and figure; finished runs are not repeated.
 
-OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is of its recipe, so a changed recipe is another run, and
-                                          experiments that ask for the same run share it
+OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is that of its recipe, so that a changed recipe makes another
+                                          run, and experiments with an equal recipe share one
 OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json
 """
 
@@ -44,7 +44,7 @@ class Job:
     label: str
 
     def outcome(self) -> Outcome | None:
-        """What it came to; None while it is not finished."""
+        """The results of the run; None while the run is not finished."""
         if not (self.directory / "recipe.toml").is_file():
             return None
         store = Store(self.directory)
@@ -54,7 +54,7 @@ class Job:
 
 
 class Progress:
-    """One bar for the rounds of all runs, one for what is done now; a line a run instead of a line a round."""
+    """A watcher with one bar for the rounds of all runs, one for the present activity, and no line a round."""
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
@@ -80,16 +80,17 @@ def reproduce(
     part: tuple[int, int] = (1, 1),
     command: Sequence[str] = (),
 ) -> Path | None:
-    """Do what is left of an experiment, then write its table and figure.
+    """Carry out the remaining runs of an experiment, then write its table and figure.
 
     Args:
         given: paths for the recipes' `$places`.
-        only: a part of the labels of the runs to do.
-        part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; tables and
-            figures are then left to a call without it.
+        only: text that the labels of the runs to do contain.
+        part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and
+            figure are written by the call that finds all runs finished.
+        command: the command line, for about.json.
 
     Returns:
-        The folder of the table and figure; None for a part of the runs.
+        The folder of the table and figure; None while runs of other parts are not finished.
 
     Raises:
         FedKSeedError: a recipe can't be run, or a path is not given.
@@ -114,7 +115,7 @@ def reproduce(
 
 
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
-    """The paths given, and for the scale `tiny` that of its model, which is made if need be."""
+    """The paths given, and for the scale `tiny` also the path of its model, which is made if it is missing."""
     return (
         given
         if scale != "tiny" or "model" in given
@@ -123,10 +124,10 @@ def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str
 
 
 def parts(text: str) -> tuple[int, int]:
-    """`2/4` as numbers.
+    """The numbers (i, n) of a part written as I/N.
 
     Raises:
-        FedKSeedError: it is no part.
+        FedKSeedError: the text has another form, or I is not from 1 to N.
     """
     found = re.fullmatch(r"(\d+)/(\d+)", text)
     if found is None or not 1 <= int(found[1]) <= int(found[2]):
@@ -135,7 +136,7 @@ def parts(text: str) -> tuple[int, int]:
 
 
 def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1)) -> list[Outcome] | None:
-    """Finish runs one after the other; None if some are left to other parts."""
+    """Finish the runs of a part, one by one; returns the results of all runs, or None if other parts have some left."""
     mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
     left = [job for job in mine if job.outcome() is None]
     with Bars(sum(job.recipe.training.rounds for job in left) or 1) as bars:
@@ -170,7 +171,7 @@ def _jobs(
         recipe = planned.recipe(given)
         name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
         folder, end = output / "runs" / experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
-        known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may call it something else
+        known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may have labelled the run otherwise
         jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label))
     if not jobs:
         raise FedKSeedError(f"{experiment.name} has no run whose label holds {only!r}")
@@ -180,7 +181,7 @@ def _jobs(
 def _choose(
     experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str, part: tuple[int, int]
 ) -> list[Job] | None:
-    """The jobs with the best value of the chosen axis; None if some trials are left to other parts."""
+    """The jobs with the best value of the chosen axis, by trials; None if other parts have trials left."""
     others = [axis for axis in experiment.axes if axis != choice.axis]
     trials = run(_jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds)), part)
     if trials is None:
@@ -197,7 +198,7 @@ def _choose(
 
 
 def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], command: Sequence[str]) -> Path:
-    """Rows that were gathered under the same options before are shown again, not measured again."""
+    """Write the table and figure of a microbenchmark, with rows measured earlier if they had the same options."""
     kind, file = MEASURED[experiment.output], folder / "measured.json"
     of = json.loads(json.dumps([experiment.options, [p.table for p in experiment.plan([0])]]))
     known = json.loads(file.read_text()) if file.is_file() else {}
@@ -233,7 +234,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
 
 
 def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
-    """One row a run."""
+    """A table with one row a run."""
     return Table(
         [
             {
@@ -255,13 +256,13 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
 
 
 def _most(outcome: Outcome) -> dict[str, float]:
-    """The largest value of every metric that says something; bytes of a client have columns of their own."""
+    """The largest value of every metric that is not always shown, where a round has one that is not zero."""
     found = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
     return {f"{title}, most": max(values) for title, values in found.items() if any(values)}
 
 
 def _commit() -> str | None:
-    """Of the code, where it lies in a git checkout."""
+    """The git commit of the code; None outside a git checkout."""
     try:
         here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
         return subprocess.run(here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603 — fixed words

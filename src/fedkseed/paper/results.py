@@ -1,4 +1,4 @@
-"""What finished runs came to, and tables of it: Markdown for people, CSV for programs."""
+"""Results of finished runs, and tables of them: Markdown for people, CSV for programs."""
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ class Spread:
     """A mean over seeds and its standard deviation (with n − 1), as the paper's tables print."""
 
     mean: float
-    std: float | None  # None of a single seed
+    std: float | None  # None for a single seed
     count: int
 
     @classmethod
@@ -39,19 +39,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One finished run: rounds done -> a mean over its held-out examples."""
+    """The results of one finished run. Dictionaries are by the number of finished rounds."""
 
     axes: dict[str, Any]
     seed: int
-    loss: dict[int, float]  # nats a response token
-    rouge: dict[int, float]  # Rouge-L F1 in percent; only where answers were generated
+    loss: dict[int, float]  # mean over the held-out examples, nats a response token
+    rouge: dict[int, float]  # mean Rouge-L F1 in percent; only where answers were generated
     bytes_down: int  # to a client in a round, the most
     bytes_up: int
-    clock: dict[int, float]  # rounds done -> seconds that they computed, evaluations left out
-    virtual: dict[int, float]  # rounds done -> virtual time, see run/virtual_time.py
+    clock: dict[int, float]  # seconds of all rounds so far, without evaluations
+    virtual: dict[int, float]  # virtual time, see run/virtual_time.py
     memory: int | None  # bytes, the most that the process held
     directory: Path
-    metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> rounds done -> value, if measured
+    metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> round -> value, if measured
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
@@ -81,19 +81,22 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Of all rounds."""
+        """Seconds of all rounds."""
         return self.clock[self.rounds]
 
     def change(self, done: int) -> float:
-        """Of the held-out loss, at the last evaluation in so many rounds."""
+        """Change of the held-out loss from the base model, at the last evaluation within `done` rounds."""
         return self.loss[max(d for d in self.loss if d <= done)] - self.loss[0]
 
     def within(self, seconds: float) -> int:
-        """The last evaluation after so many seconds; 0 is the base model."""
+        """Number of rounds before the last evaluation within `seconds`; 0 is the base model."""
         return max(done for done in self.loss if self.clock[done] <= seconds)
 
     def reached(self, change: float) -> float | None:
-        """Seconds until the held-out loss had first changed so far, between two evaluations on a straight line."""
+        """Seconds until the change of the held-out loss first was `change` or below; None if it never was.
+
+        Between two evaluations the loss is taken to be a straight line.
+        """
         before = 0
         for done in sorted(self.loss):
             if (now := self.change(done)) <= change:
@@ -105,11 +108,11 @@ class Outcome:
 
 
 def _seconds(metrics: Mapping[str, float]) -> float:
-    """Of a processor: other programs on the machine make a round longer, and no slower to compute."""
+    """Processor seconds of a round, which other programs on the machine do not lengthen; else wall-clock seconds."""
     return metrics.get("processor seconds of a round") or metrics["seconds of a round"]
 
 
-# What can be shown of a run: name -> (its title, the run's value after some rounds, or None if that was not measured).
+# Measures of a run: name -> (title, function to the run's value after some rounds, or None if that was not measured).
 Measure: TypeAlias = Callable[[Outcome, int], float | None]
 MEASURES: dict[str, tuple[str, Measure]] = {
     "loss": ("held-out loss (nats a token)", lambda o, done: o.loss.get(done)),
@@ -126,7 +129,7 @@ MEASURES: dict[str, tuple[str, Measure]] = {
 
 
 def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -> Spread | None:
-    """A measure over seeds after some rounds, by default the last; None where a run lacks it."""
+    """A measure over seeds after some rounds, by default the last; None if a run lacks the measure."""
     of = MEASURES[measure][1]
     values = [of(o, o.rounds if done is None else done) for o in outcomes]
     known = [value for value in values if value is not None]
@@ -134,7 +137,7 @@ def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -
 
 
 def group(outcomes: Iterable[Outcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[Outcome]]:
-    """Outcomes by their values on some axes, in the order they come."""
+    """Outcomes grouped by their values on some axes, in the order in which they come."""
     chosen = tuple(axes)
     groups: dict[tuple[Any, ...], list[Outcome]] = {}
     for outcome in outcomes:
@@ -144,7 +147,7 @@ def group(outcomes: Iterable[Outcome], axes: Iterable[str]) -> dict[tuple[Any, .
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows of named cells; a column that a row lacks is empty."""
+    """A table with rows of named cells; the cell of a column that a row lacks is empty."""
 
     rows: list[dict[str, Cell]]
     notes: tuple[str, ...] = ()
@@ -160,7 +163,7 @@ class Table:
         return f"# {title}\n\n" + "".join(f"| {line} |\n" for line in lines) + notes
 
     def csv(self) -> str:
-        """Means and standard deviations in columns of their own, numbers unrounded."""
+        """The table as CSV: means and standard deviations in columns of their own, numbers not rounded."""
         flat = [_flat(row) for row in self.rows]
         columns = list(dict.fromkeys(column for row in flat for column in row))
         text = StringIO()

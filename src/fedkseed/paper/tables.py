@@ -1,4 +1,4 @@
-"""From finished runs to a table and a figure: one function of each for every kind of output that runs have."""
+"""Tables and figures of finished runs: one function for every kind of output that an experiment can have."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,13 +21,13 @@ Build: TypeAlias = Callable[[Experiment, Sequence[Outcome]], tuple[Table, Draw |
 
 
 def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
-    """A row for every combination of values: losses, Rouge-L and bytes, over seeds.
+    """A table with a row for every combination of values: losses, Rouge-L and bytes, over seeds.
 
-    With `reference = {axis = value}` of the options each row is also compared with that value's: the
-    difference of the changes of loss, paired by seed, and its standard error.
+    With the option `reference = {axis = value}` each row is also compared with the row of that value: the difference
+    of the changes of loss, paired by seed, and its standard error.
     """
     rows: list[dict[str, Cell]] = []
-    compared = _others(experiment, ())  # each value with its own choice, where there is one
+    compared = _others(experiment, ())  # without the axis of a choice, of which each combination has its own value
     cells = group(outcomes, compared)
     for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
@@ -70,7 +70,7 @@ def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
 
 
 def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """A measure against rounds, a line for each value of an axis, a panel for each combination of the others."""
+    """A measure drawn against rounds: a line for each value of an axis, a panel for each combination of the others."""
     along = experiment.options.get("line", "method")
     measure, error = experiment.options.get("measure", "loss"), experiment.options.get("error", "std")
 
@@ -92,9 +92,9 @@ def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
 
 
 def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """How fast each method learns, beside a reference: by the clock, by local steps, by bytes and in memory.
+    """Speed of each method beside a reference: by the clock, by local steps, by bytes and in memory.
 
-    The reference's whole time and the change of loss that it ends with are those of the same seed.
+    A run is compared with the reference's run of the same seed: with its whole time, and its last change of loss.
     """
     if virtual := experiment.options.get("clock") == "virtual":
         outcomes = [replace(outcome, clock=outcome.virtual) for outcome in outcomes]
@@ -111,7 +111,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
         row[f"after {experiment.options['steps']:,} steps"] = _error([run.change(rounds) for run in runs])
         row["at its end"] = _error([run.change(run.rounds) for run in runs])
         row["minus the reference"] = _error([r.change(r.rounds) - o.change(o.rounds) for r, o in pairs if r is not o])
-        if rival := experiment.options.get("rival"):  # whose whole time is a measure, too
+        if rival := experiment.options.get("rival"):  # a method whose whole time is also compared with
             others = {run.seed: run for run in outcomes if run.axes["method"] == rival}
             beside = [(run.change(run.within(o.seconds)), o) for run in runs if (o := others.get(run.seed))]
             title = experiment.title_of("method", rival)
@@ -148,7 +148,7 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
 
 
 def _error(values: Sequence[float]) -> str | None:
-    """Mean and standard error in words."""
+    """Mean and standard error as text."""
     if not values:
         return None
     found = Spread.of(values)
@@ -156,7 +156,7 @@ def _error(values: Sequence[float]) -> str | None:
 
 
 def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """Measures after the last round against the values of an axis, a line a method, mean ± standard deviation."""
+    """Measures after the last round drawn against the values of an axis: a line a method, mean ± standard deviation."""
     x, along = experiment.options["x"], experiment.options.get("line", "method")
     measures = _measured(experiment.options.get("measures", ["rouge", "loss"]), outcomes)
 
@@ -204,7 +204,7 @@ def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Dr
 
 
 def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, None]:
-    """Rows of methods, columns of data sets and models: Rouge-L after the last round, mean ± standard deviation."""
+    """Rouge-L after the last round, mean ± standard deviation: a row a method, a column a data set and model."""
     wide = _others(experiment, ("method",))
     rows: list[dict[str, Cell]] = []
     for (method,), runs in group(outcomes, ["method"]).items():
@@ -220,7 +220,7 @@ def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
 
 
 def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """What each further seed of a range of K gains in Rouge-L, (R(K') − R(K)) / (K' − K), from the runs of Figure 7."""
+    """Gain in Rouge-L by each further seed of a range of K, (R(K') − R(K)) / (K' − K), from the runs of Figure 7."""
     x = experiment.options["x"]
     (measure,) = _measured(["rouge"], outcomes)
     others = _others(experiment, (x,))
@@ -253,7 +253,7 @@ def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table
 
 
 def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """The probabilities of FedKSeed-Pro's directions after the last round, of the first seed, sorted."""
+    """The probabilities of FedKSeed-Pro's directions after the last round, for the first seed."""
     rows: list[dict[str, Cell]] = []
     found: list[np.ndarray] = []
     first = [run for run in outcomes if run.seed == min(o.seed for o in outcomes)]
@@ -293,18 +293,18 @@ RUNS: dict[str, Build] = {
 
 
 def _measured(wanted: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
-    """The measures that all runs have; the loss where none is left, as in runs without generated answers."""
+    """The wanted measures that all runs have; the loss if there are none, as without generated answers."""
     return [name for name in wanted if spread(outcomes, name) is not None] or ["loss"]
 
 
 def _others(experiment: Experiment, without: Sequence[str]) -> list[str]:
-    """The axes that panels stand for; a chosen value is no panel of its own."""
+    """The axes of an experiment without those given, and without the axis of its choice."""
     chosen = [experiment.choice.axis] if experiment.choice else []
     return [axis for axis in experiment.axes if axis not in (*without, *chosen)]
 
 
 def _title(experiment: Experiment, without: Sequence[str], values: Sequence[Any]) -> str:
-    """A panel's: what tells it from the others."""
+    """The title of a panel: its values on those axes on which panels differ."""
     axes = zip(_others(experiment, without), values, strict=True)
     return ", ".join(
         f"{experiment.title_of(axis, v)}" if axis in ("model", "dataset", "method") else f"{short(axis)} = {v}"
@@ -316,7 +316,7 @@ def _title(experiment: Experiment, without: Sequence[str], values: Sequence[Any]
 def _panels(
     figure: "Figure", experiment: Experiment, outcomes: Sequence[Outcome], within: Sequence[str]
 ) -> "list[tuple[Any, list[Outcome]]]":
-    """A panel for each combination of the axes that are not shown within one, with its runs."""
+    """The panels of a figure with their runs: one for each combination of values of the axes not in `within`."""
     groups = group(outcomes, _others(experiment, within))
     titles = [_title(experiment, within, values) for values in groups]
     return list(zip(panels(figure, titles), groups.values(), strict=True))
@@ -327,5 +327,5 @@ def _mean(found: Spread | None) -> float:
 
 
 def _once(outcomes: Sequence[Outcome]) -> Spread | None:
-    """The base model's Rouge-L: it does not depend on the method, so each seed counts once."""
+    """The base model's Rouge-L, which does not depend on the method: each seed counts once."""
     return spread(list({run.seed: run for run in outcomes}.values()), "rouge", 0)

@@ -1,4 +1,4 @@
-"""A Llama-type model of 0.14 million weights that is made, not downloaded: for trying experiments out in minutes."""
+"""A Llama-type model of 0.14 million weights, made without a download, to try experiments in minutes."""
 
 import shutil
 from pathlib import Path
@@ -18,10 +18,11 @@ STEPS, BATCH, TOKENS, LR = 200, 16, 96, 3e-3  # of its pretraining: eight second
 
 
 def make(folder: Path) -> Path:
-    """Write the model as a Hugging Face folder, once; the same bits whenever the same PyTorch makes it.
+    """Write the model as a Hugging Face folder, unless it exists; the same PyTorch makes the same bits.
 
-    It has read the passages of Dolly's sample and none of its instructions, and then its logits were doubled: what it
-    learns first is to be less sure, which a few dozen forward-only steps can show on any task.
+    The model is pretrained on the passages of Dolly's sample, without the instructions. Then its logits are doubled,
+    which makes it too confident: less confidence is learned first, and a few dozen forward-only steps can show that on
+    any task.
     """
     if folder.is_dir():
         return folder
@@ -39,7 +40,7 @@ def make(folder: Path) -> Path:
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE, trained on the sample of Dolly."""
+    """A byte-level BPE tokenizer, trained on the sample of Dolly."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
@@ -54,7 +55,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model() -> LlamaForCausalLM:
-    """Random weights, drawn without touching PyTorch's own generator."""
+    """The model with random weights, drawn without a change of PyTorch's global generator."""
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=HIDDEN,
@@ -74,7 +75,7 @@ def model() -> LlamaForCausalLM:
 
 
 def pretrain(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    """Next-token prediction on running text, in place."""
+    """Train the model in place, by next-token prediction on running text."""
     texts = (e.context for e in read("dolly-sample") if e.context)
     tokens = torch.tensor([t for text in texts for t in (*tokenizer(text).input_ids, tokenizer.eos_token_id)])
     rng = np.random.default_rng(0)

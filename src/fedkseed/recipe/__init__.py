@@ -1,1 +1,1 @@
-"""Recipes: the typed TOML of a run, and the table of algorithms that it chooses from."""
+"""Recipes: the typed TOML tables of a run, and the table of algorithms that a recipe chooses from."""

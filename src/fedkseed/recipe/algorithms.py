@@ -1,4 +1,4 @@
-"""The algorithms by name: README, command line, comparisons and contract tests read this table."""
+"""The table of algorithms by name, read by README, command line, comparisons and contract tests."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -20,22 +20,23 @@ from ..wire.records import Run
 from . import own_code
 from .schema import Derivatives, Recipe
 
-UNLIMITED = 1 << 32  # seeds
+UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
 CHANGE = "K coefficients"
 NOTHING = np.empty(0, np.float32)
-OUTPUT, ALL = "derivatives of the output layer", "derivatives of all layers"  # in R^K
+# Derivatives in R^K: those of the loss by the K coefficients.
+OUTPUT, ALL = "derivatives of the output layer", "derivatives of all layers"
 
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    """One row: a strategy, and what it is a strategy for.
+    """One row of the table: a strategy, the local steps of its clients, and the weights that it tunes.
 
     Args:
-        strategy: its class.
-        local: the kind of local steps, see `LocalWork`; or which derivatives clients of `KSeed` take in R^K.
-        down, up: what travels.
-        source: who it is by.
+        strategy: the class of the strategy.
+        local: the kind of local steps, see `LocalWork`; or the derivatives in R^K that clients of `KSeed` take.
+        down, up: contents of broadcasts and uploads, in words.
+        source: the publication of the algorithm.
         options: further fields of the strategy.
         tuned: `all` weights, those of the `output` layer, or adapters: `lora`, `p-tuning` or `prompt`; a recipe may
             name other weights.
@@ -61,28 +62,29 @@ class Algorithm:
 
     @property
     def backpropagates(self) -> bool:
+        """Whether local steps take derivatives through all layers."""
         return self.local in (SGD, ADAM, ALL)
 
     @property
     def differentiates(self) -> bool:
-        """Does it need a loss that has derivatives?"""
+        """Whether clients need a loss that has derivatives."""
         return self.backpropagates or self.local == OUTPUT
 
     @property
     def adapts(self) -> bool:
-        """Does it tune adapters, which are put into the model?"""
+        """Whether adapters are tuned, which have to be put into the model first."""
         return self.tuned not in ("all", "output")
 
     @property
     def lr(self) -> float:
-        """η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
+        """The learning rate η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
         return 3e-4 if self.local in (SGD, ADAM) else 3e-7
 
     def require(self, recipe: Recipe) -> None:
-        """Refuse a recipe that the algorithm can't follow as a whole: a setting must not be ignored in silence.
+        """Refuse a recipe with settings that the algorithm can't follow: none must be ignored in silence.
 
         Raises:
-            FedKSeedError: the name of what does not go with it.
+            FedKSeedError: a setting does not go with the algorithm; the message names the setting.
         """
         name, training = recipe.training.algorithm, recipe.training
         if recipe.model.storage != "dense" and not self.pooled:
@@ -109,10 +111,10 @@ class Algorithm:
             )
 
     def pool(self, recipe: Recipe) -> Pool:
-        """The recipe's pool; without limit where seeds are not reused.
+        """The recipe's pool of K directions, or one of 2^32 where the algorithm does not reuse seeds.
 
-        One hadamard or hashed direction is a vector of independent random signs, so a pool of 2^32 of
-        them is one of the rademacher family.
+        A single hadamard or hashed direction is a vector of independent random signs, so the rademacher family
+        stands in for both where there are 2^32 directions.
         """
         if self.pooled:
             return recipe.pool
@@ -120,7 +122,7 @@ class Algorithm:
         return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if FAMILIES[family].transformed else family)
 
     def local_work(self, recipe: Recipe) -> LocalWork:
-        """The local steps of a recipe's clients; of those that take no derivatives in R^K, where there are both."""
+        """The local steps of a recipe's clients; in a mixed federation, of those that take no derivatives in R^K."""
         training = recipe.training
         return LocalWork(
             rounds=training.rounds,
@@ -141,8 +143,8 @@ class Algorithm:
         """The strategy as a recipe describes it.
 
         Args:
-            start: the tuned weights, for a server that holds them; a client needs none.
-            tensors: number and size of each tuned tensor; a server without a model knows none.
+            start: the tuned weights of the base model, for a server of weights; empty elsewhere.
+            tensors: number and size of each tuned tensor; empty for a server without a model.
         """
         training, late = recipe.training, recipe.asynchronous
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
@@ -210,7 +212,7 @@ ALGORITHMS = {
 
 
 def algorithm_of(name: str) -> Algorithm:
-    """The row of a name; a name of the user's own code, FILE.py:NAME, runs that file.
+    """The table's row of a name; for a name of the user's own code, FILE.py:NAME, that file is run.
 
     Raises:
         FedKSeedError: there is no such algorithm.
@@ -226,7 +228,7 @@ def chosen(recipe: Recipe) -> Algorithm:
     """The algorithm of a recipe.
 
     Raises:
-        FedKSeedError: there is none of its name, or the recipe has settings that it can't follow.
+        FedKSeedError: no algorithm has the name, or the recipe has settings that the algorithm can't follow.
     """
     algorithm = algorithm_of(recipe.training.algorithm)
     algorithm.require(recipe)
@@ -234,10 +236,12 @@ def chosen(recipe: Recipe) -> Algorithm:
 
 
 def require_known(recipe: Recipe) -> None:
-    """Refuse a name that no algorithm has, and a lack of numbers that a known one needs; no user's code is run.
+    """Refuse a recipe with an unknown algorithm, or without a number that its algorithm needs.
+
+    No code of the user's is run.
 
     Raises:
-        FedKSeedError: the nearest names are in its text.
+        FedKSeedError: the name is unknown (the message has the nearest known name), or a number is missing.
     """
     name, training = recipe.training.algorithm, recipe.training
     if name not in ALGORITHMS:

@@ -1,4 +1,4 @@
-"""Python of a user's own that a local recipe names: FILE.py:NAME or PACKAGE.MODULE:NAME. Loading it runs it."""
+"""The user's own Python code, named by a local recipe as FILE.py:NAME or PACKAGE.MODULE:NAME. Loading runs the code."""
 
 import re
 import sys
@@ -15,25 +15,25 @@ PATTERN = re.compile(r"(.+\.py|\w+(\.\w+)*):\w+")
 
 
 def is_own(name: str) -> bool:
-    """Whether a recipe's value has the form of a name of the user's own code."""
+    """Whether a recipe's value has the form FILE.py:NAME or PACKAGE.MODULE:NAME."""
     return PATTERN.fullmatch(name) is not None
 
 
 def absolute(name: str) -> str:
-    """The same name with a path that holds from any working directory."""
+    """The same name with its path made absolute, so that any working directory will do."""
     file, _, member = name.rpartition(":")
     return f"{Path(file).expanduser().resolve()}:{member}" if file.endswith(".py") else name
 
 
 def load(name: str, setting: str, what: str, fits: Callable[[Any], bool]) -> Any:
-    """The object of a name; an error inside the user's file is shown as Python shows it.
+    """The object of a name. An error raised by the user's code itself is not caught: Python shows its traceback.
 
     Args:
-        setting: where the recipe says it, for refusals: `[training] objective`.
-        what, fits: the kind of object that is wanted.
+        setting: the recipe's key, as `[training] objective`, for error messages.
+        what, fits: the kind of object that is wanted, in words and as a test.
 
     Raises:
-        FedKSeedError: there is no such file, module or member, or it is of another kind.
+        FedKSeedError: there is no such file, module or member, or the member is of another kind.
     """
     place, _, member = name.rpartition(":")
     names = _file(place, name, setting) if place.endswith(".py") else _module(place, name, member, setting)
@@ -47,8 +47,8 @@ def _file(place: str, name: str, setting: str) -> dict[str, Any]:
     path = Path(place).expanduser()
     if not path.is_file():
         raise FedKSeedError(f"{setting} = {name!r}: there is no file {path.resolve()}; correct the path")
-    # One module for the same text, in sys.modules: dataclasses look their module up there, and the class of a
-    # run's states must be one.
+    # One module for equal files, in sys.modules: dataclasses look their module up there, and a second load would make
+    # a second class of a run's states, which the first does not equal.
     key = f"fedkseed_own_{sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()[:16]}"
     if key not in sys.modules:
         spec = spec_from_file_location(key, path)

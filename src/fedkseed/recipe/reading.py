@@ -1,4 +1,4 @@
-"""A recipe's file to its typed form, with clear refusals. Nothing that a recipe names is opened or run here."""
+"""Reader of recipe files, with clear error messages. No file, model or code that a recipe names is opened or run."""
 
 import tomllib
 from difflib import get_close_matches
@@ -16,11 +16,11 @@ from .schema import Recipe
 
 
 def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe.
+    """Read a recipe's file.
 
     Raises:
-        FedKSeedError: the file is missing, is not TOML, has an unknown key (the nearest known one
-            is named) or a value that is not allowed.
+        FedKSeedError: the file is missing, is not TOML, has an unknown key (the message names the nearest known
+            one) or a value that is not allowed.
     """
     path = Path(path)
     with border(f"can't read the recipe {path}"):

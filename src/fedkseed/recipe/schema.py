@@ -17,20 +17,20 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Part(BaseModel):
-    """A table of the recipe: unknown keys are refused, values do not change."""
+    """A table of the recipe: unknown keys are refused, and values can't be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
 class Model(Part):
-    """The base model, and which part of it is tuned how."""
+    """The base model, its storage, and the part of it that is tuned."""
 
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
-    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of w_0: `fedkseed pin` writes it here
-    tuned: list[str] | None = None  # patterns of parameter names; None: what the algorithm tunes
+    digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
+    tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
     mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
 
     @model_validator(mode="after")
@@ -43,7 +43,7 @@ class Model(Part):
 
 
 class Data(Part):
-    """The examples, their wording, and what is kept for evaluation."""
+    """The examples, their wording, and the share held out for evaluation."""
 
     source: str = "dolly-sample"
     format: Literal["rows", "natural-instructions"] = "rows"
@@ -57,7 +57,7 @@ class Data(Part):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, table: Any) -> Any:
-        """The official code's own wording is the default with its protocol."""
+        """Let the protocol `official-code` default to the official code's own wording."""
         if not isinstance(table, dict) or table.get("protocol") != "official-code":
             return table
         template = "official-ni" if table.get("format") == "natural-instructions" else "official-dolly"
@@ -71,27 +71,27 @@ class Data(Part):
 
 
 class Clients(Part):
-    """Who holds the data, and how many take part in a round.
+    """The clients: the split of the data over them, and the cohort that takes part in a round.
 
-    How many clients there are is `len(shares.clients)`: with files and tasks the data decides.
+    With the splits `files` and `tasks` the data decides the number of clients, which is `len(shares.clients)`.
     """
 
     split: Literal["dirichlet", "even", "files", "tasks"] = "dirichlet"  # files, tasks: one client for each
-    count: Count | None = None  # default 200; with files and tasks as many as there are, a number is checked
+    count: Count | None = None  # default 200; with files and tasks their number, which a given count must equal
     cohort: Count = 10
-    active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: the share of all clients
+    active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
     alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10  # default with tasks 20
-    backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that can, in fedkseed and its kin
-    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of the clients, in virtual time: docs/asynchronous.md
-    slow_factor: Annotated[float, Field(ge=1)] = 10.0  # how many times as long a slow client takes
-    at_once: Count = 1  # how many train side by side, each in a process of its own
-    threads: Count | None = None  # of a client: results depend on it in their last bits; default: all, shared out
+    backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that do, in KSeed's algorithms
+    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of slow clients, in virtual time: docs/asynchronous.md
+    slow_factor: Annotated[float, Field(ge=1)] = 10.0  # time of a slow client over that of another
+    at_once: Count = 1  # number of clients that train side by side, each in a process of its own
+    threads: Count | None = None  # of a client: results depend on it in their last bits; default: all / at_once
 
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, table: Any) -> Any:
-        """Defaults that the split decides."""
+        """Fill in the defaults that depend on the split."""
         if not isinstance(table, dict):
             return table
         match table.get("split"):
@@ -113,7 +113,7 @@ class Clients(Part):
         return self
 
     def cohort_of(self, count: int) -> int:
-        """How many of `count` clients take part in a round: `cohort`, or the share `active` rounded down, at least 1.
+        """Size of a round's cohort of `count` clients: `cohort`, or the share `active` rounded down, at least 1.
 
         Raises:
             FedKSeedError: there are fewer clients than the cohort.
@@ -133,13 +133,13 @@ def _known_family(name: str) -> str:
 
 
 class Directions(Part):
-    """The pool: K directions of one family. The key follows from the recipe's seed."""
+    """The pool of K directions of one family. The pool's key follows from the recipe's seed."""
 
     family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
 
 
-OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # those that have a name
+OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 
 
 class Training(Part):
@@ -148,16 +148,16 @@ class Training(Part):
     algorithm: str = "fedkseed"  # a name of algorithms.py, or FILE.py:NAME of your own; see docs/extending.md
     rounds: Count = 40
     steps: Count = 200  # τ
-    epochs: Count | None = None  # instead of steps, for algorithms that backpropagate: the paper's take one
+    epochs: Count | None = None  # instead of steps, for algorithms that backpropagate; one epoch in the paper
     probes: Count = 1  # P, directions a step
     batch_size: Count = 1
     lr: Positive | None = None  # η; None: the paper's for the algorithm, see algorithms.py
-    eps: Positive = 5e-4  # ε
+    eps: Positive = 5e-4  # ε, the perturbation scale
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    clip: Positive | None = None  # largest |ρ|; none in the paper
-    server_lr: Positive | None = None  # factor of the mean update, default 1: fedkseed and its kin, evofed, ferret
-    server: Literal["sgd", "adam"] = "sgd"  # what fedkseed's server makes of the mean update
-    wire: Literal["exact", "compact", "sign"] | None = None  # how numbers travel; None: compact in fedkseed and its kin
+    clip: Positive | None = None  # largest |ρ|; the paper has no limit
+    server_lr: Positive | None = None  # factor of the mean update, default 1; in KSeed's algorithms, evofed, ferret
+    server: Literal["sgd", "adam"] = "sgd"  # the optimiser that applies the mean update, in KSeed's algorithms
+    wire: Literal["exact", "compact", "sign"] | None = None  # encoding of numbers; None: compact in KSeed's algorithms
     objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
 
     @model_validator(mode="after")
@@ -175,17 +175,17 @@ class Training(Part):
 
 
 class Derivatives(Part):
-    """Local steps of clients that take derivatives along all K directions at once."""
+    """The local steps of clients that take derivatives along all K directions at once."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
     lr: Positive = 1e-5
     steps: Count | None = None  # default: [training] steps
     schedule: Literal["constant", "linear", "cosine"] | None = None  # default: [training] schedule
-    checkpointing: bool = False  # less memory for activations, a third more time: layers run forward twice
+    checkpointing: bool = False  # less memory for activations and a third more time: layers run forward twice
 
 
 class Peft(Part):
-    """The adapters of algorithms that tune adapters; the paper's sizes."""
+    """The adapters of algorithms that tune adapters; the defaults are the paper's sizes."""
 
     rank: Count = 8  # of LoRA
     alpha: Positive = 16.0  # of LoRA
@@ -194,18 +194,18 @@ class Peft(Part):
 
 
 class Asynchronous(Part):
-    """Rounds that wait for nobody: the server steps when `buffer` contributions have come (docs/asynchronous.md)."""
+    """Asynchronous rounds: the server steps whenever `buffer` contributions have come (docs/asynchronous.md)."""
 
     buffer: Count = 10  # B
-    concurrency: Count | None = None  # how many clients train at any time; None: a cohort
-    staleness_power: Annotated[float, Field(ge=0)] = 0.5  # what is s rounds old counts (1 + s)^−power
+    concurrency: Count | None = None  # number of clients that train at any time; None: a cohort
+    staleness_power: Annotated[float, Field(ge=0)] = 0.5  # a contribution s rounds old has the weight (1 + s)^−power
     max_staleness: Annotated[int, Field(ge=0)] | None = None  # rounds; clients that would be later are given up
 
     def require(self, clients: int) -> None:
-        """Refuse more than there are clients.
+        """Refuse a buffer or a concurrency greater than the number of clients.
 
         Raises:
-            FedKSeedError: the buffer can't be filled, or so many can't train.
+            FedKSeedError: there are fewer clients than the buffer or the concurrency.
         """
         for name, value in (("buffer", self.buffer), ("concurrency", self.concurrency)):
             if value is not None and value > clients:
@@ -213,18 +213,18 @@ class Asynchronous(Part):
 
 
 class Network(Part):
-    """How long a server waits for whom, over a real network (docs/deployment.md); a simulation reads none of it."""
+    """A server's waiting times for clients of a real network (docs/deployment.md); simulations ignore them."""
 
-    minimum: Count | None = None  # of clients whose answers make a round; default: half of the cohort, rounded up
-    deadline: Positive = 600.0  # seconds of a round; what comes later is left out, if the minimum is there
+    minimum: Count | None = None  # number of answers that make a round; default: half of the cohort, rounded up
+    deadline: Positive = 600.0  # seconds of a round; later answers are left out, if there is the minimum
     attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
     patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
 
     def minimum_of(self, cohort: int) -> int:
-        """How many of a cohort have to answer.
+        """Number of clients of a cohort that have to answer.
 
         Raises:
-            FedKSeedError: more than take part.
+            FedKSeedError: the minimum is more than the cohort.
         """
         if self.minimum is not None and self.minimum > cohort:
             raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
@@ -232,22 +232,22 @@ class Network(Part):
 
 
 class Evaluation(Part):
-    """What is measured before, after, and every few rounds."""
+    """The measurements before the first round, after the last, and every few rounds."""
 
     every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations of the held-out loss; 0: only before and after
     examples: Annotated[int, Field(ge=2)] | Literal["all"] = 64
     max_tokens: Count | None = None  # of a held-out example; default as for training
     generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
-    rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # whose Rouge-L; the official code used `rouge`
+    rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # the package whose Rouge-L; the official code: `rouge`
     max_new_tokens: Count = 64
     batch_size: Count = 8
 
 
 class Recipe(Part):
-    """Everything that decides a run's result."""
+    """All settings that decide a run's result."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    save: bool = True  # write the tuned model at the end, where it is more than a file of coefficients
+    save: bool = True  # write the tuned model at the end; one of coefficients is written in any case
     model: Model
     data: Data = Data()
     clients: Clients = Clients()
@@ -275,7 +275,7 @@ class Recipe(Part):
         return Pool(pool_key(self.seed), self.directions.size, self.directions.family)
 
     def absolute(self) -> "Recipe":
-        """The same recipe with local paths that hold from any working directory."""
+        """The same recipe with local paths made absolute, so that any working directory will do."""
         model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
         model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
         data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data

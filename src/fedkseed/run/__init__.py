@@ -1,1 +1,1 @@
-"""A run: its parts on this machine, its rounds, its directory."""
+"""Runs: their parts on this machine, their rounds, their directories."""

@@ -1,10 +1,10 @@
-"""A run from its first round to its last, whoever carries the messages: every round is committed before the next.
+"""The loop over the rounds of a run, for simulations and networks alike: each round is committed before the next.
 
-    Federation    a strategy, the next round, and an evaluator: all that a run is made of
-    work          does what is left of a run
+    Federation    the parts of a run: a strategy, a function that does the next round, and an evaluator
+    work          does the remaining rounds of a run
     WithoutModel  the evaluator of a server that has no model
 
-Nothing here imports PyTorch: a server that only adds up needs none.
+This module does not import PyTorch: a server that only aggregates needs none.
 """
 
 import resource
@@ -26,22 +26,22 @@ from ..weights.adapter import Adapter
 from .progress import Progress, Silent
 from .store import Store
 
-NEWCOMER = (1 << 32) - 1  # a client that has seen nothing: what it is sent gives the whole model
+NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round: its broadcast gives the whole model
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The end of a run, as its evaluator has measured it."""
+    """The tuned model of a finished run and its measurements, by the run's evaluator."""
 
     output: Path | None  # the tuned model: coefficients, adapters or all weights
-    steps: Sequence[float] = ()  # seconds of single local steps that were taken here
-    sync_seconds: float | None = None  # nearly nothing, if streamed; None where a client replays what it has missed
-    weights: int | None = None  # d, those that are tuned; None without a model
+    steps: Sequence[float] = ()  # seconds of single local steps that were taken in this process
+    sync_seconds: float | None = None  # nearly 0 in mode streamed; None where clients replay the rounds they missed
+    weights: int | None = None  # d, the number of tuned weights; None without a model
     digest: str | None = None  # of the tuned model, hexadecimal; None without a model
 
 
 class Evaluator(Protocol):
-    """Whoever judges and keeps the models of a run."""
+    """The part of a run that scores and saves its models."""
 
     def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:
         """Score the model of a state on the held-out examples; `write` the answers that the recipe asks for."""
@@ -57,10 +57,11 @@ class Federation:
     """The parts of a run.
 
     Args:
-        identity: facts that must not change between a run's processes.
-        round: (state, a function that finds the state after so many rounds) to the next state and its report. An
-            asynchronous round needs the states that its clients began with.
-        reach: how many rounds ago a client may have begun; 0: rounds are synchronous.
+        identity: facts that must stay the same when a run is continued by another process.
+        round: does the next round: takes the state, and a function from a number of rounds to the state after them,
+            and returns the next state and its report. An asynchronous round needs the states that its clients began
+            with.
+        reach: the greatest number of rounds since a client of a round began; 0: rounds are synchronous.
         holdings: the data of each client, where that is known.
     """
 
@@ -76,21 +77,21 @@ class Federation:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """A whole run in numbers."""
+    """The results and measurements of a whole run."""
 
     before: Evaluation
     after: Evaluation
     reports: list[dict[str, Any]]
     peak_memory: int  # bytes, of this process
     step_seconds: float | None  # median; None if no step was taken here: by clients elsewhere, or in an earlier process
-    sync_seconds: float | None  # see `Finished`, as for the rest
+    sync_seconds: float | None  # this field and the next three: see `Finished`
     weights: int | None
     digest: str | None
     output: Path | None
 
 
 def work(store: Store, federation: Federation) -> Result:
-    """Do what is left of a run; the caller keeps other processes off it."""
+    """Carry out the remaining rounds of a run, with evaluations; the caller holds the run's lock."""
     strategy, evaluator = federation.strategy, federation.evaluator
     store.require_same(federation.identity)
     state = store.state(strategy.state)
@@ -125,7 +126,7 @@ def work(store: Store, federation: Federation) -> Result:
 
 
 def _evaluated(store: Store, federation: Federation, state: Any) -> Evaluation:
-    """The evaluation after some rounds, done once in a run's life; the first and the last model write answers."""
+    """The evaluation of a state, computed only once in a run; answers are written by the first and the last model."""
     ends = (0, federation.recipe.training.rounds)
     known = store.evaluations().get(state.round)
     if known is not None:
@@ -138,7 +139,7 @@ def _evaluated(store: Store, federation: Federation, state: Any) -> Evaluation:
 
 
 class Coefficients:
-    """Weights of a party without a model: the K coefficients alone, as a broadcast sets them."""
+    """The K coefficients of a broadcast, in place of the weights of a party without a model."""
 
     def __init__(self) -> None:
         self.c = np.empty(0, np.float32)
@@ -149,7 +150,7 @@ class Coefficients:
 
 @dataclass(frozen=True, slots=True)
 class WithoutModel:
-    """The evaluator of a server that has no model: it scores nothing, and its adapter names no digest of w(c)."""
+    """The evaluator of a server without a model: nothing is scored, and the adapter has no digest of w(c)."""
 
     recipe: Recipe
     strategy: Strategy[Any]
@@ -168,7 +169,7 @@ class WithoutModel:
 
 
 def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
-    """The origin of a tuned model, as its file tells it."""
+    """The origin of a tuned model, for its adapter file."""
     return {
         "model": recipe.model.name,
         "dtype": recipe.model.dtype,
@@ -182,9 +183,9 @@ def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
 
 
 def peak_memory() -> int:
-    """The most memory that this process had resident so far, in bytes."""
+    """The largest resident memory of this process so far, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # getrusage would count what the parent had when it started this process
+    if status.exists():  # getrusage would count the memory that the parent had when it started this process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

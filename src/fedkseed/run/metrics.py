@@ -1,12 +1,13 @@
-"""One table of what is told of a round: the terminal, `rounds`, event files, the report and results all read it.
+"""The table of a round's metrics, read by terminal, `fedkseed rounds`, event files, report page and result tables.
 
-A value is computed from the round's report as the store keeps it: the fields of `Report`, as JSON has them.
+A metric's value is computed from the round's report as the store keeps it: the fields of `Report` as JSON.
 To add a metric, append to `METRICS` before the command starts:
 
     METRICS.append(Metric("seconds a client", "seconds a client", lambda r: r["seconds"] / len(r["clients"])))
 
 docs/examples/metric.py is a whole program: every command of `fedkseed` with one more metric. The module of an objective
-that a recipe names may append too. It is imported by the run, not by `rounds` and `report`, which only read the store.
+that a recipe names may also append. That module is imported by runs, but not by the commands `rounds` and `report`,
+which only read the store.
 """
 
 import math
@@ -19,28 +20,28 @@ Report: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One number of a round."""
+    """One number of a round, with its names and formats."""
 
     name: str  # in event files and for scripts; a slash makes a group
     title: str  # for people
-    of: Callable[[Report], float | None]  # None: not measured. A run of an earlier version may lack newer fields
+    of: Callable[[Report], float | None]  # its value; None: not measured. Runs of earlier versions may lack fields
     unit: str = ""
-    form: str = "{:,.4g}"  # of its value in tables
-    always: bool = False  # also where it is zero or not measured
-    absent: str = "–"  # in place of a value
-    phrase: str | None = None  # in the terminal's line of a round; None: title and value, empty: not there
+    form: str = "{:,.4g}"  # format of the value in tables
+    always: bool = False  # shown also where it is zero or not measured
+    absent: str = "–"  # shown in place of a value that was not measured
+    phrase: str | None = None  # in the terminal's line of a round; None: title and value; empty: left out
 
     def value(self, report: Report) -> float | None:
-        """The value, if it is a number."""
+        """The value; None if it was not measured or is not finite."""
         value = self.of(report)
         return None if value is None or not math.isfinite(value) else value
 
     def says(self, report: Report) -> bool:
-        """Is it to be shown of this round?"""
+        """Whether the metric is to be shown for this round."""
         return self.always or bool(self.value(report))
 
     def text(self, report: Report) -> str:
-        """The cell of a table."""
+        """The value as the text of a table's cell."""
         value = self.value(report)
         return self.absent if value is None else self.form.format(value)
 
@@ -80,7 +81,7 @@ METRICS = [
     Metric("virtual time", "virtual time", lambda r: r.get("clock"), "local steps", "{:,.10g}", phrase=""),
 ]  # fmt: skip
 
-# Added up since the start, and only by event files: a table shows round by round.
+# Sums over all rounds so far, for event files alone: tables show single rounds.
 SUMS = [
     Metric("bytes/down", "bytes down, all clients", lambda r: r.get("total_down", 0)),
     Metric("bytes/up", "bytes up, all clients", lambda r: r["bytes_total"] - r.get("total_down", 0)),
@@ -88,19 +89,19 @@ SUMS = [
 
 
 def values(report: Report) -> dict[str, float]:
-    """The values of the metrics that were measured, by name."""
+    """The values of those metrics that were measured, by name."""
     found = {metric.name: metric.value(report) for metric in METRICS}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def telling(reports: Iterable[Report]) -> list[Metric]:
-    """The columns of a table of these rounds: metrics that say something in one of them, or that are always shown."""
+    """The columns of a table of these rounds: metrics shown in every table, or not zero in one of the rounds."""
     known = list(reports)
     return [metric for metric in METRICS if metric.always or any(metric.says(report) for report in known)]
 
 
 def line(report: Report) -> str:
-    """One line for the terminal; a phrase that begins with a comma goes on with the one before it."""
+    """A round's line on the terminal; a phrase that begins with a comma continues the phrase before."""
     text = ""
     for metric in METRICS:
         if metric.phrase == "" or not metric.says(report):

@@ -1,4 +1,4 @@
-"""Who wants to see a run go on."""
+"""Watchers of a run's progress."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from ..round import Report
 
 
 class Progress(Protocol):
-    """What a run tells while it works."""
+    """The calls that a run makes to its watcher while it works."""
 
     def note(self, text: str) -> None: ...
     def begin(self, what: str, total: int) -> None: ...
@@ -15,7 +15,7 @@ class Progress(Protocol):
 
 
 class Silent:
-    """Shows nothing."""
+    """A watcher that shows nothing."""
 
     def note(self, text: str) -> None: ...
     def begin(self, what: str, total: int) -> None: ...

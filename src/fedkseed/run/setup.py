@@ -1,4 +1,4 @@
-"""A recipe on this machine: model, weights, algorithm. Clients, servers and simulations hold one of it."""
+"""The setup of a recipe on this machine: model, weights, algorithm; clients, servers and simulations each hold one."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +37,7 @@ from .store import Store
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds of single local steps; a client's first step also waits for its sync."""
+    """A stopwatch for single local steps; a client's first step, which includes its sync, is not counted."""
 
     steps: list[float] = field(default_factory=list)
     last: float | None = None
@@ -50,7 +50,7 @@ class Stopwatch:
 
 
 def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
-    """The tokenizer of a recipe's model: data is made with it, and refused, before a minute of loading weights."""
+    """The tokenizer of a recipe's model, loaded first: data errors then show before a minute of loading weights."""
     chosen(recipe)
     objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     progress.note(f"loading {recipe.model.name}")
@@ -59,12 +59,12 @@ def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
 
 @dataclass(slots=True)
 class Setup:
-    """A model of this machine, held for a recipe's algorithm; made by `build`.
+    """A recipe's model, algorithm and loss on this machine; made by `build`.
 
     Attributes:
         strategy: the algorithm; `strategy.init()` is the state before the first round.
-        weights: those of the model, as they are now.
-        patterns: names of the tuned tensors.
+        weights: the model's weights, which training and syncs change.
+        patterns: patterns of the tuned tensors' names.
     """
 
     recipe: Recipe
@@ -98,7 +98,7 @@ class Setup:
         )
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
-        """The loss that client `number` of `count` differentiates; None if it takes no derivatives."""
+        """The loss that client `number` of `count` differentiates; None for a client that takes no derivatives."""
         if self.algorithm.backpropagates:
             return self._graph_of_all_layers
         if number in share_of(self.recipe.seed, count, self.recipe.clients.backpropagating):
@@ -113,7 +113,7 @@ class Setup:
             return graph_loss(self.model, batch)
 
     def load(self, state: Any) -> float:
-        """Give the model the weights of a state; returns the seconds it took."""
+        """Set the model's weights to those of a state; returns the seconds taken."""
         start = time.perf_counter()
         self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
         return time.perf_counter() - start
@@ -149,7 +149,7 @@ class Setup:
         return store.model
 
     def adapter(self, state: Any) -> Adapter:
-        """The model of a state as a file.
+        """The model of a state as an adapter.
 
         Raises:
             FedKSeedError: the algorithm's model is not a function of K coefficients.
@@ -170,15 +170,14 @@ class Setup:
 
 
 def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | None = None) -> Setup:
-    """Load a recipe's model, take over its weights, and make its algorithm for them.
+    """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
     Args:
-        tokenizer: of `tokenizer_of`.
-        serves: does this party aggregate? A server of weights holds a copy of them.
+        tokenizer: from `tokenizer_of`.
+        serves: whether this party aggregates; a server of weights holds a copy of them.
 
     Raises:
-        FedKSeedError: the model can't be loaded or tuned as the recipe says, or is not the one that [model] digest
-            names.
+        FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
     """
     algorithm, options = chosen(recipe), recipe.model
     model = load_model(options.name, options.dtype, options.storage, options.device)
@@ -217,10 +216,10 @@ def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | 
 
 @dataclass(frozen=True, slots=True)
 class WithModel:
-    """The evaluator of a party that holds the model: scores, saves and digests it."""
+    """The evaluator of a party that holds the model: scores and saves it, and computes its digest."""
 
     setup: Setup
-    held_out: Sequence[Encoded]  # none: nothing is scored
+    held_out: Sequence[Encoded]  # empty: nothing is scored
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
 
     def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:

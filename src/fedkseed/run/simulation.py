@@ -1,4 +1,4 @@
-"""Many clients on one machine: they share the base model and take turns, or train side by side."""
+"""Simulations of many clients on one machine: they take turns with one model, or train side by side in processes."""
 
 import math
 from collections import Counter
@@ -39,12 +39,12 @@ class Simulation:
     """A federation in one process, made from a recipe.
 
     Args:
-        serves: does this process aggregate? A server of weights holds a copy of them.
+        serves: whether this process aggregates; a server of weights holds a copy of them.
 
     Attributes:
         setup: the model, which all clients share, and the strategy.
         shares: the data.
-        carry: what carries messages to clients, `transport` unless another engine does.
+        carry: the transport of another engine, in place of `transport`; None: none.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Simulation:
         self.setup = build(recipe, tokenizer, serves=serves, progress=self.progress)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
-        self._kept: dict[int, bytes] = {}  # of this round: clients that still hold the last broadcast
-        self.carry: Transport | None = None  # in place of `transport`, to clients that keep nothing
-        self._workers: Workers | None = None  # started by the first round that wants them
+        self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
+        self.carry: Transport | None = None  # in place of `transport`, to clients that keep no broadcast
+        self._workers: Workers | None = None  # started by the first round that needs them
 
     @property
     def strategy(self) -> Strategy[Any]:
-        """The algorithm; assign another to go on with it."""
+        """The algorithm; one that is assigned takes effect with the next round."""
         return self.setup.strategy
 
     @strategy.setter
@@ -78,7 +78,7 @@ class Simulation:
 
     @property
     def federation(self) -> Federation:
-        """The parts that `work` does a run with."""
+        """The parts of the run, for `work`."""
         return Federation(
             recipe=self.recipe,
             strategy=self.strategy,
@@ -92,7 +92,7 @@ class Simulation:
 
     @property
     def identity(self) -> dict[str, str]:
-        """Facts that must not change between a run's processes."""
+        """Facts that must stay the same when a run is continued by another process."""
         weights = self.setup.weights
         return {
             "directions": str(weights.pool),
@@ -101,11 +101,11 @@ class Simulation:
         }
 
     def cohort(self, round_: int) -> list[int]:
-        """Who takes part in a round."""
+        """The clients that take part in a round."""
         return list(self.planned(round_).begun)
 
     def planned(self, round_: int) -> Step:
-        """Who takes part in a round, what they began with, and when it ends in virtual time."""
+        """A round's clients, the rounds whose models they began with, and the round's end in virtual time."""
         while len(self._planned) <= round_:
             self._planned.append(next(self._plan))
         return self._planned[round_]
@@ -120,7 +120,7 @@ class Simulation:
         return asynchronous(self.recipe.seed, times, late.buffer, concurrency, math.inf if limit is None else limit)
 
     def client(self, number: int, stopwatch: Stopwatch | None = None) -> Client:
-        """One party with its own examples."""
+        """A client with its own examples."""
 
         def on_step(loss: float) -> None:
             if stopwatch is not None:
@@ -136,7 +136,7 @@ class Simulation:
         return self.strategy.work(differentiates).count(examples)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-        """Carry messages to clients of this machine: one after the other, or `at_once` at a time."""
+        """Carry messages to clients on this machine: one after the other, or `at_once` at a time."""
         options = self.recipe.clients
         restored = {number: restore(data, self._kept.get(number)) for number, data in messages.items()}
         yield from ((number, lack(messages[number], number)) for number, data in restored.items() if data is None)
@@ -161,34 +161,38 @@ class Simulation:
             yield number, upload
 
     def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
-        """One client's upload, and the seconds of its steps but the first, which waits for the sync."""
+        """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
         return answer(self.strategy, data, self.client(number, watch)), watch.steps
 
     def close(self) -> None:
-        """End the processes that were started."""
+        """End the worker processes."""
         if self._workers is not None:
             self._workers.close()
 
     @property
     def reach(self) -> int:
-        """How many rounds ago a state may be that a round needs."""
+        """The greatest age, in rounds, of a state that a round of the plan needs."""
         rounds = range(self.recipe.training.rounds)
         return max(done - min([*self.planned(done).begun.values(), *self._held(done).values()]) for done in rounds)
 
     def _held(self, round_: int) -> dict[int, int]:
-        """Clients of a round that hold a broadcast, and of which round: those who took part just before they began."""
+        """Clients of a round that still hold an earlier broadcast -> the number of rounds before that broadcast.
+
+        A client holds one if it took part in the round just before the one that it began with.
+        """
         if not self.setup.algorithm.pooled:
             return {}
         last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
         return {client: held for client, held in last.items() if held is not None}
 
     def round(self, state: Any, earlier: Callable[[int], Any] | None = None) -> tuple[Any, Report]:
-        """The next round.
+        """The state after the next round, and the round's report.
 
         Args:
-            earlier: finds the state after so many rounds: the one with which a client of an asynchronous round began,
-                and the one whose broadcast clients still hold. Left out: nobody holds one.
+            earlier: a function from a number of rounds to the state after them, used for the state with which a client
+                of an asynchronous round began, and for one whose broadcast a client still holds. None: no client holds
+                a broadcast.
         """
         if self.setup.algorithm.remembers:
             self.setup.load(state)  # one model stands in for clients that have seen more or less of it
@@ -205,7 +209,7 @@ class Simulation:
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
 
     def holdings(self) -> dict[str, Any]:
-        """Who holds what: the examples of each client, and how many of each category."""
+        """The number of examples of each client, in all and of each category."""
         counts = [Counter(e.example.category for e in share) for share in self.shares.clients]
         return {
             "examples": [len(share) for share in self.shares.clients],
@@ -216,12 +220,12 @@ class Simulation:
 
 
 def _prepare(recipe: Recipe, shares: Shares) -> Answer:
-    """What answers in a process of its own."""
+    """Make the function that answers broadcasts in a worker process."""
     return Simulation(recipe, shares=shares, serves=False).answer
 
 
 def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
-    """Run a recipe in a new directory, which is made once model and data are loaded.
+    """Run a recipe in a new directory, which is made only after model and data are loaded.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
@@ -234,10 +238,10 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
 
 
 def resume(directory: Path, progress: Progress | None = None) -> Result:
-    """Go on with a run that was stopped, from its last committed round.
+    """Continue a run that was stopped, from its last committed round.
 
     Raises:
-        FedKSeedError: there is no run, another process works on it, or model or data have changed.
+        FedKSeedError: there is no run, another process works on the run, or model or data have changed.
     """
     store = Store(directory)
     with store.locked(), closing(Simulation(load_recipe(store.recipe), progress)) as simulation:

@@ -1,14 +1,15 @@
-"""A run's directory: its recipe, every round's state, its metrics, its adapter.
+"""The directory of a run: its recipe, every round's state, its metrics, its adapter.
 
     recipe.toml           the resolved recipe
     run.sqlite            every round's state, report and evaluation; a round counts once it is committed here
     metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
     adapter.safetensors   the tuned model, as coefficients
     model/                the tuned model, where it is no function of coefficients: adapters or all weights
-    state-N.safetensors   the state after N rounds, where it is large: the last two, and those still trained with
+    state-N.safetensors   the state after N rounds, where it is large: the last two, and those that clients of an
+                          asynchronous round still train with
     lock                  held by the process that works on the run
 
-Kill the process at any moment: what was committed is whole, and the next round starts from it.
+The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them.
 """
 
 import json
@@ -38,7 +39,7 @@ CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT NOT
 
 
 class Store:
-    """One run's directory. Make it with `create`, come back to it with `Store(directory)`."""
+    """The directory of one run: made by `create`, opened again by `Store(directory)`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -55,10 +56,10 @@ class Store:
     @classmethod
     @contextmanager
     def create(cls, directory: Path, recipe: str) -> Iterator["Store"]:
-        """Make the directory of a new run and keep other processes off it.
+        """Make the directory of a new run, and hold its lock.
 
         Raises:
-            FedKSeedError: a run is there already, another process is faster, or it can't be written.
+            FedKSeedError: the directory holds a run, is locked by another process, or can't be written.
         """
         with border(f"can't make the run's directory {directory}"):
             directory.mkdir(parents=True, exist_ok=True)
@@ -77,19 +78,19 @@ class Store:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes off the run.
+        """Hold the lock of the run, so that no other process works on it.
 
         Raises:
-            FedKSeedError: another process works on it.
+            FedKSeedError: another process works on the run.
         """
         with _lock(self.directory):
             yield
 
     def require_same(self, identity: dict[str, str]) -> None:
-        """Refuse to go on with another base model, pool or data than the run began with.
+        """Refuse to continue a run with another base model, pool or data than it began with.
 
         Raises:
-            FedKSeedError: something differs; both values are told.
+            FedKSeedError: one of them differs; the message has both values.
         """
         known = self.recall("identity")
         if known is None:
@@ -103,17 +104,17 @@ class Store:
                 )
 
     def commit(self, state: Any, report: Report | None, keep: int = 2) -> None:
-        """Make a round durable, then copy its report to metrics.jsonl.
+        """Write a round to disk for good, then copy its report to metrics.jsonl.
 
         Args:
-            keep: of how many rounds to keep the state where it is large.
+            keep: number of latest rounds whose states are kept where states are large.
 
         Raises:
-            FedKSeedError: it can't be written; all earlier rounds are still there.
+            FedKSeedError: the round can't be written; all earlier rounds are still there.
         """
         text = None if report is None else json.dumps(_plain(asdict(report)))
         packed = _pack(state)
-        if len(packed) > LARGE:  # first: a round that counts has its state
+        if len(packed) > LARGE:  # before the commit: a committed round must have its state
             write_atomically(self._large(state.round), packed)
             packed = b""
         with self._connect() as database:
@@ -133,7 +134,7 @@ class Store:
             kind: the class of the run's states, `Strategy.state`.
 
         Raises:
-            FedKSeedError: that round is not there, or what is there is damaged.
+            FedKSeedError: the store has no such round, or its state is damaged.
         """
         row = self._row(done)
         if row is None:
@@ -159,20 +160,20 @@ class Store:
         return self.directory / f"state-{round_}.safetensors"
 
     def reports(self) -> list[dict[str, Any]]:
-        """What every finished round was like, in order."""
+        """The reports of all finished rounds, in order."""
         with self._connect() as database:
             rows = database.execute("SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY done").fetchall()
         return [json.loads(row[0]) for row in rows]
 
     def rollback(self, done: int) -> None:
-        """Forget everything after `done` rounds, at once or not at all."""
+        """Delete everything after `done` rounds, in one transaction."""
         row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
         if row is not None and not row[1] and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
                 "large ones are not kept for long"
             )
-        with border(f"can't remove {self.adapter}"):  # first: an adapter of forgotten rounds must not stay
+        with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
             self.adapter.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
         with self._connect() as database:
@@ -181,35 +182,35 @@ class Store:
         self.copy_metrics()
 
     def evaluated(self, done: int, scores: dict[str, Any]) -> None:
-        """Keep what the model after `done` rounds scored."""
+        """Write the scores of the model after `done` rounds."""
         with self._connect() as database:
             database.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", (done, json.dumps(scores)))
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
-        """Rounds done -> the fields of its `Evaluation`, in order; 0 is the base model."""
+        """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
         with self._connect() as database:
             rows = database.execute("SELECT done, value FROM evaluations ORDER BY done").fetchall()
         return {done: json.loads(value) for done, value in rows}
 
     def copy_metrics(self) -> None:
-        """Write metrics.jsonl afresh: a killed process may have left its last line out or cut."""
+        """Rewrite metrics.jsonl from the reports: a killed process may have left out its last line, or cut it."""
         text = "".join(json.dumps(report) + "\n" for report in self.reports())
         write_atomically(self.metrics, text.encode())
 
     def remember(self, name: str, value: Any) -> None:
-        """Keep a JSON value under a name."""
+        """Write a JSON value under a name."""
         with self._connect() as database:
             database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     def recall(self, name: str) -> Any:
-        """The value kept under a name, or None."""
+        """The value written under a name, or None."""
         with self._connect() as database:
             row = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, on disk when it ends (synchronous=FULL syncs the journal and the file)."""
+        """One transaction, which is on disk when it ends: synchronous=FULL syncs the journal and the file."""
         with border(f"can't use {self._database}"), closing(sqlite3.connect(self._database, timeout=10)) as database:
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(SCHEMA)
@@ -235,7 +236,7 @@ def _unpack(data: bytes, kind: type[State], where: Path) -> State:
 
 
 def _plain(report: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN: a round in which no loss was finite has none."""
+    """The report with numbers that are not finite as None, since JSON has no NaN: a loss, where none was finite."""
     return {
         name: None if isinstance(value, float) and not np.isfinite(value) else value for name, value in report.items()
     }

@@ -1,10 +1,11 @@
-"""Who takes part in which server step, and when, in virtual time.
+"""Plans of server steps in virtual time: the clients of each step, and its time.
 
-    synchronous    a cohort begins together; the server steps when the last of it is done
-    asynchronous   whoever is done hands in and another client begins at once, with the model of that moment;
+    synchronous    a cohort begins together; the server steps when its last client is done
+    asynchronous   a client that is done contributes at once, and another begins with the model of that moment;
                    the server steps whenever its buffer is full (FedBuff)
 
-No training result enters, so a plan is a pure function of the recipe: a run that was stopped goes on with it.
+A plan does not depend on training results. It is a pure function of the recipe, so a run that was stopped continues
+with the same plan.
 
 Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 """
@@ -22,18 +23,18 @@ class Step:
     """One step of the server."""
 
     begun: dict[int, int]  # client, ascending -> the round whose model it began with
-    clock: float  # when; the unit is a local step of a client that is not slow
-    given_up: int = 0  # clients told to stop since the last step: they would have been too late
+    clock: float  # virtual time of the step; the unit is a local step of a client that is not slow
+    given_up: int = 0  # clients stopped since the last step, because they would have been too late
 
 
 def durations(seed: int, steps: Sequence[int], slow_share: float, slow_factor: float) -> list[float]:
-    """How long each client trains; `steps` are its local steps."""
+    """Training time of each client in virtual time; `steps` are the clients' numbers of local steps."""
     slow = set(generator(seed, Purpose.SPEED).permutation(len(steps))[: round(slow_share * len(steps))].tolist())
     return [number * (slow_factor if client in slow else 1.0) for client, number in enumerate(steps)]
 
 
 def synchronous(seed: int, durations: Sequence[float], size: int) -> Iterator[Step]:
-    """Rounds with cohorts of `size`, each as long as its slowest client takes."""
+    """Synchronous rounds with cohorts of `size`; a round takes as long as its slowest client."""
     clock = 0.0
     for round_ in count():
         clients = cohort(seed, round_, len(durations), size)
@@ -44,18 +45,20 @@ def synchronous(seed: int, durations: Sequence[float], size: int) -> Iterator[St
 def asynchronous(
     seed: int, durations: Sequence[float], buffer: int, concurrency: int, max_staleness: float = math.inf
 ) -> Iterator[Step]:
-    """Steps with the first `buffer` contributions that come, while `concurrency` clients train.
+    """Asynchronous steps: each takes the first `buffer` contributions that come, while `concurrency` clients train.
 
-    A client that has handed in waits for the step that takes its contribution: it is never in flight twice. Where so
-    many wait that fewer than `concurrency` are left, all that are left train. Between two steps, clients are drawn
-    in the order of a synchronous round; if all are equally fast, and buffer and concurrency are a cohort, so are the
-    rounds. Those who end at the same moment hand in, in the order in which they began, before the next begin.
+    A client that has contributed waits for the step that takes its contribution, so it is never in two steps at once.
+    If fewer than `concurrency` clients are left because of that, all of them train. Between two steps, clients are
+    drawn in the order of a synchronous round: if all are equally fast, and buffer and concurrency are the size of a
+    cohort, the rounds are the synchronous ones. Clients that end at the same moment contribute in the order in which
+    they began, before the next clients begin.
 
     Args:
-        buffer, concurrency: at most as many as there are clients.
-        max_staleness: a client is given up, and free again, as soon as it can't be in a step so soon after its model's.
+        buffer, concurrency: at most the number of clients.
+        max_staleness: a client is given up, and may be drawn again, as soon as its contribution would be more than
+            this number of rounds old.
     """
-    training: dict[int, tuple[int, float]] = {}  # client -> the round it began with, when it will be done
+    training: dict[int, tuple[int, float]] = {}  # client -> the round it began with, the time at which it is done
     waiting: dict[int, int] = {}  # the buffer: client -> the round it began with
     clock, round_, given_up = 0.0, 0, 0
     while True:

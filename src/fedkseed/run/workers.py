@@ -1,7 +1,7 @@
-"""Several clients at once: each in a process of its own, with its own model object and threads.
+"""Worker processes that train several clients at once, each process with its own model object and threads.
 
-What crosses between processes is what crosses the network, so results are those of clients that take
-turns, bit for bit, if they compute with as many threads. The base weights are shared where they are
+The processes exchange the same messages as a network would carry, so results are those of clients that take turns,
+bit for bit, if they compute with the same number of threads. The base weights share memory where files are
 memory-mapped: safetensors in the model's own type, and GGUF blocks.
 """
 
@@ -26,7 +26,7 @@ _answer: Answer | None = None  # of this worker process
 
 @contextmanager
 def computing_with(threads: int) -> Iterator[None]:
-    """Let PyTorch and the kernels use so many threads."""
+    """Let PyTorch and the kernels use a given number of threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -39,9 +39,9 @@ class Workers:
     """Processes that answer broadcasts in place of clients.
 
     Args:
-        count: how many.
-        threads: of each.
-        prepare: makes, once in every process, what answers there; sent to it with its arguments.
+        count: number of processes.
+        threads: number of threads of each.
+        prepare: called once in every process with `arguments`; makes the function that answers broadcasts there.
     """
 
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
@@ -50,7 +50,7 @@ class Workers:
         )
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
-        """(client, upload, seconds of its steps) as they come.
+        """The triples (client, upload, seconds of its local steps), in the order in which they come.
 
         Raises:
             FedKSeedError: a process died.
@@ -70,7 +70,7 @@ class Workers:
                 future.cancel()
 
     def close(self) -> None:
-        """End the processes, in the middle of a step, too: nothing of theirs is kept but what was answered."""
+        """End the processes at once, even in the middle of a step: only answers that were given are kept."""
         processes = list((self._pool._processes or {}).values())
         self._pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
@@ -79,7 +79,7 @@ class Workers:
 
 
 def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, ...]) -> None:
-    global _answer  # a process has no other place that lives from call to call
+    global _answer  # of the process: calls of `_work` share nothing else
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
@@ -87,7 +87,7 @@ def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, .
 
 
 def _end_with_parent() -> None:
-    """A parent that was killed can't stop its workers, each of which holds a model."""
+    """End this process when its parent ends: a killed parent can't stop its workers, each of which holds a model."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])

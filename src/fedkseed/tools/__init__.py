@@ -1,1 +1,1 @@
-"""What a person uses around runs: comparisons, range tests, fuzzing, reports, the terminal."""
+"""Tools around runs: comparisons, range tests, fuzzing, reports, output on the terminal."""

@@ -1,6 +1,6 @@
-"""What each algorithm costs a client: bytes, memory and seconds, measured on messages of the recipe's real size.
+"""Costs of each algorithm to a client: bytes, memory and seconds, measured on messages of the recipe's real size.
 
-The client is a process of its own, so that its memory can be told: nothing else of the federation is in it.
+The client runs in a process of its own, so that the memory of that process is the client's alone.
 """
 
 import time
@@ -34,14 +34,14 @@ OnDone: TypeAlias = Callable[[str, FedKSeedError | None], None]
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of one client and round. Bytes are those of encoded messages."""
+    """Costs of one client and round. Bytes are those of encoded messages."""
 
     algorithm: str
     trainable: int  # weights that are tuned
     bytes_down: int  # to a client that took part in the round before
     bytes_up: int
     bytes_back: int  # down, to a client that comes back after AWAY rounds
-    peak_memory: int  # bytes, above what the process had before it loaded the model
+    peak_memory: int  # bytes, above those of the process before it loaded the model
     sync_seconds: float  # of a client that took part in the round before
     back_seconds: float  # of one that comes back after AWAY rounds
     step_seconds: float  # median
@@ -51,7 +51,7 @@ def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name,
     """Costs of several algorithms on a recipe's model, data and settings, one after the other.
 
     Args:
-        on_done: is told each result, and why an algorithm can't run the recipe.
+        on_done: called after each algorithm, with its name and, if the recipe can't be run with it, the error.
     """
     shares, found = share_out(recipe, load_tokenizer(recipe.model.name)), []
     for name in names:
@@ -83,12 +83,12 @@ def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _serve(recipe: Recipe, shares: Shares, folder: Path) -> int | None:
-    """Write what a server sends after AWAY rounds and after one more.
+    """Write the broadcasts of a server after AWAY rounds and after one more, as files.
 
-    Clients of those rounds answer at once, with random numbers in place of what they would have found.
+    No client trains: uploads hold random numbers in place of training results.
 
     Returns:
-        Bytes of such an answer; None if its size is only known by training.
+        Bytes of an upload; None if its size is only known by training.
     """
     simulation = Simulation(recipe, shares=shares)
     strategy, state, up = simulation.strategy, simulation.strategy.init(), None
@@ -110,13 +110,13 @@ def _example(simulation: Simulation, strategy: Strategy[Any], round_: int, numbe
 
 
 def _once_synced(message: Any) -> Any:
-    """The message as training needs it: with few steps, and without weights, which are in the model now."""
+    """The broadcast for training after the sync: with few steps, and without weights, which are in the model now."""
     changes = {"steps": STEPS, "values": np.empty(0, np.float32)}
     return replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
 
 
 def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | None) -> Costs:
-    """Be client 0: come back, take part in the next round, and tell what it cost."""
+    """Costs of client 0, which comes back after AWAY rounds and takes part in the next round."""
     before = peak_memory()
     few = recipe.training.model_copy(update={"steps": STEPS, "epochs": None})
     as_many = recipe.derivatives.model_copy(update={"steps": None})

@@ -1,6 +1,6 @@
-"""What a person sees of a run: progress while it goes on, tables of its rounds and of its end.
+"""Terminal output of a run: progress bars, a table of its rounds, and tables of its results.
 
-Nothing here needs PyTorch: commands that only look at a run start at once.
+This module does not import PyTorch, so that commands that only read a run start at once.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ console = Console(markup=False)  # paths and texts of users may hold brackets
 
 
 class Bars:
-    """Progress on the terminal: one bar for the rounds, if there are any, and one for what is being done now."""
+    """Progress on the terminal: one bar for the rounds, if there are any, and one for the present activity."""
 
     def __init__(self, rounds: int) -> None:
         columns = (
@@ -66,12 +66,12 @@ class Bars:
 
 
 def print_rounds(reports: Iterable[Mapping[str, Any]]) -> None:
-    """One row a round, from reports as the store keeps them."""
+    """Print a table with one row a round, from reports as the store keeps them."""
     known = list(reports)
     metrics = telling(known)
     rows = [[str(report["round"] + 1), *(metric.text(report) for metric in metrics)] for report in known]
     head = ["round", *(metric.title for metric in metrics)]
-    needed = [  # a title is broken between words, a number is whole or useless
+    needed = [  # a title may be broken between words, a number must not be cut
         max(len(word) for word in [*title.split(), *cells]) for title, *cells in zip(head, *rows, strict=True)
     ]
     wide = sum(needed) + 3 * len(needed) + 1 <= console.width
@@ -101,7 +101,7 @@ def print_result(result: "Result") -> None:
         console.print(table)
     else:
         console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
-    costs = Table("cost", Column("value", overflow="fold"))  # a digest is whole or useless
+    costs = Table("cost", Column("value", overflow="fold"))  # a digest must not be cut
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
         costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
@@ -124,7 +124,7 @@ def _tuned(result: "Result") -> str:
 
 
 def short(number: float) -> str:
-    """Three digits and a letter: 17,748 is 17.7 k, 134,515,008 is 135 M."""
+    """A number as three digits and a letter: 17,748 is 17.7 k, 134,515,008 is 135 M."""
     for letter in ("", " k", " M", " G"):
         if abs(number) < 999.5 or letter == " G":
             break

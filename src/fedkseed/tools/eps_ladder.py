@@ -1,4 +1,4 @@
-"""What the scalars ρ of a base model are worth: how much of one is rounding, how much curvature, at which ε."""
+"""Errors of a base model's scalars ρ, by rounding and by curvature, along a ladder of perturbation scales ε."""
 
 import math
 import time
@@ -17,34 +17,34 @@ from ..recipe.algorithms import ONE
 from ..run.simulation import Simulation
 
 LADDER = (1e-5, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 3e-2)  # ε
-QUIET = 3e-4  # up to here two-point scalars of neighbouring ε differ by rounding, hardly by curvature
+QUIET = 3e-4  # ε up to which two-point scalars of neighbouring ε differ by rounding, hardly by curvature
 SAMPLES = 4  # pairs of a client's first batch and a direction
-TOLERANCE = 0.1  # relative error that tuning does not notice: a scalar stands for d numbers anyway
+TOLERANCE = 0.1  # relative error that does not harm tuning: one scalar is a far coarser measure of d derivatives
 
 Clock: TypeAlias = Callable[[], float]  # seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """One eps. Errors of its scalars ρ are root mean squares over the samples, in the unit of ρ."""
+    """The scalars ρ at one eps, and their errors: root mean squares over the samples, in the unit of ρ."""
 
     eps: float
     scalar: float  # mean |ρ|
-    noise: float  # by rounding of the losses
-    bias: float  # by curvature
+    noise: float  # error by rounding of the losses
+    bias: float  # error by curvature
     error: float  # both together, relative to ρ
-    apart: float  # how far ρ is from that at the best eps, relative to it
+    apart: float  # distance of ρ from ρ at the best eps, relative to the latter
 
 
 @dataclass(frozen=True, slots=True)
 class Scalars:
-    """What losses at w₀ ± ε z say of the base model."""
+    """Rounding, scalars and curvature of the base model, from losses at w₀ ± ε z."""
 
     rungs: list[Rung]
     rounding: float  # standard deviation of one loss, nats a token
     samples: int
-    square: float  # mean ρ², |g|² of a batch
-    curvature: Estimate  # zᵀHz, tr H
+    square: float  # mean ρ², an estimate of |g|² of a batch
+    curvature: Estimate  # mean zᵀHz, an estimate of tr H
 
     @property
     def best(self) -> Rung:
@@ -52,20 +52,20 @@ class Scalars:
 
     @property
     def eps(self) -> float | None:
-        """The best; None if even there the error is half of a scalar or more."""
+        """The eps of least error; None if even there the error is half of a scalar or more."""
         return self.best.eps if self.best.error < 0.5 else None
 
     @property
     def usable(self) -> list[float]:
-        """Every eps within the tolerance."""
+        """All values of eps whose error is within `TOLERANCE`."""
         return [rung.eps for rung in self.rungs if rung.error <= TOLERANCE]
 
 
 def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time.monotonic) -> Scalars:
-    """Losses at w₀ ± ε z of clients' first batches along the ladder of ε; the model is w₀ afterwards.
+    """Measure losses at w₀ ± ε z on clients' first batches, for all ε of the ladder; the model is w₀ afterwards.
 
     Args:
-        until: no further sample is begun after this time.
+        until: time, by `clock`, after which no further sample is begun.
     """
     state, weights = simulation.strategy.init(), simulation.setup.weights
     rng = generator(simulation.recipe.seed, Purpose.TUNE, 0)
@@ -90,15 +90,16 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
 
 
 def judge(losses: NDArray[np.float64], points: int = 2) -> Scalars:
-    """Rounding, scalars and curvature from losses above, below and at w₀, shape (samples, ladder, 3).
+    """Rounding, scalars and curvature from losses at w₀ + ε z, w₀ − ε z and w₀, shape (samples, ladder, 3).
 
-    Two points: ρ = (L₊ − L₋) / 2ε, whose noise is σ/√2ε and whose bias grows as ε²; one point:
-    ρ = (L₊ − L₀) / ε, noise √2σ/ε, bias as ε. σ, the rounding of a loss, is told from how two-point scalars
-    of neighbouring small ε differ; a larger difference than noise explains is bias, which further up the
-    ladder is not less. tr H is the mean of zᵀHz = (L₊ + L₋ − 2 L₀) / ε² where two points are best.
+    Two points: ρ = (L₊ − L₋) / 2ε, whose noise is σ/√2ε and whose bias grows as ε². One point:
+    ρ = (L₊ − L₀) / ε, with noise √2σ/ε and a bias that grows as ε. σ, the rounding of a loss, is estimated from the
+    differences between two-point scalars of neighbouring small ε. A difference larger than noise explains is bias,
+    which is taken not to fall as ε grows. tr H is the mean of zᵀHz = (L₊ + L₋ − 2 L₀) / ε², at the ε that is best for
+    two points.
 
     Raises:
-        FedKSeedError: losses are not finite even where ε is small.
+        FedKSeedError: losses are not finite even for small ε.
     """
     kept = np.all(np.isfinite(losses), axis=(0, 2))  # a large ε may break the model
     if not kept[np.array(LADDER) <= QUIET].all():

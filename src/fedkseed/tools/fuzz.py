@@ -1,11 +1,12 @@
-"""Bytes that nobody sends, by the million: is every one refused, or a message?
+"""Fuzzing of the decoder with millions of broken and invented messages.
 
-An input is a message that was broken, or bytes of a message's shape that were invented, most with a checksum that fits,
-so that the checks behind it are reached. Right are two ends: `FedKSeedError`, or a record that encodes to the same
-bytes. What a server then does with an upload, and a client with a difference, must end as well. Any other exception or
-warning, an input that takes seconds, or one that needs more than MEMORY is a finding: the campaign stops and prints it.
+An input is a message that was broken, or bytes that were invented in a message's layout. Most have a correct checksum,
+so that the checks behind it are reached. Two outcomes are correct: `FedKSeedError`, or a record that encodes to the
+same bytes. An accepted upload is then also aggregated, and an accepted difference restored, each of which must succeed
+or be refused. Any other exception, a warning, an input that takes seconds, or one that needs more than MEMORY is a
+finding: the campaign stops and prints the input.
 
-Inputs come in blocks; a block is a function of the campaign's seed and its number.
+Inputs come in blocks; the inputs of a block follow from the campaign's seed and the block's number.
 """
 
 import random
@@ -39,9 +40,9 @@ from ..wire.int8 import compact, pack, packed_size
 from ..wire.records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
 
 BLOCK = 1000  # inputs
-SLOW = 2.0  # seconds of a processor that no input may take
-HANGS = 120.0  # seconds until a block is given up; one takes less than one
-MEMORY = 256 << 20  # bytes that a process may ask for beyond what it has at the start
+SLOW = 2.0  # processor seconds; an input that takes longer is a finding
+HANGS = 120.0  # seconds until a block is given up; a block normally takes less than one second
+MEMORY = 256 << 20  # bytes that a process may ask for beyond those that it has at the start
 TOLD = 5.0  # seconds between two lines about the progress
 
 BASE = bytes(range(32))
@@ -56,12 +57,12 @@ FIELDS = {  # by type of a field: values that an invented message has there
     "I": (*range(8), *WORDS),
     "Q": (*range(12), 128, 256, 1 << 32, 1 << 63),
 }
-MOST = 1 << 12  # bytes of an array of an invented message
-COMPACT = {packed_size(count): count for count in range(1, 257)}  # by their bytes: how many compact numbers
+MOST = 1 << 12  # bytes of an array of an invented message, at most
+COMPACT = {packed_size(count): count for count in range(1, 257)}  # bytes -> number of compact numbers in them
 
 
 def specimens() -> dict[str, Record]:
-    """One message of every kind and flag, small enough to read; docs/wire.md and its vectors show them."""
+    """Short messages of every kind and flag, by name; docs/wire.md and its test vectors show them."""
     c = (np.arange(-8, 8) / 1024).astype(np.float32)
     many = _broadcasts()[0].coefficients
     p, scalars = np.arange(1, 17, dtype=np.float32), np.array([8.5, -0.25, nan, 0, 3, -1000], np.float32)
@@ -102,7 +103,7 @@ def specimens() -> dict[str, Record]:
 
 @cache
 def _broadcasts() -> tuple[Broadcast, Broadcast]:
-    """Of two rounds, alike up to a few coefficients."""
+    """The broadcasts of two rounds, which differ in a few coefficients."""
     one = np.concatenate([np.arange(-127, 1), np.arange(128)]) / 1024
     other = one + np.where(np.arange(256) % 16 == 3, 1 / 256, 0)
     messages = (
@@ -113,7 +114,7 @@ def _broadcasts() -> tuple[Broadcast, Broadcast]:
 
 @dataclass(slots=True)
 class Tally:
-    """What became of inputs."""
+    """Counts of inputs by outcome."""
 
     accepted: Counter[str] = field(default_factory=Counter)  # by kind
     refused: Counter[str] = field(default_factory=Counter)  # by the first refusal of its line of code
@@ -130,10 +131,10 @@ class Tally:
 def campaign(
     inputs: int, seed: int = 0, start: int = 0, processes: int = 1, tell: Callable[[str], None] = print
 ) -> Tally:
-    """Try so many inputs, from number `start` of a seed's on, in whole blocks.
+    """Try `inputs` inputs of a seed, beginning with number `start`, in whole blocks.
 
     Raises:
-        FedKSeedError: an input is neither refused nor a message; its text has the input.
+        FedKSeedError: an input is neither refused nor a message; the error's text has the input.
     """
     blocks = range(start // BLOCK, -(-(start + inputs) // BLOCK))
     tally, begin = Tally(), time.perf_counter()
@@ -161,7 +162,7 @@ def campaign(
 
 
 def _result(block: Future[Tally]) -> Tally:
-    """What became of a block. Waits are short: a campaign that was stopped for an hour (SIGSTOP) has not hung."""
+    """The tally of a block. Waits are short, so that a campaign stopped for an hour (SIGSTOP) is not taken for hung."""
     for _ in range(int(HANGS / TOLD) - 1):
         try:
             return block.result(timeout=TOLD)
@@ -174,14 +175,14 @@ def try_block(seed: int, block: int) -> Tally:
     """Judge the inputs of one block.
 
     Raises:
-        FedKSeedError: one is a finding.
+        FedKSeedError: an input is a finding.
     """
     tally = Tally()
     for number, data in enumerate(made(seed, block)):
         begin = time.process_time()
         try:
             kind, refusal = judge(data)
-        except Exception as error:  # that is what is looked for
+        except Exception as error:  # of any kind: a finding
             raise _finding(seed, block * BLOCK + number, f"{type(error).__name__}: {error}", data) from error
         if (took := time.process_time() - begin) > SLOW:
             raise _finding(seed, block * BLOCK + number, f"took {took:.1f} s", data)
@@ -203,10 +204,10 @@ def made(seed: int, block: int) -> Iterator[bytes]:
 
 
 def judge(data: bytes) -> tuple[str, str]:
-    """The kind of a message that is one, or the words of its refusal.
+    """The kind of an accepted message and "", or "" and the words of the refusal.
 
     Raises:
-        AssertionError: it was accepted and is not what it was accepted for.
+        AssertionError: an accepted message encodes to other bytes, or is restored or aggregated wrongly.
     """
     try:
         record = decode(data, *(kind.record for kind in KINDS.values()))
@@ -222,7 +223,7 @@ def judge(data: bytes) -> tuple[str, str]:
 
 
 def _follow(data: bytes) -> None:
-    """A client restores what was meant, or refuses, or says that it lacks the message before."""
+    """Check that a client restores the message meant by a difference, or refuses, or reports a missing message."""
     kept, whole = pair()
     try:
         restored = restore(data, kept)
@@ -233,7 +234,7 @@ def _follow(data: bytes) -> None:
 
 
 def _aggregate(record: Upload | Change) -> None:
-    """A server refuses, or has a state that it can broadcast."""
+    """Check that a server refuses a contribution, or has a state afterwards that it can broadcast."""
     if not record.run.pool.size <= 256:
         return
     wire = record.wire
@@ -276,7 +277,7 @@ def _byte(rng: random.Random, data: bytearray) -> None:
 
 
 def _word(rng: random.Random, data: bytearray) -> None:
-    """Four bytes somewhere become a number that somebody may have forgotten, mostly where a field begins."""
+    """Replace four bytes by a number that a check may have missed, mostly where a field begins."""
     at = rng.randrange(max(1, len(data) - 4)) & (~3 if rng.random() < 0.8 else ~0)
     data[at : at + 4] = struct.pack("<I", rng.choice(WORDS))
 
@@ -296,19 +297,19 @@ def _insert(rng: random.Random, data: bytearray) -> None:
 
 
 def _splice(rng: random.Random, data: bytearray) -> None:
-    """The rest is that of another message, from the same place on."""
+    """Replace the rest of the message, from a random place on, by that of another message."""
     at = rng.randrange(len(data) + 1)
     data[at:] = rng.choice(_seeds())[at:]
 
 
 def _header(rng: random.Random, data: bytearray) -> None:
-    """Another version, kind, family or flags."""
+    """Replace the version, kind, family or flags."""
     if len(data) > 7:
         data[rng.choice((4, 5, 6, 7, 7))] = rng.randrange(17)
 
 
 def _array(rng: random.Random, data: bytearray) -> None:
-    """Some bytes of the body become those of another place."""
+    """Copy some bytes of the body to another place in it."""
     if len(data) > HEADER.size + 16:
         one, other = (rng.randrange(HEADER.size, len(data) - 8) for _ in range(2))
         data[one : one + 8] = data[other : other + 8]
@@ -318,13 +319,13 @@ MUTATIONS = (_flip, _byte, _word, _word, _cut, _drop, _insert, _splice, _header,
 
 
 def _resealed(data: bytearray) -> bytes:
-    """The same with a checksum that fits, as a hostile party sends it."""
+    """The same message with a correct checksum, as a hostile party would send it."""
     return sealed(bytes(data[: -TRAILER.size]))
 
 
 @cache
 def _sound() -> dict[int, list[tuple[int, tuple[Any, ...]]]]:
-    """The flags and fixed numbers of the specimens, by the number of their kind."""
+    """The flags and fixed numbers of the specimens, by the number of the message's kind."""
     found: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
     for data in _seeds():
         kind = KINDS[data[5]]
@@ -333,10 +334,10 @@ def _sound() -> dict[int, list[tuple[int, tuple[Any, ...]]]]:
 
 
 def _invented(rng: random.Random) -> bytes:
-    """A header, fields and as many bytes as follow from them: nothing is wrong but, perhaps, the values.
+    """An invented message: a header, fields, and the bytes whose number follows from them; only values may be wrong.
 
-    Flags are allowed ones. The fields are those of a specimen, most of them, the others what somebody may have
-    forgotten; how many bytes follow is what the codec says, as long as they are few.
+    Flags are allowed ones. Most fields are those of a specimen, the others numbers that a check may have missed. The
+    number of bytes that follow is the codec's, up to MOST an array.
     """
     number, size = rng.choice(list(_sound())), rng.choice((1, 2, 8, 128, 256))
     family, kind = rng.choice(list(FAMILIES.values())), KINDS[number]
@@ -349,7 +350,7 @@ def _invented(rng: random.Random) -> bytes:
     run = Run(Pool(RUN.pool.key, size, family.name), BASE)
     if kind.sizes:
         parts = [_part(rng, min(count, MOST)) for count in kind.sizes(Head(run, 7, flags), fields)]
-    else:  # the rest of the body, as deflated as a difference
+    else:  # the rest of the body of a difference: deflated bytes
         noise = rng.randbytes(rng.choice((9, len(pair()[0]) - HEADER.size - TRAILER.size)))
         parts = [rng.choice((zlib.compress(noise, 9, -15), noise))]
     header = HEADER.pack(MAGIC, VERSION, number, family.number, flags, 7, run.pool.key, size - 1, BASE)
@@ -357,7 +358,7 @@ def _invented(rng: random.Random) -> bytes:
 
 
 def _part(rng: random.Random, size: int) -> bytes:
-    """So many bytes: small counts, compact numbers that are right up to a byte or two, or words."""
+    """An array of `size` bytes: small counts, or compact numbers that are right up to a byte or two, or words."""
     match rng.randrange(5):
         case 0:
             return struct.pack(f"<{size // 4}I", *(rng.randrange(4) for _ in range(size // 4))).ljust(size, b"\0")
@@ -371,7 +372,7 @@ def _part(rng: random.Random, size: int) -> bytes:
 
 
 def _bytes(rng: random.Random, count: int) -> bytes:
-    """Few values, many of them allowed."""
+    """An array of `count` bytes with few different values, many of them allowed."""
     words = [rng.choice((0x3F800000, 0x00003F80, *WORDS)) for _ in range(-(-count // 4))] if rng.random() < 0.7 else ()
     return struct.pack(f"<{len(words)}I", *words)[:count] or bytes(count)
 
@@ -380,7 +381,7 @@ def _bytes(rng: random.Random, count: int) -> bytes:
 
 
 def _prepare() -> None:
-    """Of a process of the campaign: what only warns is a finding, and so is what wants too much memory."""
+    """Prepare a process of the campaign: turn warnings and the use of too much memory into exceptions."""
     warnings.simplefilter("error")
     held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
     limit = int(held.split()[1]) * 1024 + MEMORY

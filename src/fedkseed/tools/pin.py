@@ -1,4 +1,4 @@
-"""Write the base model's digest into a recipe, so that every party can check its own model, and a server needs none."""
+"""The base model's digest, written into a recipe: each party can check its own model, and a server needs none."""
 
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from ..run.setup import build, tokenizer_of
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, object]:
-    """Load the model of a recipe's file, and write into its table [model] what only the model tells.
+    """Load the model of a recipe's file, and write `digest` into the file's table [model].
 
-    That is `digest`, and, where the algorithm tunes the output layer, the names of its weights as `tuned`. Comments
-    and order of the file stay.
+    Where the algorithm tunes the output layer, the names of that layer's weights are written, too, as `tuned`.
+    Comments and order of the file stay.
 
     Returns:
         The keys written, and their values.

@@ -1,8 +1,8 @@
-"""One page about one run or several: everything in it, nothing fetched, made from what the store keeps.
+"""The report: one HTML page about one run or several, which fetches nothing; its data is that of the runs' stores.
 
-This file collects the numbers, `assets/` draws them in the browser. They meet in one JSON block, in
-which `<` is escaped; the scripts put texts into the page as text nodes only, so a category or a name
-that looks like HTML stays text. The page's own security policy forbids any request and any other script.
+This module collects the numbers, and the scripts in `assets/` draw them in the browser. The numbers are in one JSON
+block, in which `<` is escaped; the scripts put texts into the page as text nodes only, so a category or a name that
+looks like HTML stays text. The page's own security policy forbids any request and any other script.
 """
 
 import base64
@@ -35,24 +35,24 @@ from ..strategies.kseed import State, importance
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What the model scored after some rounds."""
+    """The scores of the model after some rounds."""
 
-    done: int
+    done: int  # rounds
     bytes: int  # sent by then: down and up, all clients
     seconds: float  # of the rounds by then
     clock: float | None  # virtual time; runs of earlier versions have none
-    examples: int  # whose loss was measured
+    examples: int  # number of examples whose loss was measured
     loss: Estimate
     loss_change: Estimate | None  # from the base model, on the same examples
     rouge: Estimate | None
     rouge_change: Estimate | None
-    answers: int  # written, for Rouge-L
-    empty: int  # of them
+    answers: int  # number of answers generated for Rouge-L
+    empty: int  # number of empty ones among them
 
 
 @dataclass(frozen=True, slots=True)
 class Directions:
-    """The state of a K-seed run, one number a direction."""
+    """The state of a run of K-seed type: three lists with one number a direction."""
 
     probabilities: list[float]  # of FedKSeed-Pro's next draw
     counts: list[int]
@@ -61,18 +61,18 @@ class Directions:
 
 @dataclass(frozen=True, slots=True)
 class Holdings:
-    """Who holds what, and who took part how often; one entry a client."""
+    """The clients' data and participation: three lists with one entry a client."""
 
     examples: list[int]
     categories: list[dict[str, int]]
-    taken: list[int]
+    taken: list[int]  # number of rounds in which a client took part
     too_long: int  # examples left out
     held_out: int
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """All that the page tells of one run."""
+    """All numbers and texts of one run on the page."""
 
     name: str
     algorithm: str
@@ -91,7 +91,7 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     """Write the page about the runs in these directories.
 
     Raises:
-        FedKSeedError: one is no run's directory, or the page can't be written.
+        FedKSeedError: a directory is not that of a run, or the page can't be written.
     """
     if output.is_dir():
         raise FedKSeedError(f"{output} is a directory; name the file to write, as {output / 'report.html'}")
@@ -99,7 +99,7 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
 
 
 def page(runs: Sequence[Path]) -> str:
-    """The page as text."""
+    """The page as HTML text."""
     stores = [Store(directory) for directory in runs]
     names = _names(runs)
     data = {
@@ -119,7 +119,7 @@ def page(runs: Sequence[Path]) -> str:
 
 
 def account(store: Store, name: str, first: Store) -> Account:
-    """One run's numbers; `first` is the run that others are compared with."""
+    """The numbers of one run; `first` is the run that the others are compared with."""
     recipe, done = load_recipe(store.recipe), rounds(store)
     return Account(
         name=name,
@@ -155,7 +155,7 @@ def rounds(store: Store) -> list[dict[str, Any]]:
 
 
 def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
-    """Every evaluation with its changes from the base model's."""
+    """All evaluations of a run, each with its changes from that of the base model."""
     known = store.evaluations()
     base = known.get(0, {"losses": [], "rouge": []})
     totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
@@ -179,7 +179,7 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
 
 
 def against(store: Store, first: Store) -> Estimate | None:
-    """Change of the latest held-out loss from the first run's, if both were measured on the same examples."""
+    """Difference of the latest held-out loss from the first run's, if both were measured on the same examples."""
     known, other = store.evaluations(), first.evaluations()
     same = _data_digest(store) is not None and _data_digest(store) == _data_digest(first)
     if not (known and other and same):
@@ -188,12 +188,12 @@ def against(store: Store, first: Store) -> Estimate | None:
 
 
 def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State | None:
-    """The state of a K-seed run after some rounds, or the latest; other algorithms keep other states."""
+    """The state of a K-seed run after some rounds, or the latest; None for algorithms with other states."""
     return store.state(State, done) if algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled else None
 
 
 def directions(state: State | None) -> Directions | None:
-    """One number a direction, to six digits; None before the first draw."""
+    """The state's numbers for each direction, to six digits; None before the first draw."""
     if state is None or not state.counts.any():
         return None
     return Directions(_digits(importance(state)), state.counts.tolist(), _digits(state.coefficients))
@@ -209,7 +209,7 @@ def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
 
 
 def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
-    """The keys in which the recipes differ -> each run's value."""
+    """The keys in which the recipes differ, with the value of each run."""
     tables = [_flat(load_recipe(store.recipe).model_dump()) for store in stores]
     values = {key: [table.get(key) for table in tables] for key in dict.fromkeys(k for t in tables for k in t)}
     return {key: value for key, value in values.items() if any(v != value[0] for v in value)}
@@ -242,7 +242,7 @@ def _digits(values: NDArray[np.float64]) -> list[float]:
 
 
 def _plain(value: Any) -> Any:
-    """JSON has neither NaN nor infinity: such numbers are null."""
+    """The value with NaN and infinities, which JSON lacks, as None."""
     match value:
         case dict():
             return {key: _plain(item) for key, item in value.items()}
@@ -258,5 +258,5 @@ def _asset(name: str) -> str:
 
 
 def _hash(text: str) -> str:
-    """A script or style sheet as a content security policy names it."""
+    """The hash by which a content security policy names a script or style sheet."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

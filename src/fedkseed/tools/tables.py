@@ -1,4 +1,4 @@
-"""Tables of what the algorithms cost and of what a search for settings found."""
+"""Tables of the costs of algorithms, and of the results of a search for settings."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ from .tune import Trial, Tuning, derives
 
 
 def print_costs(found: Sequence[Costs], steps: int) -> None:
-    """One row an algorithm."""
+    """Print a table of costs with one row an algorithm."""
     table = Table(title=f"A client and round, {steps} local steps; back: after {AWAY} rounds away", box=SIMPLE_HEAD)
     table.add_column("algorithm")
     for name in ("tuned", "down", "down, back", "up", "memory", "sync", "sync, back", "a step"):
@@ -29,7 +29,7 @@ def print_costs(found: Sequence[Costs], steps: int) -> None:
 
 
 def print_tuning(found: Tuning) -> None:
-    """Both ladders, what they say, and the lines for the recipe."""
+    """Print the tables of eps and lr, what follows from them, and the lines for the recipe."""
     training, scalars = found.recipe.training, found.scalars
     lines = []
     if scalars is not None:
@@ -89,7 +89,7 @@ def _print_trials(found: Tuning) -> None:
     same = found.alike
     _say(f"on {len(found.before)} examples of clients; ± is one standard error over them, paired by example")
     if found.lr is not None and len(same) > 1:
-        _say(f"lr from {min(same):g} to {max(same):g} lower it, and can't be told apart within two standard errors")
+        _say(f"lr from {min(same):g} to {max(same):g} lower it, and can't be distinguished within two standard errors")
     if found.steps < found.recipe.training.steps:
         _say(
             f"a trial took {found.steps} of the recipe's {found.recipe.training.steps} local steps: what more of them "

@@ -1,7 +1,7 @@
 """A run as TensorBoard event files, in the folder `tensorboard` of its directory.
 
-They are a copy of what the store holds, like metrics.jsonl, and every process that works on the run starts
-them afresh: a run that was killed, resumed or rolled back has every round once.
+The files are a copy of data in the store, as metrics.jsonl is. Each process that works on the run replaces the files
+of the one before, so that each round is in them once, even if the run was killed, resumed or rolled back.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from .report import kseed_state, rounds
 
 
 class EventFiles:
-    """Watches a run, writes after every round what is new in its store, and passes all on to another watcher.
+    """A watcher that writes new data of the store to event files after every round, and passes calls on to another.
 
     Raises:
         FedKSeedError: the package tensorboard is missing.
@@ -30,7 +30,7 @@ class EventFiles:
 
     def __init__(self, directory: Path, inner: Progress) -> None:
         self.directory, self.inner = directory, inner
-        self.make_writer = _writer_class()  # now, and not after the first round
+        self.make_writer = _writer_class()  # here, so that a missing package is refused before the first round
         self.writer: Any = None
         self.written: set[tuple[str, int]] = set()  # name, rounds done
 
@@ -59,14 +59,14 @@ class EventFiles:
         self.write()
 
     def write(self) -> None:
-        """Write what the store has and the files have not."""
+        """Write the rounds and evaluations that are in the store but not yet in the files."""
         store, folder = Store(self.directory), self.directory / "tensorboard"
         algorithm, began = load_recipe(store.recipe).training.algorithm, store.recipe.stat().st_mtime
         with border(f"can't write {folder}"):
             if self.writer is None:
                 for old in folder.glob("events.out.tfevents.*"):
                     old.unlink()
-                self.writer = self.make_writer(str(folder), purge_step=0)  # who reads along forgets the old files
+                self.writer = self.make_writer(str(folder), purge_step=0)  # lets a running TensorBoard drop old data
             for name, done, seconds, value in scalars(store):
                 if self._is_new(name, done):
                     self.writer.add_scalar(name, value, done, began + seconds)
@@ -85,7 +85,7 @@ class EventFiles:
 
 
 def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
-    """Every number of a run that has a curve: name, rounds done, seconds of training by then, value."""
+    """All points of a run's curves: name, rounds done, seconds of training by then, value."""
     sums = {metric.name: 0.0 for metric in SUMS}
     elapsed = {0: 0.0}
     for report in rounds(store):

@@ -1,6 +1,6 @@
-"""A range test: which eps and which learning rate suit a recipe? docs/tune.md has the reasons.
+"""A range test that finds a perturbation scale and a learning rate for a recipe; docs/tune.md has the reasons.
 
-Nothing here looks at held-out examples: a recipe that was chosen by them could not be judged by them.
+Held-out examples are not used: they could not judge a recipe that was chosen by them.
 """
 
 import math
@@ -23,18 +23,18 @@ from ..run.simulation import Simulation
 from ..strategy import Strategy
 from .eps_ladder import Clock, Scalars, measure
 
-EXAMPLES = 64  # of the clients' training examples, to compare trials on
+EXAMPLES = 64  # number of the clients' training examples on which trials are compared
 LOCAL_STEPS = 32  # of all clients of a trial together
-FACTOR = 4  # between learning rates; the best one's neighbours at half of it are tried last
+FACTOR = 4  # between learning rates; the best one times and over √FACTOR are tried last
 TRIALS = 12  # at most
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One short round from the base model."""
+    """One short round from the base model with one learning rate."""
 
     lr: float
-    losses: list[float]  # of the examples afterwards; none if the round failed
+    losses: list[float]  # of the examples after the round; empty if the round failed
     failure: str = ""
 
     @property
@@ -42,23 +42,23 @@ class Trial:
         return sum(self.losses) / len(self.losses) if self.losses else math.inf
 
     def change(self, before: Sequence[float]) -> Estimate:
-        """From other losses of the same examples; infinite where the model was lost."""
+        """Change from other losses of the same examples; infinite where the trial failed."""
         return paired_change(before, self.losses) if math.isfinite(self.mean) else Estimate(math.inf, 0.0)
 
 
 @dataclass(slots=True)
 class Tuning:
-    """What a range test has found."""
+    """The results of a range test."""
 
     recipe: Recipe
     cohort: list[int]  # clients of a trial
-    steps: int  # of each in a trial
+    steps: int  # local steps of each client in a trial
     alone: float | None = None  # largest η at which one client's steps can lower the loss on average
-    together: float | None = None  # the same of a whole cohort
+    together: float | None = None  # the same for a whole cohort
     scalars: Scalars | None = None  # None for algorithms that backpropagate
     before: list[float] = field(default_factory=list)  # losses of the base model
     trials: list[Trial] = field(default_factory=list)
-    spent: bool = False  # did the budget end the trials?
+    spent: bool = False  # whether the time limit ended the trials
 
     @property
     def eps(self) -> float | None:
@@ -70,16 +70,16 @@ class Tuning:
 
     @property
     def lr(self) -> float | None:
-        """The best of those that lowered the loss by two standard errors; None if none did.
+        """The best learning rate that lowered the loss by two standard errors; None if none did.
 
-        A larger one may have lowered it more on average, but not on most examples: that is luck or the edge.
+        A larger rate may have lowered the mean more without being that sure: by luck, or near divergence.
         """
         changes = [(trial.change(self.before), trial.lr) for trial in self.trials]
         sure = [(change.mean, lr) for change, lr in changes if change.mean < -2 * change.error]
         return min(sure)[1] if sure else None
 
     def worse(self, trial: Trial) -> bool:
-        """Than the best or than no training, by more than two standard errors?"""
+        """Whether a trial is worse than the best, or than no training, by more than two standard errors."""
         changes = [trial.change(losses) for losses in (self.best.losses, self.before)]
         return any(change.mean > 2 * change.error for change in changes)
 
@@ -91,7 +91,7 @@ class Tuning:
 
     @property
     def suggested(self) -> Recipe:
-        """The recipe with what was found in place of its own numbers."""
+        """The recipe with the values found in place of its own eps and lr."""
         found = {"eps": self.eps, "lr": self.lr}
         update = {name: value for name, value in found.items() if value is not None}
         table = "derivatives" if derives(self.recipe) else "training"
@@ -112,17 +112,17 @@ def tune(
     progress: Progress | None = None,
     clock: Clock = time.monotonic,
 ) -> Tuning:
-    """Measure on the base model which eps and lr suit a recipe.
+    """Find eps and lr for a recipe by measurements on the base model.
 
     Args:
-        minutes: no trial is begun that would end later; loading counts.
-        steps: of a client in a trial; by default the recipe's, but at most 32 of all clients together.
+        minutes: time limit, loading included; no trial is begun that would pass it.
+        steps: local steps of a client in a trial; by default the recipe's, but at most 32 for all clients together.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
     begin, training = clock(), recipe.training
-    one = recipe.clients.model_copy(update={"at_once": 1})  # processes would hold strategies of their own
+    one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
     with closing(Simulation(recipe.model_copy(update={"clients": one}), progress)) as simulation:
         cohort = simulation.cohort(0)
         own = (derives(recipe) and recipe.derivatives.steps) or training.steps
@@ -138,13 +138,14 @@ def tune(
 def limits(
     curvature: Estimate, probes: int, simulation: Simulation, cohort: Sequence[int], size: float = 1.0
 ) -> tuple[float | None, float | None]:
-    """Largest η at which steps can lower the loss on average: of one client, and of a cohort.
+    """The largest η at which steps can lower the loss on average: those of one client, and those of a cohort.
 
     A step changes the loss by about −η |g|² + η²/2 E[ρ²] tr H / P, and E[ρ²] ≥ |g|². The average of n clients'
     steps has 1/n of the second term (1/n = Σ (n_i / Σ n)², n_i examples). None without positive curvature.
 
     Args:
-        size: mean |ρ| where only signs travel: −η E|ρ| + η²/2 tr H / P is below 0 for so many times as large an η.
+        size: mean |ρ| where uploads hold signs alone: the change is then −η E|ρ| + η²/2 tr H / P, which is below 0 up
+            to an η that is `size` times as large.
     """
     if not curvature.mean > 2 * curvature.error:
         return None, None
@@ -154,7 +155,7 @@ def limits(
 
 
 def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock = time.monotonic) -> None:
-    """Add trials to what was found until `rates` ends or time does; the model is w₀ afterwards."""
+    """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
     training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
     recipe = simulation.recipe
     strategy = _with(recipe, simulation.strategy, steps=found.steps, eps=found.eps or training.eps)
@@ -172,13 +173,14 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
 
 
 def rates(found: Tuning, own: float) -> Iterator[float]:
-    """The learning rates to try, each chosen once the trial of the one before is found.
+    """The learning rates to try, each chosen after the trial of the one before has been added to the results.
 
-    All are multiples of the recipe's own. They start a step below it, or two below the measured limit, climb until
-    the loss is worse by two standard errors, go down while the lowest is the best, and halve the gaps beside the best.
+    All are the recipe's own rate times a power of FACTOR. They start one step below that rate, or two below the
+    measured limit, climb until the loss is worse by two standard errors, and go down while the lowest is the best. Two
+    rates halfway between the best and its neighbours come last.
     """
     lr = own / FACTOR
-    if found.together is not None:  # batches of few examples are noisy: what suits them is well below the limit
+    if found.together is not None:  # batches of few examples are noisy: their best rate is well below the limit
         lr = own * FACTOR ** (round(math.log(found.together / own, FACTOR)) - 2)
     for _ in range(TRIALS):
         yield _short(lr)
@@ -193,7 +195,7 @@ def rates(found: Tuning, own: float) -> Iterator[float]:
 
 
 class Bench:
-    """Where trials are compared: the same examples, the same start, the same batches and directions."""
+    """A comparison of trials: on the same examples, from the same start, with the same batches and directions."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -208,7 +210,7 @@ class Bench:
         try:
             state, _ = self.simulation.round(strategy.init())
             losses = self.losses(state, f"training examples, lr {lr:g}")
-        except FedKSeedError as error:  # how a round says that numbers are out of range
+        except FedKSeedError as error:  # a round raises it where numbers are out of range
             return Trial(lr, [], str(error))
         finally:
             self._forget()
@@ -224,21 +226,21 @@ class Bench:
         ).losses
 
     def _forget(self) -> None:
-        """Clients of algorithms that replay rounds remember them: here they have seen none."""
+        """Reset the model that clients of replaying algorithms remember: each trial begins before the first round."""
         if self._base is not None:
             self.simulation.setup.weights.rewind(self._base)
 
 
 def derives(recipe: Recipe) -> bool:
-    """Do its clients take derivatives in R^K? Then [derivatives] has their learning rate."""
+    """Whether the recipe's clients take derivatives in R^K; then their learning rate is that of [derivatives]."""
     algorithm = algorithm_of(recipe.training.algorithm)
     return algorithm.pooled and algorithm.differentiates
 
 
 def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
-    """The same strategy with other local steps; of a mixed federation those of its forward-only clients.
+    """The same strategy with other settings of local steps; in a mixed federation, those of its forward-only clients.
 
-    A number of steps is one for all clients of a trial.
+    A changed number of steps holds for all clients of the federation.
     """
     tuned = "derivatives" if derives(recipe) else "local"
     changed = {tuned: replace(getattr(strategy, tuned), epochs=None, **settings)}
@@ -248,5 +250,5 @@ def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
 
 
 def _short(number: float) -> float:
-    """Two digits: more would claim more than a trial can tell."""
+    """A learning rate rounded to two digits: trials are not precise enough for more."""
     return float(f"{number:.1e}")

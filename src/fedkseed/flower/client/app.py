@@ -1,4 +1,4 @@
-"""Flower's ClientApp. It runs in a new process for every message, so it only hands bytes to the worker and waits."""
+"""The ClientApp for Flower, which runs in a new process for every message: it hands bytes to the worker and waits."""
 
 import os
 import subprocess
@@ -21,11 +21,11 @@ START = 120.0  # seconds until a worker listens: importing PyTorch from a cold d
 HAND_IN = 60.0  # seconds to hand in a task, both sides on one machine
 MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
 
-Answer: TypeAlias = Callable[[bytes, Context], bytes]  # a task's bytes, and what this client is -> a reply's
+Answer: TypeAlias = Callable[[bytes, Context], bytes]  # bytes of a task, Flower's facts of the client -> of a reply
 
 
 def client_app(answer: Answer) -> ClientApp:
-    """A ClientApp that answers tasks by a function."""
+    """A ClientApp that answers tasks by a given function."""
     made = ClientApp()
 
     @made.train()
@@ -36,7 +36,7 @@ def client_app(answer: Answer) -> ClientApp:
 
 
 def relay(task: bytes, context: Context) -> bytes:
-    """Hand a task to the worker of this client, which is started if there is none."""
+    """Hand a task to the worker of this client, started if there is none, and return the reply."""
     directory = context.node_config.get("state")
     try:
         if not isinstance(directory, str):
@@ -61,11 +61,11 @@ def _relay(task: bytes, directory: Path, seconds: float) -> bytes:
                 return sockets.receive(connection, seconds)
         except TimeoutError as error:
             raise FedKSeedError(f"the worker did not answer within {seconds:.0f} s") from error
-        except (ConnectionRefusedError, FileNotFoundError) as error:  # nobody listens (yet)
+        except (ConnectionRefusedError, FileNotFoundError) as error:  # no worker listens (yet)
             log = directory / sockets.LOG
             if (
                 process is not None and process.poll() and not locked(directory / sockets.LOCK)
-            ):  # else another was faster
+            ):  # else another worker was faster
                 raise FedKSeedError(f"the worker ended with code {process.returncode}: {_last(log)}") from error
             if time.monotonic() > end:
                 raise FedKSeedError(f"no worker listens after {START:.0f} s; see {log}") from error
@@ -75,7 +75,7 @@ def _relay(task: bytes, directory: Path, seconds: float) -> bytes:
             raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
 
 
-_started: list[subprocess.Popen] = []  # one that is forgotten while its process lives is warned of
+_started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives
 
 
 def start_worker(directory: Path) -> subprocess.Popen:

@@ -1,4 +1,4 @@
-"""What a client does by a server's wish: a recipe that came over the network says how to train, never what to open."""
+"""Consent of a client: a recipe that came over the network decides how to train, but never what to open or run."""
 
 import json
 import tomllib
@@ -14,7 +14,7 @@ from ...wire.records import MAX_SCALARS
 from ..recipes import require_networked
 
 SETTINGS = "owner.json"  # in the directory of a client
-MOST = {  # of what would take memory or threads at once; how long a task may take is the server's to say
+MOST = {  # limits of settings that take memory or threads at once; the time of a task is the server's choice
     ("clients", "count"): 1 << 20,
     ("clients", "threads"): 256,
     ("training", "batch_size"): 1 << 12,
@@ -26,10 +26,10 @@ MOST = {  # of what would take memory or threads at once; how long a task may ta
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What the owner of a client decides."""
+    """The settings that the owner of a client decides, and no server."""
 
     data: str  # the client's own file
-    model: str | None = None  # where the base model lies; None: one that an installed package carries
+    model: str | None = None  # the base model: folder, file or name; None: one in an installed package
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -39,13 +39,13 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a worker is started with, from a file in its directory."""
+    """The settings of a worker, in a file in its directory."""
 
     owner: Owner
-    idle: float = 1800.0  # seconds without a task after which it ends
+    idle: float = 1800.0  # seconds without a task after which the worker ends
 
     def write(self, directory: Path) -> None:
-        """Make the directory, for this user alone, and put the settings there."""
+        """Make the directory, for this user alone, and write the settings into it."""
         with border(f"can't make {directory}"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
@@ -62,8 +62,8 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
     """The recipe that a client follows: the server's, with the owner's file, model and device.
 
     Raises:
-        FedKSeedError: it is no recipe, wants to run or to open something on this machine, or can't be followed by a
-            client with a file of its own.
+        FedKSeedError: the bytes are no recipe, or the recipe would run or open something on this machine, or can't be
+            followed by a client with a file of its own.
     """
     try:
         wished = parse(tomllib.loads(recipe.decode()))
@@ -85,7 +85,10 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
 
 
 def _carried(name: str) -> str:
-    """A model of an installed package, which reads nothing else of this machine and downloads nothing."""
+    """The name of a model in an installed package, the only kind of model that a server may choose.
+
+    Loading such a model reads no other file of this machine, and downloads none.
+    """
     _, _, file = name.removeprefix("package:").partition("/")
     if not name.startswith("package:") or ".." in Path(file).parts or Path(file).is_absolute():
         raise FedKSeedError(

@@ -1,7 +1,7 @@
-"""Flower's `flwr-clientapp`, with our ClientApp in place of the one that the server sends.
+"""Flower's program `flwr-clientapp`, with our ClientApp in place of the one that the server sends.
 
-A SuperNode runs whatever app a server's run brings: whoever has the server could run anything on the clients. A
-client of `fedkseed client` finds this program first on its path, and runs nothing but the fedkseed that is installed.
+A SuperNode runs any app that a server's run contains, so whoever controls the server could run any code on the
+clients. The SuperNode of `fedkseed client` finds this program first on its path, and runs the installed fedkseed alone.
 """
 
 import sys
@@ -12,7 +12,7 @@ from .app import app
 
 
 def main() -> None:
-    """Answer one message."""
+    """Answer one message with our ClientApp."""
     try:
         run_only(app)
     except FedKSeedError as refusal:

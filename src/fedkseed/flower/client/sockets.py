@@ -14,7 +14,7 @@ from ..compat import MAX_MESSAGE
 LENGTH = struct.Struct("<I")
 MAX_FRAME = MAX_MESSAGE  # bytes: a task or a reply, as Flower carries it
 CHUNK = 1 << 20
-LONGEST = 100  # bytes of a socket's path; the system takes 107, on macOS 103
+LONGEST = 100  # bytes of a socket's path; Linux takes 107, macOS 103
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
 
 
@@ -22,7 +22,7 @@ def place(directory: Path) -> str:
     """The path of a worker's socket.
 
     Raises:
-        FedKSeedError: it is longer than the system takes.
+        FedKSeedError: the path is longer than the system takes.
     """
     path = str(directory.resolve() / SOCKET)
     if len(path.encode()) > LONGEST:
@@ -35,7 +35,7 @@ def connected(directory: Path, seconds: float) -> Iterator[socket.socket]:
     """A connection to the worker of a directory.
 
     Raises:
-        OSError: nobody listens.
+        OSError: no worker listens.
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds)
@@ -47,7 +47,7 @@ def listening(directory: Path) -> socket.socket:
     """A socket that only this user can connect to, in a directory that only this user can enter.
 
     Raises:
-        FedKSeedError: it can't be made.
+        FedKSeedError: the socket can't be made.
     """
     path = Path(place(directory))
     with border(f"can't listen at {path}"):
@@ -67,7 +67,7 @@ def send(connection: socket.socket, data: bytes, seconds: float) -> None:
     """Send a frame.
 
     Raises:
-        OSError: the other side is gone, or did not take it in time.
+        OSError: the other side is gone, or did not take the frame in time.
     """
     if len(data) > MAX_FRAME:
         raise FedKSeedError(f"a frame has at most {MAX_FRAME:,} bytes, got {len(data):,}")
@@ -80,8 +80,8 @@ def receive(connection: socket.socket, seconds: float) -> bytes:
     """The next frame, whole.
 
     Raises:
-        FedKSeedError: it is too large, or the other side is gone before its end.
-        TimeoutError: it did not come in time.
+        FedKSeedError: the frame is too large, or the other side is gone before its end.
+        TimeoutError: the frame did not come in time.
     """
     end = time.monotonic() + seconds
     (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, end))
@@ -91,7 +91,7 @@ def receive(connection: socket.socket, seconds: float) -> bytes:
 
 
 def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
-    """So many bytes, in memory only as they come: an announced length costs nothing."""
+    """The next `size` bytes; memory grows only as they come, so that a large announced length alone costs nothing."""
     data = bytearray()
     while len(data) < size:
         connection.settimeout(max(0.001, end - time.monotonic()))
@@ -103,7 +103,7 @@ def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
 
 
 def gone(connection: socket.socket) -> bool:
-    """Has the other side closed the connection? Does not wait."""
+    """Whether the other side has closed the connection; returns at once."""
     connection.setblocking(False)
     try:
         return connection.recv(1, socket.MSG_PEEK) == b""

@@ -1,4 +1,4 @@
-"""A client's processes: Flower's SuperNode, watched and started again, and the worker that it hands tasks to."""
+"""Supervision of a client's processes: Flower's SuperNode, started again when it ends, and the worker."""
 
 import os
 import signal
@@ -24,9 +24,9 @@ from . import sockets
 from .consent import Owner, Settings
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
-FIRST = 5.0  # seconds before a SuperNode that ended is started again, twice as many each time
-REFUSED = CONNECTED + 10.0  # and at least so many if it was refused
-LONG = 300.0  # seconds of a life after which the next death is the first again
+FIRST = 5.0  # seconds before a SuperNode that ended is started again, doubled each time
+REFUSED = CONNECTED + 10.0  # seconds before one that was refused is, and the longest wait
+LONG = 300.0  # seconds of a SuperNode's life after which the next wait is FIRST again
 
 Say: TypeAlias = Callable[[str], object]
 Sleep: TypeAlias = Callable[[float], object]
@@ -34,7 +34,7 @@ Sleep: TypeAlias = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """Where the server is, and how this client proves who it is."""
+    """The server's address, and the files by which server and client prove their identities."""
 
     server: str  # HOST:PORT
     ca: Path
@@ -51,7 +51,7 @@ class Connection:
             raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
 
     def ahead(self) -> float | None:
-        """Seconds that this machine's clock is ahead of the server's, by the date of an answer; None: it has none."""
+        """Seconds that this machine's clock is ahead of the server's, by the date of an HTTP answer; None: unknown."""
         host, _, port = self.server.rpartition(":")
         try:
             context = ssl.create_default_context(cafile=str(self.ca))
@@ -64,10 +64,10 @@ class Connection:
 
 
 class Node:
-    """A client, until it is told to stop.
+    """A client of a server, which stays connected until it is stopped.
 
     Args:
-        directory: for the sockets, logs and settings of this client alone.
+        directory: directory for the sockets, logs and settings of this client alone.
     """
 
     def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
@@ -76,10 +76,10 @@ class Node:
         sockets.place(self.directory)
 
     def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:
-        """Keep a SuperNode connected.
+        """Keep a SuperNode connected to the server; a SuperNode that ends is followed by a new one.
 
         Raises:
-            FedKSeedError: another client uses the directory, or it can't be written.
+            FedKSeedError: another client uses the directory, or the directory can't be written.
         """
         self.settings.write(self.directory)
         with exclusive(
@@ -100,7 +100,7 @@ class Node:
                 self.stop_worker()
 
     def _connect(self, say: Say, sleep: Sleep) -> "Ended":
-        """Start a SuperNode and its executor, and wait until the first has ended or stands still."""
+        """Start a SuperNode and its executor, and wait until the SuperNode has ended or stands still."""
         node, executor = self._children()
         told, text = node.log.stat().st_size if node.log.exists() else 0, ""
         try:
@@ -121,7 +121,7 @@ class Node:
                         return Ended("the connection was lost")
                     if LEFT_OVER in text:
                         return Ended("the server has begun anew", anew=True)
-                    if not running:  # without a word, if the server does not take its clock
+                    if not running:  # if the server refuses this machine's clock, the log does not say so
                         wrong = self.wrong_clock()
                         return Ended(f"refused: {wrong}" if wrong else node.ended(), wrong is not None)
                     if not executor.running:
@@ -134,7 +134,7 @@ class Node:
             executor.stop()
 
     def wrong_clock(self) -> str | None:
-        """What is wrong with this machine's clock, if that is why the server refuses it."""
+        """The error of this machine's clock, in words, if it is large enough for the server to refuse requests."""
         ahead = self.connection.ahead()
         if ahead is None or -BEHIND < ahead < AHEAD:
             return None
@@ -144,7 +144,7 @@ class Node:
         )
 
     def _children(self) -> tuple[Child, Child]:
-        """A SuperNode, and the executor that starts a process for each of its messages."""
+        """A SuperNode, and the executor that starts a process for each message of the SuperNode."""
         folder, connection = self.directory, self.connection
         write_atomically(folder / "node.toml", tomli_w.dumps({"state": str(folder)}).encode())
         programs = write_programs(folder / "bin")
@@ -165,7 +165,7 @@ class Node:
         )
 
     def stop_worker(self) -> None:
-        """End the worker; a task that it works on is lost, which the server notices."""
+        """End the worker; its unfinished task is lost, which the server notices."""
         path = self.directory / sockets.LOCK
         with suppress(OSError, ValueError):  # it has ended just now
             if path.exists() and locked(path):
@@ -173,10 +173,10 @@ class Node:
 
 
 def write_programs(folder: Path) -> Path:
-    """Write what a client's executor finds first on its path, under the names of all of Flower's programs.
+    """Write scripts under the names of all of Flower's programs, into a folder that comes first on the executor's path.
 
-    One runs a message, with our ClientApp (executor.py); the others would install and run what the server sends, and
-    refuse here.
+    The script for `flwr-clientapp` runs our ClientApp (executor.py). The scripts for the other programs, which would
+    install and run code that the server sends, refuse to do anything.
     """
     with border(f"can't make {folder}"):
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -191,8 +191,8 @@ def write_programs(folder: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Why a SuperNode is no more."""
+    """The reason for the end of a SuperNode."""
 
     text: str
     refused: bool = False
-    anew: bool = False  # nothing is wrong with this client
+    anew: bool = False  # the server was restarted, and nothing is wrong with this client

@@ -1,11 +1,11 @@
-"""A client's process that stays: it keeps the model loaded and answers tasks.
+"""The worker: a client's long-lived process, which keeps the model loaded and answers tasks.
 
-Flower starts a new process for every message; that process hands the bytes to this one and waits.
+Flower starts a new process for every message; that process hands the bytes to the worker and waits.
 
     python -m fedkseed.flower.client.worker DIRECTORY
 
-One worker a directory (a lock), one task at a time, an end after some idle time. A task is given up when whoever
-handed it in is gone, or when its time is over: nothing waits for its answer.
+A lock allows one worker a directory. It does one task at a time, and ends after some idle time. It gives up a task
+when the process that handed it in is gone, or when the task's time is over, because then nothing waits for the answer.
 """
 
 import hashlib
@@ -33,11 +33,11 @@ from . import sockets
 from .consent import Owner, Settings, consented
 
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
-REMEMBERED = 1 << 20  # bytes of an answer; weights are not kept
+REMEMBERED = 1 << 20  # bytes of the largest answer that is kept; answers of weights are not
 
 
 class AbandonedError(Exception):
-    """Nobody waits for the answer any more."""
+    """The error of a task for whose answer no process waits any more."""
 
 
 class Member:
@@ -52,7 +52,7 @@ class Member:
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
     def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
-        """What client `task.client` sends for a message."""
+        """The message that client `task.client` sends in answer to a task."""
         whole = restore(task.message, self._kept)
         if whole is None:
             return lack(task.message, task.client)
@@ -67,32 +67,32 @@ class Member:
 
 
 class Follower(Protocol):
-    """A client, or several, with a recipe and a model."""
+    """One client or several, with a recipe and a model."""
 
     def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes: ...
 
 
 class Worker:
-    """Answers tasks; what it holds, recipe and model, is that of the last task that brought a recipe.
+    """The answering of tasks, with the recipe and model of the last task that brought a recipe.
 
     Args:
-        follow: makes a client that follows a recipe.
+        follow: makes a client that follows a given recipe.
     """
 
     def __init__(self, follow: Callable[[bytes], Follower]) -> None:
         self.follow = follow
         self._digest = b""
         self._follower: Follower | None = None
-        self._last: tuple[tuple[int, bytes], Reply] | None = None  # what was answered last, and to what
+        self._last: tuple[tuple[int, bytes], Reply] | None = None  # key of the last task, and the reply to it
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
 
         Args:
-            gone: is there nobody any more who wants it? Asked after every step.
+            gone: whether the process that waits for the reply is gone; called after every local step.
 
         Raises:
-            AbandonedError: nobody wants it, or its time is over.
+            AbandonedError: that process is gone, or the task's time is over.
         """
         begin = time.monotonic()
         try:
@@ -119,12 +119,12 @@ class Worker:
             return Reply(Status.REFUSED, text=str(error))
         except AbandonedError:
             raise
-        except Exception as error:  # PyTorch's, as a GPU that is full, or what a recipe's numbers lead to
+        except Exception as error:  # by PyTorch, as for a full GPU, or caused by the recipe's numbers
             return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
 
 
 def serve(directory: Path) -> None:
-    """Answer until nothing has come for the idle time.
+    """Answer tasks until none has come for the idle time.
 
     Raises:
         FedKSeedError: another worker runs in this directory, or its settings can't be read.
@@ -142,7 +142,7 @@ def serve(directory: Path) -> None:
             except TimeoutError:
                 (directory / sockets.SOCKET).unlink(missing_ok=True)  # still locked: a successor's is not touched
                 return
-            with connection, suppress(AbandonedError, OSError, FedKSeedError):  # of this task; the next may do better
+            with connection, suppress(AbandonedError, OSError, FedKSeedError):  # of this task; the next may succeed
                 _serve_one(worker, connection)
 
 

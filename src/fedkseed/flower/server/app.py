@@ -1,4 +1,4 @@
-"""Flower's ServerApp: goes on with a run from its last committed round, in whatever Flower run it is started."""
+"""The ServerApp for Flower: continues a run from its last committed round, in any Flower run that starts it."""
 
 import signal
 from pathlib import Path
@@ -23,8 +23,8 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Do what is left of the run whose directory the run configuration names under `run`."""
-    # Without its executor, Flower's process would wait for a SuperLink that is gone, and keep others off the run.
+    """Carry out the remaining rounds of the run whose directory is the value `run` of Flower's run configuration."""
+    # Else this process would outlive its executor, wait for a SuperLink that is gone, and hold the run's lock.
     die_with_parent(signal.SIGKILL)
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
@@ -34,11 +34,11 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Result:
-    """Do what is left of a run with the clients behind a Grid.
+    """Carry out the remaining rounds of a run with the clients behind a Grid.
 
     Raises:
-        FedKSeedError: there is no run, another process works on it, something of it has changed, or too few clients
-            have answered. Every round that was finished is kept.
+        FedKSeedError: there is no run, another process works on the run, its model or data have changed, or too few
+            clients have answered. All finished rounds are kept.
     """
     store, progress = Store(directory), progress or Silent()
     with store.locked():

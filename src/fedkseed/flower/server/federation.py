@@ -1,4 +1,4 @@
-"""The rounds of a server whose clients are elsewhere."""
+"""The parts of a run whose clients are on other machines."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
@@ -19,14 +19,15 @@ from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
 from .grid import Remote
 
-NO_DATA = hashlib.sha256(b"[[]]").hexdigest()  # data.federated.digest of one empty list, which would import PyTorch
+# The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
+NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
 def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None) -> Federation:
     """The parts of a run with clients of a network.
 
-    Held-out examples are the server's own, if it has any. A server without data needs no model either, where the
-    recipe names the digest of the clients' base model: then it neither loads one nor imports PyTorch.
+    Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
+    recipe has the digest of the clients' base model: such a server neither loads a model nor imports PyTorch.
 
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded.
@@ -58,7 +59,7 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
 
 
 def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tuple[Strategy[Any], Evaluator, str]:
-    """The strategy, whoever evaluates it, and the digest of the held-out data."""
+    """The strategy, the evaluator of its models, and the digest of the held-out data."""
     if (why := why_model(recipe, algorithm)) is None:
         progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
         run = Run(algorithm.pool(recipe), bytes.fromhex(recipe.model.digest or ""))
@@ -75,7 +76,7 @@ def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tupl
 
 
 def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
-    """The reason why a server needs the model; None if it can do without."""
+    """The reason why a server needs the model; None if the server can do without."""
     if is_here(recipe.data.source):
         return "to evaluate on the data of this machine"
     if algorithm.strategy.weights != COEFFICIENTS:
@@ -89,10 +90,10 @@ def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
 
 @dataclass(slots=True)
 class Rounds:
-    """One round after another, by those clients of a network who answer.
+    """The rounds of a run over a network, made of the answers that come in time.
 
     Args:
-        size: of a cohort.
+        size: number of clients in a cohort.
     """
 
     seed: int
@@ -100,7 +101,7 @@ class Rounds:
     remote: Remote
     size: int
     gathered: bool = False
-    kept: dict[int, bytes] = field(default_factory=dict)  # of clients that answered last: the message they were sent
+    kept: dict[int, bytes] = field(default_factory=dict)  # client that answered last round -> that round's broadcast
 
     def next(self, state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Report]:
         """The state after a round, and its report."""
@@ -114,9 +115,9 @@ class Rounds:
             nonlocal needed
 
             def check(client: int, reply: bytes) -> None:
-                """An answer is good if a round with it alone is: a bad one must not spoil the round of the others."""
+                """Try a round with this answer alone, so that a bad answer does not spoil the round of the others."""
                 if kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
-                    decode(reply, Lack)  # it was restarted, and is sent the whole, by another call of `transport`
+                    decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
                 else:
                     run_round(self.strategy, state, [client], lambda _: [(client, reply)])
 

@@ -1,7 +1,7 @@
-"""Clients behind a Flower Grid, as the transport of a round.
+"""The transport of a round, to clients behind a Flower Grid.
 
-A round ends when everybody has answered who can, or at its deadline. Nothing that comes over the network ends it:
-what is late, twice, broken, refused, or from a node nobody knows is told, and left out.
+A round ends when all clients that can answer have answered, or at its deadline. No message from the network can break a
+round: answers that are late, duplicate, broken, refused, or from an unknown node are reported and left out.
 """
 
 import json
@@ -25,23 +25,23 @@ from ..envelope import Reply, Status, Task, digest_of, shown
 from ..messages import packed, unpacked
 
 NUMBERS = "clients.json"  # in a run's directory
-POLL = 0.2  # seconds; Flower's own loop takes 3
-LOOK = 1.0  # seconds between two looks at who is connected
-TRIES = 3  # how often a client is asked in vain before a deadline
+POLL = 0.2  # seconds between two looks for answers; 3 in Flower's own loop
+LOOK = 1.0  # seconds between two looks at the list of connected clients
+TRIES = 3  # number of times that a client is asked in vain before a deadline
 
 Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
 
 
 class Numbers:
-    """Flower's node ids -> our numbers of clients, kept in a run's directory.
+    """The map from Flower's node ids to our numbers of clients, kept in a run's directory.
 
-    Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they come.
+    Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they connect.
 
     Args:
-        count: of the clients; default as many as are registered.
+        count: number of clients; default: the number of registered ones.
 
     Raises:
-        FedKSeedError: neither says how many there are, or they disagree.
+        FedKSeedError: there is neither a count nor a registered client, or the two numbers differ.
     """
 
     def __init__(self, directory: Path, count: int | None) -> None:
@@ -61,12 +61,12 @@ class Numbers:
 
     @staticmethod
     def registered(directory: Path) -> int:
-        """How many clients of a run have fixed numbers."""
+        """Number of clients of a run that are registered."""
         known, fixed = _read(directory / NUMBERS)
         return len(known) if fixed else 0
 
     def of(self, nodes: Sequence[int]) -> dict[int, int]:
-        """Number -> node of those that are known, or become known now."""
+        """Client -> node, for those of the given nodes that have a number or get one now."""
         fresh = [node for node in sorted(nodes) if node not in self._known][: self.count - len(self._known)]
         if fresh and not self._fixed:
             self._known |= {node: number for number, node in enumerate(fresh, len(self._known))}
@@ -75,7 +75,7 @@ class Numbers:
 
 
 def _read(path: Path) -> tuple[dict[int, int], bool]:
-    """Node -> number, and whether they are fixed; none if there is no file."""
+    """Node -> client, and whether the numbers are fixed; empty if there is no file."""
     if not path.exists():
         return {}, False
     with border(f"can't read {path}"):
@@ -89,21 +89,21 @@ def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A task on its way."""
+    """A task that was sent and is not answered yet."""
 
     client: int
     node: int
-    exchange: int  # which call of `transport` asked
+    exchange: int  # number of the call of `transport` that sent the task
     round: int
     with_recipe: bool
 
 
 class Remote:
-    """Clients behind a Grid.
+    """The clients behind a Grid.
 
     Args:
-        recipe: what clients follow, as TOML; it is sent to each once, and again to those that have lost it.
-        minimum: of clients that the run can begin with.
+        recipe: the clients' recipe as TOML; sent to each client once, and again to clients that have lost it.
+        minimum: number of connected clients with which the run can begin.
     """
 
     def __init__(
@@ -111,18 +111,18 @@ class Remote:
     ) -> None:
         self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
         self.digest, self.minimum = digest_of(recipe), minimum
-        self._asked: dict[str, Asked] = {}  # on their way, those of earlier rounds, too: to tell who is late
-        self._holding: set[int] = set()  # clients that have answered to the recipe
-        self._strangers: set[int] = set()  # nodes that were told of
+        self._asked: dict[str, Asked] = {}  # also tasks of earlier rounds, so that late answers can be reported
+        self._holding: set[int] = set()  # clients that have answered, and so hold the recipe
+        self._strangers: set[int] = set()  # nodes that are no clients and were reported
         self._online: dict[int, int] = {}
         self._looked = -LOOK
         self._exchange = 0
 
     def gather(self) -> None:
-        """Wait until all clients are connected, or, when patience is over, as many as a round needs.
+        """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
 
         Raises:
-            FedKSeedError: they are too few.
+            FedKSeedError: fewer clients than the minimum are connected.
         """
         end, told = time.monotonic() + self.options.patience, -1
         while len(online := self.online()) < self.numbers.count:
@@ -141,7 +141,7 @@ class Remote:
         self._say(f"all {self.numbers.count} clients are connected")
 
     def online(self) -> dict[int, int]:
-        """Number -> node of those who are connected, at most `LOOK` seconds ago."""
+        """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
         if time.monotonic() - self._looked >= LOOK:
             nodes = list(self.grid.get_node_ids())
             self._online, self._looked = self.numbers.of(nodes), time.monotonic()
@@ -156,11 +156,11 @@ class Remote:
         """Carry the messages of a round and yield (client, its answer) as answers come.
 
         Args:
-            minimum: of answers; of fewer clients, all. With 0, those who are connected are waited for all the same.
-            check: raises if an answer can't be used.
+            minimum: number of answers needed, or all if fewer are asked. Connected clients are waited for even if 0.
+            check: raises `FedKSeedError` if an answer can't be used.
 
         Raises:
-            FedKSeedError: fewer than the minimum have answered, after all attempts, or a message is too large.
+            FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         self._exchange += 1
         minimum = min(minimum, len(sent))
@@ -193,16 +193,16 @@ class Remote:
     def _attempt(
         self, round_: int, sent: Mapping[int, bytes], minimum: int, done: set[int], refused: dict[int, str]
     ) -> Iterator[tuple[int, bytes]]:
-        """Ask those of a round that have not answered, again where it was in vain, until the deadline is over.
+        """Ask the clients of a round that have not answered, and again those that fail, until the deadline.
 
-        It is over at once when nobody who is connected owes an answer, and the others are not needed.
+        The attempt ends before the deadline when no connected client owes an answer, and the others are not needed.
 
         Args:
-            done: who has answered; the caller keeps it.
-            refused: who will not, and why; the caller adds those whose answers are no good.
+            done: clients that have answered; the caller adds them.
+            refused: client -> reason, for clients that refuse; the caller adds those whose answers can't be used.
 
         Raises:
-            FedKSeedError: those who are needed refuse, or were asked in vain too often.
+            FedKSeedError: the minimum can't be reached any more, since clients refuse or were asked in vain too often.
         """
         end = time.monotonic() + self.options.deadline
         tries, asked_at = Counter[int](), dict[int, float]()
@@ -230,7 +230,7 @@ class Remote:
                 if all(tries[client] >= TRIES for client in owing):
                     raise self._too_few(round_, minimum, done, refused)
             for client, outcome in self._replies(round_):
-                if client in done or client in refused:  # it was asked again, and nothing was lost
+                if client in done or client in refused:  # asked twice, although no message was lost
                     continue
                 if outcome.status is Status.DONE:
                     yield client, outcome.message
@@ -238,14 +238,14 @@ class Remote:
                     refused[client] = outcome.text
                     self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
                 elif outcome.status is Status.FAILED:
-                    tries[client] += client in self._online  # one that is gone is asked when it is back
+                    tries[client] += client in self._online  # a client that is offline is asked when it is back
                     self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
             if done.issuperset(sent):
                 return
             time.sleep(POLL)
 
     def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
-        """Send clients their tasks (client -> node); returns those whose task Flower did not take."""
+        """Send clients their tasks (`tasks`: client -> node); returns the clients whose tasks Flower did not take."""
         if not tasks or seconds <= 0:
             return []
         asked, messages = [], []
@@ -264,7 +264,7 @@ class Remote:
         return [task.client for key, task in zip(keys, asked, strict=True) if not key]
 
     def _replies(self, round_: int) -> Iterator[tuple[int, Reply]]:
-        """What has come for this round; the rest is told and left out."""
+        """Replies to the present call of `transport`, with their clients; others are reported and left out."""
         if not self._asked:
             return
         for message in self.grid.pull_messages(list(self._asked)):
@@ -289,7 +289,7 @@ class Remote:
     def _read(self, message: Message, asked: Asked) -> Reply:
         if message.has_error():
             code = message.error.code
-            if code == GONE:  # whoever asked for the list a moment ago would ask it again at once
+            if code == GONE:  # the list of connected clients may be older, and the client would be asked again at once
                 self._online.pop(asked.client, None)
             text = ERRORS.get(code, f"Flower's error {code}")
             return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")

@@ -1,6 +1,6 @@
-"""What a ServerApp tells while it works, as a file: it runs in a process of Flower's, others show its progress.
+"""The journal: the progress of a ServerApp as a file, from Flower's process to the process that shows it.
 
-One JSON object a line; the first names the process. A new process writes the file afresh.
+The file has one JSON object a line; the first has the id of the process that writes. A new process replaces the file.
 """
 
 import json
@@ -21,7 +21,7 @@ JOURNAL = "progress.jsonl"  # in a run's directory
 
 
 class Journal:
-    """A `Progress` that writes itself down, and prints what people want to read in Flower's log."""
+    """A `Progress` that writes to the journal, and prints notes and rounds, for people, to Flower's log."""
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / JOURNAL
@@ -32,15 +32,15 @@ class Journal:
         with border(f"can't write {self.path}"):
             self._file = part.open("w", encoding="utf-8")
             self._write("pid", os.getpid())
-            part.replace(self.path)  # whoever follows sees another file, from its first line
+            part.replace(self.path)  # a new file, so that a follower reads it from its first line
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        if isinstance(error, FedKSeedError):  # whoever follows gives up
+        if isinstance(error, FedKSeedError):  # ends the run: a follower raises it
             self._write("error", str(error))
-        elif error is not None:  # Flower's own: starting the process again may help
+        elif error is not None:  # perhaps Flower's own: starting the process again may help
             self._write("note", f"the ServerApp ended with {type(error).__name__}: {error}")
         if self._file is not None:
             self._file.close()
@@ -60,7 +60,7 @@ class Journal:
         self._write("round", asdict(report))
 
     def result(self, result: Result) -> None:
-        """Tell how the run ended."""
+        """Write the result of the finished run."""
         print(f"digest of the tuned model: {result.digest}", flush=True)
         self._write("result", asdict(result) | {"output": None if result.output is None else str(result.output)})
 
@@ -72,20 +72,20 @@ class Journal:
 
 
 class Follower:
-    """Reads a journal as it grows."""
+    """A reader of a journal while it grows."""
 
     def __init__(self, directory: Path, progress: Progress) -> None:
         self.path, self.progress = directory / JOURNAL, progress
         self.pid: int | None = None  # of the process that writes
-        self.committed = 0  # rounds that it has told of
+        self.committed = 0  # number of finished rounds in the journal
         self._file: TextIO | None = None
         self._rest = ""
 
     def read(self) -> Result | None:
-        """Pass on what is new; the result, once it is there.
+        """Pass new entries on to the watcher; returns the result of the run once the journal has it.
 
         Raises:
-            FedKSeedError: what the run ended with.
+            FedKSeedError: the error with which the run ended.
         """
         if self._file is None:
             if not self.path.exists():

@@ -1,11 +1,11 @@
-"""A server's processes: Flower's SuperLink on loopback, the executor of our ServerApp, and nginx on the public port.
+"""The processes of a server: Flower's SuperLink on loopback, the executor of our ServerApp, nginx on the public port.
 
-    nginx        host:port, TLS: passes /v1/fleet/, what clients need, and nothing else
-    SuperLink    127.0.0.1, TLS: one port serves clients, those who start runs, and executors alike
-    superexec    starts the ServerApp, in a process of its own, so that it outlives a SuperLink that is restarted
+    nginx        host:port, TLS: passes on the path /v1/fleet/, which clients need, and nothing else
+    SuperLink    127.0.0.1, TLS: one port for clients, for the commands that start runs, and for executors
+    superexec    starts the ServerApp in a process of its own, which outlives a SuperLink that is restarted
 
-All of them, and the ServerApp, end when this process does. What is in `flower/` of a run's directory can be thrown
-away but for `state.db`, in which the SuperLink knows the clients' keys.
+All of them, and the ServerApp, end when this process does. The folder `flower/` of a run's directory can be deleted
+except for `state.db`, in which the SuperLink keeps the clients' keys.
 """
 
 import ipaddress
@@ -31,8 +31,8 @@ from .grid import Numbers
 from .journal import Follower
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
-FRUITLESS = 3  # restarts of a process without a finished round between them
-SPACE = 1 << 20  # bytes; less is a full disk: SQLite and the logs of all processes write there
+FRUITLESS = 3  # restarts of processes without a finished round between them, before the server gives up
+SPACE = 1 << 20  # bytes; with less free space the disk counts as full: SQLite and all logs need some
 LOOK = 0.2  # seconds between two looks at the journal and the processes
 CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
 NGINX = Template("""\
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def find_nginx() -> str | None:
-    """Where nginx is; Debian keeps it off the path of ordinary users."""
+    """The path of nginx, which Debian installs outside the path of ordinary users; None if it is not installed."""
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
@@ -98,10 +98,10 @@ class Host:
     """The processes of a server.
 
     Args:
-        directory: of the run.
-        keys: as made by `fedkseed certs`.
-        host, port: where clients connect.
-        largest: of a request's body, as nginx writes it: 8m, 2g.
+        directory: directory of the run.
+        keys: directory made by `fedkseed certs`.
+        host, port: address that clients connect to.
+        largest: largest body of a request, as nginx writes sizes: 8m, 2g.
     """
 
     def __init__(self, directory: Path, keys: Path, host: str, port: int, largest: str, progress: Progress) -> None:
@@ -114,7 +114,7 @@ class Host:
                 f"nginx is not installed, and without it whoever reaches {host}:{port} could start programs on the "
                 "clients; install it (Debian: apt-get install nginx), or serve this machine alone: --host 127.0.0.1"
             )
-        # Where nginx keeps the public port, the SuperLink takes any other.
+        # Where nginx listens at the public port, the SuperLink takes any other.
         self.inner = port if self.nginx is None else free_port()
         self.env = environment(self.folder / "home")
         self.children: dict[str, Child] = {}
@@ -122,10 +122,10 @@ class Host:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Start everything, and end it.
+        """Start all processes, and end them after the `with` block.
 
         Raises:
-            FedKSeedError: a certificate is over, a port is taken, or a process does not start.
+            FedKSeedError: a certificate has expired, a port is taken, or a process does not start.
         """
         if warning := certs.check(self.keys):
             self.progress.note(warning)
@@ -135,11 +135,11 @@ class Host:
         taken = f"another server works on {self.directory}; stop it first"
         with exclusive(self.folder / "server.lock", taken), ExitStack() as stack:
             end = time.monotonic() + GRACE
-            while locked(self.directory / "lock"):  # by the ServerApp of a server that was killed just now
+            while locked(self.directory / "lock"):  # perhaps by the ServerApp of a server that was killed just now
                 if time.monotonic() > end:
                     raise FedKSeedError(f"another process works on {self.directory}; stop it first")
                 time.sleep(LOOK)
-            if not (self.folder / "state.db").exists():  # the SuperLink knows no key then
+            if not (self.folder / "state.db").exists():  # without it, the SuperLink knows no key
                 self._nodes.unlink(missing_ok=True)
             self._configure()
             if self._open():
@@ -154,17 +154,17 @@ class Host:
             yield
 
     def run(self) -> Result:
-        """Start the run in Flower, and follow it to its end; what dies is started again.
+        """Start the run in Flower, and follow the run to its end; processes that die are started again.
 
         Raises:
-            FedKSeedError: the run ended with it, processes die again and again, or the disk is full.
+            FedKSeedError: the run ended with an error, processes die again and again, or the disk is full.
         """
         try:
             return self._run()
         except FedKSeedError as error:
             if shutil.disk_usage(self.directory).free >= SPACE:
                 raise
-            raise FedKSeedError(  # each process fails in its own words
+            raise FedKSeedError(  # one message for a full disk, which each process reports in its own words
                 f"the disk of {self.directory} is full: make space and start the server again; it goes on from the "
                 f"last finished round ({error})"
             ) from error
@@ -186,7 +186,7 @@ class Host:
             self._again(f"the ServerApp of Flower's run {started.get('run-id')} has died", follower.committed)
 
     def _follow(self, follower: Follower) -> Result | None:
-        """The result of a run; None if its process has died."""
+        """The result of a run; None if its ServerApp has died."""
         begin, committed = time.monotonic(), 0
         while True:
             if (result := follower.read()) is not None:
@@ -200,22 +200,27 @@ class Host:
             time.sleep(LOOK)
 
     def _revive(self, committed: int) -> bool:
-        """Start what has died; was there anything?"""
+        """Start dead processes again; returns whether there were any.
+
+        Args:
+            committed: number of rounds finished since the last restart.
+        """
         dead = [child for child in self.children.values() if not child.running]
         for child in dead:
             self._again(child.ended(), committed)
-            child.stop()  # what it has left: nginx's workers keep the port
+            child.stop()  # ends the rest of its group: nginx's workers would keep the port
             child.start()
         return bool(dead)
 
     def _again(self, what: str, committed: int) -> None:
-        """Tell, and wait a little, that something is started again.
+        """Report that something is started again, and wait a little.
 
         Args:
-            committed: rounds finished since the last time.
+            what: the event, in words.
+            committed: number of rounds finished since the last restart.
 
         Raises:
-            FedKSeedError: it was in vain too often.
+            FedKSeedError: too many restarts in a row were without a finished round between them.
         """
         self._fruitless = 0 if committed else self._fruitless + 1
         if self._fruitless > FRUITLESS:
@@ -233,7 +238,7 @@ class Host:
         wait_until(lambda: accepts("127.0.0.1", port), START, self.children[name])
 
     def _open(self) -> bool:
-        """Does somebody listen at the public port?"""
+        """Whether a process listens at the public port."""
         return accepts("127.0.0.1" if self.host in ("0.0.0.0", "::") else self.host, self.port)  # noqa: S104 - nothing is bound
 
     def _superlink(self) -> list[str]:
@@ -254,7 +259,7 @@ class Host:
         ]  # fmt: skip
 
     def _configure(self) -> None:
-        """Write what the processes read."""
+        """Write the configuration files of the processes."""
         connection = {"address": f"127.0.0.1:{self.inner}", "root-certificates": str(self.keys / "ca.pem")}
         table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
         write_atomically(self.folder / "home" / "config.toml", tomli_w.dumps(table).encode())
@@ -262,18 +267,18 @@ class Host:
         write_atomically(self.folder / "nginx.conf", written.encode())
         with border(f"can't make {self.folder / 'app'}"):
             (self.folder / "app").mkdir(exist_ok=True)
-        # Afresh for every run: `flwr run` writes into it.
+        # Replaced for every run, because `flwr run` writes into the file.
         write_atomically(self.folder / "app" / "pyproject.toml", app(self.directory).encode())
 
     @property
     def _nodes(self) -> Path:
-        """Public key -> node, of those that are registered."""
+        """The file with the registered clients: public key -> node."""
         return self.folder / "nodes.json"
 
     def _register(self, keys: list[Path]) -> None:
-        """Let the SuperLink know the clients' keys, once; its node ids in their order are the clients' numbers.
+        """Register the clients' keys with the SuperLink, once; the order of the keys decides the clients' numbers.
 
-        A run that has begun goes on with as many as it began with.
+        A run that has begun continues with the number of clients that it began with.
         """
         if (self.directory / "run.sqlite").exists() and (begun := Numbers.registered(self.directory)):
             if len(keys) > begun:
@@ -291,7 +296,11 @@ class Host:
         Numbers.register(self.directory, [known[text] for text in texts])
 
     def _node(self, key: Path, others: set[int]) -> int:
-        """Register a key. If a server was killed before it wrote the node down, it is the one node not written down."""
+        """Register a key, and return its node.
+
+        A server may have been killed after the registration, before it wrote the node down. Then the key's node is the
+        only one that Flower lists and `others` lacks.
+        """
         try:
             return int(flwr(["supernode", "register", str(key), CONNECTION], self.env)["node-id"])
         except FedKSeedError as error:
@@ -302,23 +311,23 @@ class Host:
             return unknown.pop()
 
     def _stop_runs(self) -> None:
-        """End what is left of earlier runs in Flower's eyes: their ServerApps are gone."""
+        """End earlier runs that Flower takes for unfinished: their ServerApps are gone."""
         for known in flwr(["list", CONNECTION], self.env)["runs"]:
             if not str(known["status"]).startswith("finished"):
                 flwr(["stop", str(known["run-id"]), CONNECTION], self.env)
 
 
 def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, largest: str) -> str:
-    """What nginx reads; deploy/nginx.conf is such a file."""
+    """The configuration of nginx; deploy/nginx.conf is such a file."""
     return NGINX.substitute(
-        user="user root;\n" if os.geteuid() == 0 else "",  # else it could not write to the run's directory
+        user="user root;\n" if os.geteuid() == 0 else "",  # else nginx could not write to root's directory of the run
         folder=folder, certs=keys, port=inner, largest=largest, fleet=FLEET, kept=KEEP_ALIVE - 1, ended=KEEP_ALIVE,
         address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
     )  # fmt: skip
 
 
 def app(directory: Path) -> str:
-    """The Flower app of a run: its parts are those of the fedkseed that is installed on each machine."""
+    """The Flower app of a run, whose ServerApp and ClientApp are those of the fedkseed installed on each machine."""
     table: Mapping = {
         "project": {"name": "fedkseed-run", "version": "1.0.0", "license": "Apache-2.0", "dependencies": []},
         "tool": {
@@ -338,7 +347,7 @@ def app(directory: Path) -> str:
 
 
 def _alive(pid: int) -> bool:
-    """Is a process at work? One that has ended and was not waited for is not."""
+    """Whether a process is running; one that has ended and was not waited for (a zombie) is not."""
     status = Path(f"/proc/{pid}/stat")
     if status.parent.parent.exists() and Path("/proc/self/stat").exists():
         try:
