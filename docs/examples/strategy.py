@@ -1,4 +1,4 @@
-"""FedKSeed whose server takes the median over clients: one of five that lies moves nothing.
+"""FedKSeed whose server takes the median over clients: one of five that lies moves c no further than others found.
 
 All clients of a round take the same directions, so that their scalars can be compared. In a recipe:
 
