@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import islice
 from statistics import fmean
 
-from fedkseed.run.virtual_time import Step, asynchronous, durations, synchronous
+from fedkseed.run.cohort import Step, asynchronous, durations, synchronous
 from table import Row, show
 
 CLIENTS, STEPS, SHARE, FACTOR, CONTRIBUTIONS, SEEDS = 200, 200, 0.2, 10.0, 400, 10

@@ -68,8 +68,8 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.flower.envelope import Reply, Status
     from fedkseed.flower.loopback import LoopbackGrid
     from fedkseed.flower.messages import packed
-    from fedkseed.flower.server.federation import federation
-    from fedkseed.flower.server.grid import Numbers, Remote
+    from fedkseed.flower.server.clients import Numbers, Remote
+    from fedkseed.flower.server.rounds import federation
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import Network
     from fedkseed.run.progress import Silent

@@ -29,10 +29,10 @@ errors randomness files directions directions.pool directions.families direction
 wire.numbers wire.int8 wire.delta weights.adapter local.client local.work local.zeroth_order local.derivatives
 local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay strategies.checks
 round recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
-data.natural_instructions evaluation.statistics run.loop run.store run.progress run.metrics run.virtual_time
+data.natural_instructions evaluation.statistics run.loop run.store run.progress run.metrics run.cohort
 tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
-flower.recipes flower.children flower.loopback flower.server.app flower.server.federation flower.server.grid
-flower.server.journal flower.server.processes flower.client.app flower.client.consent flower.client.executor
+flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
+flower.server.progress_file flower.server.processes flower.client.app flower.client.consent flower.client.executor
 flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
@@ -61,11 +61,11 @@ TESTED_IN = {
     "flower.client.sockets": "flower/client/test_worker.py",
     "flower.client.supervisor": "flower/server/test_processes.py",
     "flower.die_with_parent": "flower/server/test_processes.py",
-    "flower.loopback": "flower/server/test_grid.py",
-    "flower.messages": "flower/server/test_grid.py",
+    "flower.loopback": "flower/server/test_clients.py",
+    "flower.messages": "flower/server/test_clients.py",
     "flower.recipes": "flower/client/test_consent.py",
-    "flower.server.app": "flower/server/test_grid.py",
-    "flower.server.journal": "flower/server/test_processes.py",
+    "flower.server.app": "flower/server/test_clients.py",
+    "flower.server.progress_file": "flower/server/test_processes.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
@@ -84,13 +84,13 @@ TESTED_IN = {
     "recipe.reading": "recipe/test_schema.py",
     "run.progress": "flower/server/test_processes.py",
     "run.setup": "recipe/test_algorithms.py",
-    "run.simulation": "run/test_virtual_time.py",
+    "run.simulation": "run/test_cohort.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "tools.compare": "recipe/test_algorithms.py",
     "tools.display": "test_cli.py",
     "tools.eps_ladder": "tools/test_tune.py",
-    "tools.pin": "flower/server/test_federation.py",
+    "tools.pin": "flower/server/test_rounds.py",
     "tools.tables": "tools/test_tune.py",
     "weights.base": "weights/test_written.py",
     "weights.hold": "weights/test_written.py",

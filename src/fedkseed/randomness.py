@@ -54,13 +54,3 @@ def share_of(seed: int, clients: int, share: float) -> frozenset[int]:
         return frozenset()
     count = max(1, round(share * clients))
     return frozenset(generator(seed, Purpose.BACKPROPAGATING).permutation(clients)[:count].tolist())
-
-
-def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
-    """The clients of one round, drawn without replacement, ascending."""
-    return sorted(turns(seed, round_, clients)[:count])
-
-
-def turns(seed: int, round_: int, clients: int) -> list[int]:
-    """All clients in the order in which a round draws them."""
-    return generator(seed, Purpose.COHORT, round_).permutation(clients).tolist()

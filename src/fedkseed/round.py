@@ -11,6 +11,11 @@
        decode      uploads
        strategy.aggregate    state, uploads -> next state
 
+    the cohort of a round        run/cohort.py, drawn by the caller
+    transport                    run/simulation.py: one process; flower/server/clients.py: a network
+    the local steps              strategies/kseed.py, then local/zeroth_order.py or local/derivatives.py
+    the next state is committed  run/loop.py
+
 Messages are encoded even when server and clients share one process, so that the bytes counted are those that a network
 would carry.
 """
@@ -60,7 +65,7 @@ class Report:
     replayed: int = 0  # coefficients replayed by the client that was away longest
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
     given_up: int = 0  # clients whose uploads would have come too late
-    clock: float | None = None  # virtual time of the next state, see run/virtual_time.py
+    clock: float | None = None  # virtual time of the next state, see run/cohort.py
 
 
 def run_round(

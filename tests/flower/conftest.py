@@ -19,7 +19,7 @@ from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.flower.server.app import serve
-from fedkseed.flower.server.grid import Numbers
+from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.reading import parse
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store

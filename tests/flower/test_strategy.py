@@ -11,9 +11,9 @@ from flwr.clientapp import ClientApp
 from fedkseed import FedKSeedError, Simulation
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.strategy import FedKSeedStrategy, from_arrays, to_arrays, train
-from fedkseed.randomness import cohort
 from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
+from fedkseed.run.cohort import cohort
 from fedkseed.strategies.kseed import State
 
 from .conftest import NODES

@@ -64,7 +64,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
     from flwr.simulation import run_simulation
 
     from .client.app import client_app
-    from .server.grid import Numbers, Remote
+    from .server.clients import Numbers, Remote
 
     recipe = recipe.absolute()
     simulation = Simulation(recipe, progress)

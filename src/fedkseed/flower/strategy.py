@@ -17,8 +17,8 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from ..errors import FedKSeedError
 from ..local.client import Client
-from ..randomness import cohort
 from ..round import answer, run_round
+from ..run.cohort import cohort
 from ..strategy import Strategy
 from ..wire.codec import encode
 from .envelope import Reply, Status, Task

@@ -48,7 +48,7 @@ class Outcome:
     bytes_down: int  # to a client in a round, the most
     bytes_up: int
     clock: dict[int, float]  # seconds of all rounds so far, without evaluations
-    virtual: dict[int, float]  # virtual time, see run/virtual_time.py
+    virtual: dict[int, float]  # virtual time, see run/cohort.py
     memory: int | None  # bytes, the most that the process held
     directory: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> round -> value, if measured

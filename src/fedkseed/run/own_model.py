@@ -11,13 +11,14 @@ from ..directions import Pool
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
-from ..randomness import Purpose, cohort, generator, pool_key
+from ..randomness import Purpose, generator, pool_key
 from ..round import Report, answer, run_round
 from ..strategies.kseed import KSeed, State
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled
 from ..weights.hold import hold
 from ..wire.records import Run
+from .cohort import cohort
 from .loop import NEWCOMER
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]  # of a model and a batch, a scalar; the lower the better

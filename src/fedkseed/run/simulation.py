@@ -21,11 +21,11 @@ from ..round import Report, Transport, answer, run_round
 from ..strategy import Strategy
 from ..wire.codec import encode
 from ..wire.delta import lack, restore
+from .cohort import Step, asynchronous, durations, synchronous
 from .loop import Federation, Result, work
 from .progress import Progress, Silent
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
-from .virtual_time import Step, asynchronous, durations, synchronous
 from .workers import Answer, Workers, computing_with
 
 

@@ -28,9 +28,9 @@ from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
 from fedkseed.flower.compat import CLIENTAPP, QUIET
 from fedkseed.flower.server import processes as host
-from fedkseed.flower.server.grid import Numbers
-from fedkseed.flower.server.journal import Follower, Journal
+from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.processes import Host, nginx_conf
+from fedkseed.flower.server.progress_file import Follower, Journal
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.loop import Result

@@ -14,9 +14,9 @@ from ...run.store import Store
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
 from ..recipes import recipe_for_clients
-from .federation import federation
-from .grid import Numbers, Remote
-from .journal import Journal
+from .clients import Numbers, Remote
+from .progress_file import Journal
+from .rounds import federation
 
 app = ServerApp()
 

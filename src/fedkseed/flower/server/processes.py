@@ -27,8 +27,8 @@ from ...run.progress import Progress
 from .. import certs
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
 from ..compat import FLEET, KEEP_ALIVE, REGISTERED
-from .grid import Numbers
-from .journal import Follower
+from .clients import Numbers
+from .progress_file import Follower
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
 FRUITLESS = 3  # restarts of processes without a finished round between them, before the server gives up

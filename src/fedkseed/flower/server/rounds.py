@@ -7,17 +7,17 @@ from typing import Any
 
 from ...data.reading import is_here
 from ...errors import FedKSeedError
-from ...randomness import cohort
 from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.schema import Recipe
 from ...round import Report, run_round
+from ...run.cohort import cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.progress import Progress, Silent
 from ...strategy import COEFFICIENTS, Strategy
 from ...wire.codec import decode, encode, kind_of
 from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
-from .grid import Remote
+from .clients import Remote
 
 # The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
 NO_DATA = hashlib.sha256(b"[[]]").hexdigest()

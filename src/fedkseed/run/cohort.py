@@ -1,5 +1,6 @@
-"""Plans of server steps in virtual time: the clients of each step, and its time.
+"""The cohort of each round: which clients take part, with the model of which round, and when in virtual time.
 
+    cohort         the clients that a round draws; over a network, too
     synchronous    a cohort begins together; the server steps when its last client is done
     asynchronous   a client that is done contributes at once, and another begins with the model of that moment;
                    the server steps whenever its buffer is full (FedBuff)
@@ -15,7 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
 
-from ..randomness import Purpose, cohort, generator, turns
+from ..randomness import Purpose, generator
+
+
+def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
+    """The clients of one round, drawn without replacement, ascending."""
+    return sorted(turns(seed, round_, clients)[:count])
+
+
+def turns(seed: int, round_: int, clients: int) -> list[int]:
+    """All clients in the order in which a round draws them."""
+    return generator(seed, Purpose.COHORT, round_).permutation(clients).tolist()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, Simulation, State, Upload, encode, resume, start
-from fedkseed.randomness import cohort, draw_directions, turns
+from fedkseed.randomness import draw_directions
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run import store as storing
+from fedkseed.run.cohort import Step, asynchronous, cohort, durations, synchronous, turns
 from fedkseed.run.loop import NEWCOMER, work
 from fedkseed.run.store import Store
-from fedkseed.run.virtual_time import Step, asynchronous, durations, synchronous
 from fedkseed.wire.delta import shorten
 
 from ..conftest import recipe_text

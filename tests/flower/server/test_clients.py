@@ -18,8 +18,8 @@ from fedkseed.flower.compat import ERRORS, GONE, guard_pulls
 from fedkseed.flower.envelope import Reply, Status, Task
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.messages import packed, unpacked
-from fedkseed.flower.server import grid as remote
-from fedkseed.flower.server.grid import Numbers
+from fedkseed.flower.server import clients as remote
+from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.schema import Network
 from fedkseed.run.store import Store
 from fedkseed.wire.codec import decode, encode, kind_of

@@ -13,8 +13,8 @@ from fedkseed import Adapter, FedKSeedError, apply, load_recipe
 from fedkseed.data.federated import digest
 from fedkseed.flower.client.consent import consented
 from fedkseed.flower.client.worker import Member
-from fedkseed.flower.server.federation import NO_DATA, why_model
-from fedkseed.flower.server.grid import Numbers
+from fedkseed.flower.server.clients import Numbers
+from fedkseed.flower.server.rounds import NO_DATA, why_model
 from fedkseed.models.load import load_model
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse
