@@ -1,11 +1,13 @@
 """A model of your own: four clients tune a small classifier that is no language model, and no recipe is read.
 
+`fedkseed.tune` does this in one call where all clients live in one process; here every part of it can be seen and
+replaced, and each client has a model of its own.
+
 Any torch.nn.Module will do. `fedkseed.hold` takes its weights over, and a client is its weights, its batches and a
 function that runs the model and returns a number. Run:  python docs/examples/model.py
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -53,7 +55,7 @@ def tune(rounds: int = 10) -> tuple[float, float]:
     model, (x, classes) = classifier(), points(99, 500)
     weights = fk.hold(model, POOL)
     work = fk.LocalWork(rounds=rounds, steps=50, lr=0.01, eps=1e-3)  # two forward passes a step, and no gradient
-    strategy: Any = fk.KSeed(fk.Run(POOL, weights.base_digest), work)
+    strategy = fk.KSeed(fk.Run(POOL, weights.base_digest), work)
 
     def transport(messages):
         return [(number, fk.answer(strategy, message, clients[number])) for number, message in messages.items()]
