@@ -3,7 +3,6 @@ import tomllib
 import pytest
 
 from fedkseed import FedKSeedError, load_recipe
-from fedkseed.data.wording import Wording
 from fedkseed.recipe.reading import parse
 
 MODEL = {"model": {"name": "x"}}
@@ -85,11 +84,10 @@ def test_defaults_that_another_value_decides():
     assert [r.clients.min_examples for r in (rows, files, tasks)] == [10, 10, 20]
     assert (rows.data.template, rows.data.separator) == (tasks.data.template, tasks.data.separator) == ("paper", "\n")
     code = {"protocol": "official-code"}
-    assert parse({**MODEL, "data": code}).data.wording == Wording("official-dolly", "")
-    assert parse({**MODEL, "data": {**code, **NI["data"]}, "clients": NI["clients"]}).data.wording == Wording(
-        "official-ni", ""
-    )
-    assert parse({**MODEL, "data": {**code, "template": "alpaca"}}).data.wording == Wording("alpaca", "")
+    dolly, own = parse({**MODEL, "data": code}).data, parse({**MODEL, "data": {**code, "template": "alpaca"}}).data
+    ni = parse({**MODEL, "data": {**code, **NI["data"]}, "clients": NI["clients"]}).data
+    found = [(data.template, data.separator) for data in (dolly, ni, own)]
+    assert found == [("official-dolly", ""), ("official-ni", ""), ("alpaca", "")]
 
 
 @pytest.mark.parametrize("part", [{}, NI, {"clients": {"active": 0.1}}, {"data": {"protocol": "official-code"}}])

@@ -103,9 +103,9 @@ class Experiment:
 
     def label(self, axes: Mapping[str, Any]) -> str:
         """A combination of values in words, without axes that have only one value."""
-        told = [axis for axis in axes if len(self.axes[axis]) > 1] or list(axes)
-        values = (self.title_of(axis, axes[axis]) for axis in told)
-        return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(told, values, strict=True))
+        shown = [axis for axis in axes if len(self.axes[axis]) > 1] or list(axes)
+        values = (self.title_of(axis, axes[axis]) for axis in shown)
+        return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(shown, values, strict=True))
 
     def _table(self, axes: Tree, seed: int) -> Tree:
         table = self.recipe
@@ -180,8 +180,8 @@ def fingerprint(recipe: Recipe) -> str:
     Only values other than the defaults are hashed, so that a new key of the schema changes no hash. Keys that do not
     change the result of a run are left out.
     """
-    told = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:10]
+    changed = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
+    return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def _fill(table: Any, given: Mapping[str, str]) -> Any:

@@ -242,9 +242,9 @@ def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
     table: list[dict[str, Cell]] = []
     for row in rows:
-        told = experiment.options["complexity"].get(row["method"])
-        if told is not None:
-            orders = dict(zip(("communication", "memory", "computation"), told, strict=True))
+        orders_of = experiment.options["complexity"].get(row["method"])
+        if orders_of is not None:
+            orders = dict(zip(("communication", "memory", "computation"), orders_of, strict=True))
             approach = experiment.title_of("method", row["method"])
             table.append({"approach": approach, **orders, **_costs(experiment, row)})
     return Table(table, _notes(experiment)), None

@@ -43,7 +43,7 @@ BLOCK = 1000  # inputs
 SLOW = 2.0  # processor seconds; an input that takes longer is a finding
 HANGS = 120.0  # seconds until a block is given up; a block normally takes less than one second
 MEMORY = 256 << 20  # bytes that a process may ask for beyond those that it has at the start
-TOLD = 5.0  # seconds between two lines about the progress
+QUIET = 5.0  # seconds between two lines about the progress
 
 BASE = bytes(range(32))
 RUN = Run(Pool(0x0123456789ABCDEF, 16), BASE)
@@ -151,7 +151,7 @@ def campaign(
                 raise FedKSeedError(f"a process died in or after block {block} of seed {seed}") from died
             if number + 2 * processes < len(blocks):
                 waiting.append(pool.submit(try_block, seed, blocks[number + 2 * processes]))
-            if (now := time.perf_counter()) - said > TOLD:
+            if (now := time.perf_counter()) - said > QUIET:
                 said, done, rate = now, (block + 1) * BLOCK, tally.inputs / (now - begin)
                 tell(f"{tally.inputs:,} of {len(blocks) * BLOCK:,} inputs, {rate:,.0f} a second; next {done:,}")
     finally:
@@ -163,12 +163,12 @@ def campaign(
 
 def _result(block: Future[Tally]) -> Tally:
     """The tally of a block. Waits are short, so that a campaign stopped for an hour (SIGSTOP) is not taken for hung."""
-    for _ in range(int(HANGS / TOLD) - 1):
+    for _ in range(int(HANGS / QUIET) - 1):
         try:
-            return block.result(timeout=TOLD)
+            return block.result(timeout=QUIET)
         except Late:
             continue
-    return block.result(timeout=TOLD)
+    return block.result(timeout=QUIET)
 
 
 def try_block(seed: int, block: int) -> Tally:

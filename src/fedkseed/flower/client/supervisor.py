@@ -102,12 +102,12 @@ class Node:
     def _connect(self, say: Say, sleep: Sleep) -> "Ended":
         """Start a SuperNode and its executor, and wait until the SuperNode has ended or stands still."""
         node, executor = self._children()
-        told, text = node.log.stat().st_size if node.log.exists() else 0, ""
+        seen, text = node.log.stat().st_size if node.log.exists() else 0, ""
         try:
             node.start()
             executor.start()
             with node.log.open(errors="replace") as log:
-                log.seek(told)
+                log.seek(seen)
                 while True:
                     running = node.running
                     text = (text + COLOURS.sub("", log.read()))[-20_000:]

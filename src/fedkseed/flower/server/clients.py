@@ -124,11 +124,11 @@ class Remote:
         Raises:
             FedKSeedError: fewer clients than the minimum are connected.
         """
-        end, told = time.monotonic() + self.options.patience, -1
+        end, seen = time.monotonic() + self.options.patience, -1
         while len(online := self.online()) < self.numbers.count:
-            if len(online) != told:
-                told = len(online)
-                self._say(f"{told} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
+            if len(online) != seen:
+                seen = len(online)
+                self._say(f"{seen} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
             if time.monotonic() >= end:
                 if len(online) >= self.minimum:
                     self._say(f"going on without {self._others(online)}")
