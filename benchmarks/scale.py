@@ -72,7 +72,7 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.flower.server.rounds import federation
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import Network
-    from fedkseed.run.progress import Silent
+    from fedkseed.run.watchers import Silent
 
     nodes = range(1, clients + 1)
     answers: dict[int, bytes] = {}
@@ -178,7 +178,7 @@ def polls(clients: int, through: str) -> "Row":
     from fedkseed.flower.certs import make as make_keys
     from fedkseed.flower.children import free_port
     from fedkseed.flower.server.processes import Host
-    from fedkseed.run.progress import Silent
+    from fedkseed.run.watchers import Silent
 
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         folder = Path(name)

@@ -125,6 +125,7 @@ def test_version_and_help():
     for command in commands.split():
         assert command in fedkseed("--help").output
         assert fedkseed(command, "--help").exit_code == 0
+    assert "The recipe of a run: a TOML file" in fedkseed("run", "--help").output
 
 
 @pytest.mark.parametrize(

@@ -29,10 +29,10 @@ errors randomness files directions directions.pool directions.families direction
 wire.numbers wire.int8 wire.delta weights.adapter local.client local.work local.zeroth_order local.derivatives
 local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay strategies.checks
 round recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
-data.natural_instructions evaluation.statistics run.loop run.store run.progress run.metrics run.cohort
+data.natural_instructions evaluation.statistics run.loop run.store run.watchers run.metrics run.cohort
 tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
 flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
-flower.server.progress_file flower.server.processes flower.client.app flower.client.consent flower.client.executor
+flower.server.status_file flower.server.processes flower.client.app flower.client.consent flower.client.executor
 flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
@@ -65,7 +65,7 @@ TESTED_IN = {
     "flower.messages": "flower/server/test_clients.py",
     "flower.recipes": "flower/client/test_consent.py",
     "flower.server.app": "flower/server/test_clients.py",
-    "flower.server.progress_file": "flower/server/test_processes.py",
+    "flower.server.status_file": "flower/server/test_processes.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
@@ -82,7 +82,7 @@ TESTED_IN = {
     "randomness": "strategies/test_kseed.py",
     "recipe.own_code": "evaluation/test_objectives.py",
     "recipe.reading": "recipe/test_schema.py",
-    "run.progress": "flower/server/test_processes.py",
+    "run.watchers": "flower/server/test_processes.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
     "strategies.checks": "strategies/test_kseed.py",

@@ -22,7 +22,7 @@ from .flower.cli import certs, client, server
 from .tools.display import Bars, console
 
 if TYPE_CHECKING:
-    from .run.progress import Progress
+    from .run.watchers import Progress
     from .weights.adapter import Adapter
 
 app = typer.Typer(

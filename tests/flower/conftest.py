@@ -21,8 +21,8 @@ from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.flower.server.app import serve
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.reading import parse
-from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
+from fedkseed.run.watchers import Silent
 
 from ..conftest import recipe_text, rows
 

@@ -23,7 +23,7 @@ from fedkseed.flower.certs import make
 from fedkseed.flower.children import environment, flwr, free_port
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
-from fedkseed.run.progress import Silent
+from fedkseed.run.watchers import Silent
 from fedkseed.tools.pin import pin
 
 from .network import network, processes, wait_for

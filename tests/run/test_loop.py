@@ -12,8 +12,8 @@ import pytest
 from fedkseed import resume, start
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
-from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
+from fedkseed.run.watchers import Silent
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
 from fedkseed.tools import fuzz
-from fedkseed.tools.fuzz import BLOCK, HANGS, TOLD, campaign, judge, made, specimens, try_block
+from fedkseed.tools.fuzz import BLOCK, HANGS, QUIET, campaign, judge, made, specimens, try_block
 from fedkseed.wire.codec import KINDS, encode
 
 LACK = specimens()["lack"]
@@ -80,4 +80,4 @@ def test_a_block_that_hangs_is_given_up_after_many_short_waits():
     hanging = Never()
     with pytest.raises(TimeoutError):
         fuzz._result(hanging)
-    assert hanging.waits == HANGS / TOLD
+    assert hanging.waits == HANGS / QUIET

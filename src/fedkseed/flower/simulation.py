@@ -17,9 +17,9 @@ from ..recipe.reading import parse
 from ..recipe.schema import Network, Recipe
 from ..round import answer
 from ..run.loop import Result, work
-from ..run.progress import Progress
 from ..run.simulation import Simulation
 from ..run.store import Store
+from ..run.watchers import Progress
 from ..run.workers import computing_with
 from .client.worker import Worker
 from .compat import QUIET, require_flower

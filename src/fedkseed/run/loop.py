@@ -23,8 +23,8 @@ from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
-from .progress import Progress, Silent
 from .store import Store
+from .watchers import Progress, Silent
 
 NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round: its broadcast gives the whole model
 

@@ -31,8 +31,8 @@ from ..weights.hold import hold
 from ..weights.layout import Layout
 from ..wire.records import Run
 from .loop import NEWCOMER, Finished, provenance
-from .progress import Progress, Silent
 from .store import Store
+from .watchers import Progress, Silent
 
 
 @dataclass(slots=True)

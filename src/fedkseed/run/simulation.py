@@ -23,9 +23,9 @@ from ..wire.codec import encode
 from ..wire.delta import lack, restore
 from .cohort import Step, asynchronous, durations, synchronous
 from .loop import Federation, Result, work
-from .progress import Progress, Silent
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
+from .watchers import Progress, Silent
 from .workers import Answer, Workers, computing_with
 
 

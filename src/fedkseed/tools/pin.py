@@ -8,8 +8,8 @@ import tomlkit
 from ..files import border, write_atomically
 from ..recipe.algorithms import chosen
 from ..recipe.reading import load_recipe
-from ..run.progress import Progress, Silent
 from ..run.setup import build, tokenizer_of
+from ..run.watchers import Progress, Silent
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, object]:

@@ -15,8 +15,8 @@ from ..files import border
 from ..recipe.reading import load_recipe
 from ..round import Report
 from ..run.metrics import SUMS, values
-from ..run.progress import Progress
 from ..run.store import Store
+from ..run.watchers import Progress
 from ..strategies.kseed import importance
 from .report import kseed_state, rounds
 

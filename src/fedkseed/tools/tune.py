@@ -18,8 +18,8 @@ from ..evaluation.statistics import Estimate, paired_change
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
-from ..run.progress import Progress
 from ..run.simulation import Simulation
+from ..run.watchers import Progress
 from ..strategy import Strategy
 from .eps_ladder import Clock, Scalars, measure
 

@@ -30,11 +30,11 @@ from fedkseed.flower.compat import CLIENTAPP, QUIET
 from fedkseed.flower.server import processes as host
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.processes import Host, nginx_conf
-from fedkseed.flower.server.progress_file import Follower, Journal
+from fedkseed.flower.server.status_file import Follower, Journal
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
-from fedkseed.run.progress import Silent
+from fedkseed.run.watchers import Silent
 
 from ..conftest import Notes
 from ..network import wait_for

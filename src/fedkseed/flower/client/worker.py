@@ -24,8 +24,8 @@ from ...data.federated import own_share
 from ...errors import FedKSeedError
 from ...files import exclusive
 from ...round import answer
-from ...run.progress import Silent
 from ...run.setup import build, tokenizer_of
+from ...run.watchers import Silent
 from ...run.workers import computing_with
 from ...wire.delta import lack, restore
 from ..envelope import Reply, Status, Task

@@ -9,14 +9,14 @@ from flwr.serverapp import Grid, ServerApp
 from ...recipe.algorithms import algorithm_of
 from ...recipe.reading import load_recipe
 from ...run.loop import Result, work
-from ...run.progress import Progress, Silent
 from ...run.store import Store
+from ...run.watchers import Progress, Silent
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
 from ..recipes import recipe_for_clients
 from .clients import Numbers, Remote
-from .progress_file import Journal
 from .rounds import federation
+from .status_file import Journal
 
 app = ServerApp()
 

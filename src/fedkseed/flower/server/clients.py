@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 from ...errors import FedKSeedError
 from ...files import border, write_atomically
 from ...recipe.schema import Network
-from ...run.progress import Progress
+from ...run.watchers import Progress
 from ..compat import AGAIN, ERRORS, GONE, LATE, MAX_MESSAGE
 from ..envelope import Reply, Status, Task, digest_of, shown
 from ..messages import packed, unpacked

@@ -23,12 +23,12 @@ import tomli_w
 from ...errors import FedKSeedError
 from ...files import border, exclusive, locked, write_atomically
 from ...run.loop import Result
-from ...run.progress import Progress
+from ...run.watchers import Progress
 from .. import certs
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
 from ..compat import FLEET, KEEP_ALIVE, REGISTERED
 from .clients import Numbers
-from .progress_file import Follower
+from .status_file import Follower
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
 FRUITLESS = 3  # restarts of processes without a finished round between them, before the server gives up

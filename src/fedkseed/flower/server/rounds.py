@@ -12,7 +12,7 @@ from ...recipe.schema import Recipe
 from ...round import Report, run_round
 from ...run.cohort import cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
-from ...run.progress import Progress, Silent
+from ...run.watchers import Progress, Silent
 from ...strategy import COEFFICIENTS, Strategy
 from ...wire.codec import decode, encode, kind_of
 from ...wire.records import Delta, Lack, Run

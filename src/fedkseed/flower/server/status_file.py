@@ -15,7 +15,7 @@ from ...evaluation.statistics import Evaluation
 from ...files import border
 from ...round import Report
 from ...run.loop import Result
-from ...run.progress import Progress
+from ...run.watchers import Progress
 
 JOURNAL = "progress.jsonl"  # in a run's directory
 
