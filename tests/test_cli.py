@@ -245,6 +245,8 @@ def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):
     assert done.exit_code == 0, done.output
     rows = [line.split() for line in done.output.splitlines() if line.split()[-1:] == ["s"]]
     assert [row[0] for row in rows[-2:]] == ["fedprompt", "fedkseed"]
+    own = Path(__file__).parents[1] / "docs" / "examples" / "strategy.py"
+    assert "measured" in fedkseed("compare", recipe_file, "--algorithm", f"{own}:median").output
     refused = fedkseed("compare", recipe_file, "--algorithm", "fedsgd")
     assert refused.exit_code == 2
     assert "no algorithm is called 'fedsgd'; choose from fedkseed" in refused.output

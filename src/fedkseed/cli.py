@@ -297,14 +297,15 @@ def compare(
 ) -> None:
     """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
     from .recipe.algorithms import ALGORITHMS
+    from .recipe.own_code import is_own
     from .recipe.reading import load_recipe
     from .tools.compare import compare as measure_all
     from .tools.tables import print_costs
 
-    names = algorithm or list(ALGORITHMS)
-    if unknown := [name for name in names if name not in ALGORITHMS]:
-        raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
     parsed = load_recipe(recipe)
+    names = algorithm or list(dict.fromkeys([*ALGORITHMS, parsed.training.algorithm]))
+    if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
+        raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
     with console.status("sharing out the data") as status:
 
         def done(algorithm: str, error: FedKSeedError | None) -> None:

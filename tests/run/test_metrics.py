@@ -59,7 +59,7 @@ def on_terminal(done: Report) -> str:
 
 def table_of_rounds(run: Path, monkeypatch) -> dict[str, str]:
     """Column -> its cell in the first row."""
-    monkeypatch.setattr(display.console, "width", 400)
+    monkeypatch.setattr(display.console, "_width", 400)
     with display.console.capture() as captured:
         display.print_rounds(Store(run).reports())
     lines = [re.split("[┃│]", text)[1:-1] for text in captured.get().splitlines() if re.search("[┃│]", text)]
@@ -140,7 +140,7 @@ def test_a_round_without_a_finite_loss_says_so(run, monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_number_is_cut_on_a_narrow_terminal(run, width, monkeypatch):
-    monkeypatch.setattr(display.console, "width", width)
+    monkeypatch.setattr(display.console, "_width", width)
     with display.console.capture() as captured:
         display.print_rounds(Store(run).reports())
     cells = {cell.strip() for cell in re.split("[┃│\\n]", captured.get())}

@@ -84,3 +84,35 @@ def test_a_refusal_or_an_error_of_the_loss_leaves_the_model_as_it_was():
         fk.tune(model, loss, [batches()[0], []], STEPS["two points"])
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), before, strict=True))
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("mode", ["auto", "in place"])
+def test_what_is_not_tuned_gets_no_gradient_and_every_switch_of_the_model_is_where_it_was(mode):
+    model = made(0.5).train()
+    model[2].eval()
+    model[0].bias.requires_grad_(False)
+    switches = [(module.training, [p.requires_grad for p in module.parameters()]) for module in model.modules()]
+    for rounds in (1, 2):
+        fk.tune(model, loss, batches(), fk.LocalWork(rounds, "adam", steps=2, lr=1e-4), tuned=["3.*"], mode=mode)
+        found = [(module.training, [p.requires_grad for p in module.parameters()]) for module in model.modules()]
+        assert found == switches
+        assert all(parameter.grad is None for parameter in model.parameters())
+
+    def other(model, batch):  # depends on the first layer alone
+        return model[0](batch[0]).square().mean()
+
+    for work, more, message in (
+        (STEPS["adam"], {"tuned": ["3.*"]}, "the loss does not depend on the tuned weights"),
+        (fk.LocalWork(1, "one point"), {}, "no kind of forward-only steps is called 'one point'"),
+        (STEPS["adam"], {"mode": "nope"}, "no mode is called 'nope'"),
+        (STEPS["adam"], {"size": 5}, "a cohort of 5 can't be drawn from 4 clients"),
+        (fk.LocalWork(1, epochs=1), {}, "epochs = 1 is of steps that take derivatives"),
+    ):
+        with pytest.raises(fk.FedKSeedError, match=message):
+            fk.tune(model, other, batches(), work, **{"mode": mode, **more})
+        assert [(m.training, [p.requires_grad for p in m.parameters()]) for m in model.modules()] == switches
+
+
+def test_a_clip_holds_for_derivatives_too():
+    parties = fk.Parties(made(), loss, batches(), fk.LocalWork(1, "adam", steps=2, lr=1e-4, clip=0.01))
+    assert parties.strategy.most(0) == pytest.approx(1e-4 * 2 * 0.01)

@@ -87,6 +87,7 @@ class Algorithm:
             FedKSeedError: a setting does not go with the algorithm; the message names the setting.
         """
         name, training = recipe.training.algorithm, recipe.training
+        self.require_lr(recipe)
         if recipe.model.storage != "dense" and not self.pooled:
             raise FedKSeedError(
                 f"{name} can't tune a model whose weights are kept {recipe.model.storage}: "
@@ -108,6 +109,18 @@ class Algorithm:
             raise FedKSeedError(
                 f"{name} takes derivatives, and {training.objective!r} has no gradient: set [training] objective = "
                 "'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'"
+            )
+
+    def require_lr(self, recipe: Recipe) -> None:
+        """Refuse signs without a learning rate: it is then the step of a coefficient, and no default suits.
+
+        Raises:
+            FedKSeedError: there is none.
+        """
+        if recipe.training.wire == "sign" and recipe.training.lr is None and self.pooled and self.local == TWO:
+            raise FedKSeedError(
+                "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
+                "the mean |rho| of `fedkseed rounds`"
             )
 
     def pool(self, recipe: Recipe) -> Pool:
@@ -243,16 +256,12 @@ def require_known(recipe: Recipe) -> None:
     Raises:
         FedKSeedError: the name is unknown (the message has the nearest known name), or a number is missing.
     """
-    name, training = recipe.training.algorithm, recipe.training
+    name = recipe.training.algorithm
     if name not in ALGORITHMS:
         if not own_code.is_own(name):
             raise _unknown(name)
         return
-    if training.wire == "sign" and training.lr is None and ALGORITHMS[name].pooled and ALGORITHMS[name].local == TWO:
-        raise FedKSeedError(
-            "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
-            "the mean |rho| of `fedkseed rounds`"
-        )
+    ALGORITHMS[name].require_lr(recipe)
 
 
 def _unknown(name: str) -> FedKSeedError:

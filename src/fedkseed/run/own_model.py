@@ -1,7 +1,7 @@
 """Federated tuning of a user's own model, loss and data, from Python and without a recipe."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -67,13 +67,20 @@ class Parties:
     ) -> None:
         if not batches or not all(len(own) for own in batches):
             raise FedKSeedError(f"every client needs a batch, got {[len(own) for own in batches]} batches of clients")
+        if local.epochs is not None and not local.backpropagates:
+            raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.batches, self.seed, self.patterns = model, loss, batches, seed, tuple(tuned)
-        self._trains = model.training
-        model.eval()
-        self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode)
-        run = Run(self.weights.pool, self.weights.base_digest)
-        forward = LocalWork(local.rounds, steps=local.steps, lr=local.lr) if local.backpropagates else local
-        self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None)
+        self._training = [(module, module.training) for module in model.modules()]
+        self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        try:
+            model.requires_grad_(False).eval()
+            self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode)
+            run = Run(self.weights.pool, self.weights.base_digest)
+            forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
+            self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None)
+        except BaseException:
+            self._give_back()
+            raise
 
     def client(self, number: int) -> Client[Pooled]:
         """One client, as algorithms see it."""
@@ -94,8 +101,15 @@ class Parties:
         return float(self.loss(self.model, batch))
 
     def cohort(self, round_: int, size: int | None = None) -> list[int]:
-        """The clients of a round: a random draw, or all."""
-        return cohort(self.seed, round_, len(self.batches), size or len(self.batches))
+        """The clients of a round: a random draw, or all.
+
+        Raises:
+            FedKSeedError: there are fewer clients than the cohort, or it is empty.
+        """
+        count = len(self.batches)
+        if size is not None and not 1 <= size <= count:
+            raise FedKSeedError(f"a cohort of {size} can't be drawn from {count} clients")
+        return cohort(self.seed, round_, count, size or count)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this process, one after the other."""
@@ -121,8 +135,20 @@ class Parties:
             weights.pool, weights.c.copy(), weights.base_digest.hex(), weights.digest().hex(), self.patterns, about
         )
         weights.keep()
-        self.model.train(self._trains)
+        self._give_back()
         return adapter
+
+    def release(self) -> None:
+        """Let go of the model, which is w_0 again."""
+        self.weights.restore()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Restore which modules were in training mode, and which parameters could be trained."""
+        for module, training in self._training:
+            module.training = training
+        for parameter, trainable in self._trainable:
+            parameter.requires_grad_(trainable)
 
 
 def tune(
@@ -157,7 +183,7 @@ def tune(
             state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)
             reports.append(report)
             on_round(report)
+        return Tuned(state, reports, parties.finish(state))
     except BaseException:
-        parties.weights.restore()
+        parties.release()
         raise
-    return Tuned(state, reports, parties.finish(state))

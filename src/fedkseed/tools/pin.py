@@ -32,8 +32,8 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, object]:
     if algorithm.tuned == "output" and model.tuned is None:
         found["tuned"] = list(setup.patterns)
     with border(f"can't read the recipe {path}"):
-        document = tomlkit.parse(path.read_text(encoding="utf-8"))
+        document = tomlkit.parse(path.read_bytes().decode())
     table: Any = document["model"]
     table.update(found)
-    write_atomically(path, tomlkit.dumps(document).encode())
+    write_atomically(path.resolve(), tomlkit.dumps(document).encode())
     return found

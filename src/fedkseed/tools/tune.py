@@ -15,6 +15,7 @@ import numpy as np
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.statistics import Estimate, paired_change
+from ..local.work import LocalWork
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
@@ -243,6 +244,10 @@ def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
     A changed number of steps holds for all clients of the federation.
     """
     tuned = "derivatives" if derives(recipe) else "local"
+    if not isinstance(getattr(strategy, tuned, None), LocalWork):
+        raise FedKSeedError(
+            f"{type(strategy).__name__} has no LocalWork in a field {tuned!r}: a trial changes its lr and eps"
+        )
     changed = {tuned: replace(getattr(strategy, tuned), epochs=None, **settings)}
     if tuned == "local" and "steps" in settings and (work := getattr(strategy, "derivatives", None)) is not None:
         changed["derivatives"] = replace(work, epochs=None, steps=settings["steps"])
