@@ -21,9 +21,10 @@ check:
 	$(BIN)/pyright
 	$(BIN)/pytest
 
-# Of docs/wire.md; those of the directions are a specification and never made anew.
+# Of docs/wire.md and docs/aggregation.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev
 	$(BIN)/python -m tests.wire.vectors
+	$(BIN)/python -m tests.strategies.vectors
 
 # torch first and by version, so that an index with a CPU build of it can serve that.
 .venv/installed: pyproject.toml constraints.txt

@@ -15,6 +15,7 @@ from fedkseed import Broadcast, LocalWork, Run, Settings, Upload
 from fedkseed.randomness import draw_directions
 from fedkseed.recipe.algorithms import Algorithm
 from fedkseed.strategies.checks import NEVER, in_order, require_scalars
+from fedkseed.wire.numbers import scalars
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,7 @@ class Median:
         return draw_directions(self.run.pool.key, round_, 0, self.local.scalars, self.run.pool.size, None)
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng) -> Upload:
-        return Upload(self.run, round_, client, examples, 1.0, rng.normal(size=self.local.scalars).astype(np.float32))
+        return Upload(self.run, round_, client, examples, 1.0, scalars(rng.normal(size=self.local.scalars)))
 
 
 median = Algorithm(Median, local="two points", down="K coefficients", up="scalars", source="docs/extending.md")

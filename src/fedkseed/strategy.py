@@ -17,6 +17,27 @@ COEFFICIENTS, FULL = "coefficients", "full"
 
 
 @dataclass(frozen=True, slots=True)
+class Trust:
+    """Limits of what a client of a round can do to the sum: `[trust]` of a recipe.
+
+    Args:
+        rule: one of strategies/robust.py.
+        hostile: share of the clients that may be hostile, below a half.
+        agreement: whether clients count by how well they agree with the others, see strategies/agreement.py.
+        most_examples: largest weight of a client; 1: all count alike; None: each claims its number of examples.
+    """
+
+    rule: str = "mean"
+    hostile: float = 0.2
+    agreement: bool = False
+    most_examples: int | None = None
+
+    def weight(self, examples: int) -> int:
+        """The weight of a client that claims a number of examples."""
+        return examples if self.most_examples is None else min(examples, self.most_examples)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that a recipe sets for an algorithm; a strategy takes the settings that it `reads`.
 
@@ -30,6 +51,7 @@ class Settings:
         wire: the precision of numbers that travel, see wire/numbers.py; None: the strategy's own default.
         server, server_lr: the optimiser that the server applies to the mean update, and its rate.
         max_staleness, staleness_power: see `KSeed`.
+        trust: limits of what a client can do to a round's sum.
     """
 
     run: Run
@@ -43,6 +65,7 @@ class Settings:
     server_lr: float = 1.0
     max_staleness: int = 0
     staleness_power: float = 0.5
+    trust: Trust = field(default_factory=Trust)
 
 
 State = TypeVar("State")
@@ -116,5 +139,5 @@ class Strategy(Protocol[State]):
 
 # Settings of a recipe that only some strategies take, as `Strategy.reads` names them.
 OPTIONAL = frozenset(
-    {"[asynchronous]", "[clients] backpropagating", "[derivatives]", "[training] wire", "[training] server"}
+    {"[asynchronous]", "[clients] backpropagating", "[derivatives]", "[training] wire", "[training] server", "[trust]"}
 )

@@ -175,7 +175,7 @@ NAN = struct.pack("<f", np.nan)
     ("name", "at", "new", "match"),
     [
         ("upload, exact", 0, b"PK", "not a fedkseed message"),
-        ("upload, exact", 4, b"\x09", "protocol version 9, this program speaks 1"),
+        ("upload, exact", 4, b"\x09", "protocol version 9, this program speaks 2"),
         ("upload, exact", 5, b"\x01", "expected a message of kind Upload, got Broadcast"),
         ("upload, exact", 5, b"\x63", "got kind 99"),
         ("upload, exact", 6, b"\x09", "family number 9"),
@@ -188,9 +188,9 @@ NAN = struct.pack("<f", np.nan)
         ("upload, exact", 64, b"\x01\0\xc0\x7f", "no number travels as 7fc00000, got 7fc00001"),
         ("upload, exact", 68, b"\xff\xff\xff\xff", "must have"),
         ("upload, exact", 72, b"\x01\0\xc0\x7f", "a NaN or a bit that is not allowed"),
-        ("upload, exact", 72, struct.pack("<f", np.inf), "1 infinite"),
+        ("upload, exact", 72, struct.pack("<f", np.inf), "1 beyond"),
         ("upload, compact", 72, b"\xc1\x7f", "a NaN or a bit that is not allowed"),
-        ("upload, compact", 72, b"\x80\x7f", "1 infinite"),
+        ("upload, compact", 72, b"\x80\x7f", "1 beyond"),
         ("upload, sign", 73, b"\x03", "a NaN or a bit that is not allowed"),  # there are 9 bits
         ("upload, sign, some skipped", 72, b"\xff", "a NaN or a bit that is not allowed"),  # of one that was skipped
         ("upload, sign, some skipped", 74, b"\0\0", "a NaN or a bit that is not allowed"),  # none was

@@ -18,7 +18,7 @@ from ..strategies.replay import Replay
 from ..strategy import COEFFICIENTS, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
-from .schema import Derivatives, Recipe
+from .schema import Derivatives, Recipe, Trust
 
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
@@ -99,6 +99,7 @@ class Algorithm:
             "[derivatives]": recipe.derivatives != Derivatives(),
             "[training] wire": training.wire not in (None, "exact"),
             "[training] server": training.server != "sgd",
+            "[trust]": recipe.trust.summing != Trust().summing,
         }
         if unread := [setting for setting, there in given.items() if there and setting not in self.strategy.reads]:
             raise FedKSeedError(
@@ -171,6 +172,7 @@ class Algorithm:
             training.wire,
             training.server,
             training.server_lr or 1.0,
+            trust=recipe.trust.summing,
         )
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness

@@ -7,9 +7,11 @@ import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from .. import strategy
 from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..randomness import pool_key
+from ..strategies.robust import RULES
 from . import own_code
 
 Positive = Annotated[float, Field(gt=0)]
@@ -231,6 +233,29 @@ class Network(Part):
         return self.minimum or (cohort + 1) // 2
 
 
+def _known_rule(name: str) -> str:
+    if name not in RULES:
+        *some, last = map(repr, RULES)
+        raise PydanticCustomError("rule", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
+    return name
+
+
+class Trust(Part):
+    """Limits of what one client can do to a run (docs/security.md); `fedkseed server` has stricter defaults."""
+
+    rule: Annotated[str, AfterValidator(_known_rule)] = "mean"  # of strategies/robust.py; a server's default: clipped
+    hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2  # share of the clients that may be hostile
+    agreement: bool = False  # clients count by how well they agree with the others; a server's default: true
+    most_examples: Count | None = None  # largest weight of a client; None: all that it claims; a server's default: 1
+    guard: Positive | None = None  # rise of the held-out loss over its lowest, in nats, at which a run goes back
+    receipts: bool = True  # keep the uploads of each round, for `fedkseed verify`; K numbers alone
+
+    @property
+    def summing(self) -> strategy.Trust:
+        """The part that a strategy reads."""
+        return strategy.Trust(self.rule, self.hostile, self.agreement, self.most_examples)
+
+
 class Evaluation(Part):
     """The measurements before the first round, after the last, and every few rounds."""
 
@@ -258,9 +283,12 @@ class Recipe(Part):
     peft: Peft = Peft()
     evaluation: Evaluation = Evaluation()
     network: Network = Network()
+    trust: Trust = Trust()
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
+        if self.trust.guard is not None and not self.evaluation.every:
+            raise ValueError("[trust] guard watches the held-out loss between rounds: set [evaluation] every, too")
         if (self.data.format == "natural-instructions") != (self.clients.split == "tasks"):
             raise ValueError(
                 f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "

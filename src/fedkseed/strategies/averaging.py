@@ -18,6 +18,7 @@ from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..randomness import draw_directions
 from ..strategy import FULL, Settings
+from ..wire.numbers import scalars
 from ..wire.records import Change, Run, Upload, Values
 from .checks import NEVER, NONE, in_order, merged, require_scalars, require_sendable
 
@@ -127,7 +128,7 @@ class Averaging:
     ) -> Upload | Change:
         about = (self.run, round_, client, examples, 1.0)
         if self.uplink == "scalars":
-            return Upload(*about, rng.normal(size=self.local.scalars).astype(np.float32))
+            return Upload(*about, scalars(rng.normal(size=self.local.scalars)))
         return Change(*about, 0, self.start, NONE)
 
     def _aggregate_scalars(self, state: State, uploads: Sequence[Upload]) -> State:

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..randomness import draw_directions
+from ..wire.numbers import GRID
 from ..wire.records import Change, Run, Upload
+from .sums import Contribution, Sum, require_summable
 
 NONE = np.empty(0, np.uint32)
 NEVER: Mapping[int, Any] = MappingProxyType({})  # no client began earlier
@@ -81,13 +83,16 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     """The sums −η Σ_i (n_i / n) Σ ρ of every drawn direction, ascending; all directions were equally likely.
 
     Raises:
-        FedKSeedError: a sum overflows.
+        FedKSeedError: integers can't hold a sum (sums.py), or the next broadcast can't carry it.
     """
-    total = sum(upload.examples for upload in uploads)
-    drawn = np.concatenate([drawn_by(upload, run, None) for upload in uploads])
-    steps = [upload.scalars[upload.found] * np.float64(-lr * upload.examples / total) for upload in uploads]
-    directions, places = np.unique(drawn, return_inverse=True)
-    sums = np.bincount(places, np.concatenate(steps), directions.size)
+    taken = [Contribution.of_scalars(u.client, u.examples, drawn_by(u, run, None), u.scalars[u.found]) for u in uploads]
+    require_summable(taken)
+    directions, places = np.unique(np.concatenate([one.directions for one in taken]), return_inverse=True)
+    values, start = np.zeros(directions.size, np.int64), 0
+    for one in taken:
+        values[places[start : start + one.directions.size]] += one.weight * one.values
+        start += one.directions.size
+    sums = -Sum(values, sum(one.weight for one in taken)).mean(lr * GRID)
     require_sendable(uploads[0].round, sums)
     return directions.astype(np.uint32), sums.astype(np.float32)
 

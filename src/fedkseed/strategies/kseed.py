@@ -8,7 +8,7 @@ coefficient. Both are changes of c, so that one round can have clients of both k
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -22,10 +22,13 @@ from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
 from ..randomness import draw_directions
-from ..strategy import COEFFICIENTS, OPTIONAL, Settings
-from ..wire.numbers import WIRES, rounded, scalar
+from ..strategy import COEFFICIENTS, OPTIONAL, Settings, Trust
+from ..wire.numbers import GRID, WIRES, rounded, scalars
 from ..wire.records import Broadcast, Change, Run, Upload
+from .agreement import Evidence
 from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
+from .robust import RULES, cut, sum_of
+from .sums import MOST, Contribution, require_summable
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
@@ -39,10 +42,20 @@ class State:
 
     round: int  # rounds done
     coefficients: NDArray[np.float64]  # (K,), c = −η A of the paper
-    magnitudes: NDArray[np.float64]  # (K,), Σ |ρ| of a direction
+    magnitudes: NDArray[np.int64]  # (K,), Σ |ρ| of a direction in units of GRID
     counts: NDArray[np.int64]  # (K,), how often a direction was drawn
     first: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (K,) or (0,), moments of the server's optimiser
     second: NDArray[np.float64] = field(default_factory=NOTHING.copy)
+    # Evidence about clients, see agreement.py; empty where none is asked for.
+    gradients: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    draws: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    clients: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
+    agreement: NDArray[np.float64] = field(default_factory=NOTHING.copy)
+    directions: NDArray[np.float64] = field(default_factory=NOTHING.copy)
+
+    @property
+    def evidence(self) -> Evidence:
+        return Evidence(self.gradients, self.draws, self.clients, self.agreement, self.directions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,7 @@ class KSeed:
             `sign`, a step moves a coefficient by η, and all |ρ| are 1: importance is the same for all directions.
         max_staleness: the largest number of rounds since a client began; 0: all clients of a round begin with it.
         staleness_power: an upload that is s rounds old counts (1 + s)^−power times as much as a new one.
+        trust: the rule by which uploads are added up, and the weights that clients may claim.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -81,8 +95,10 @@ class KSeed:
     wire: str = "compact"
     max_staleness: int = 0
     staleness_power: float = 0.5
+    trust: Trust = field(default_factory=Trust)
 
     def __post_init__(self) -> None:
+        require_choice("[trust] rule", self.trust.rule, tuple(RULES))
         require_choice("kind of forward-only steps", self.local.steps_of, ("two points",))
         require_choice("wire", self.wire, WIRES)
         if self.derivatives is not None:
@@ -102,6 +118,7 @@ class KSeed:
             wire=settings.wire or "compact",
             max_staleness=settings.max_staleness,
             staleness_power=settings.staleness_power,
+            trust=settings.trust,
             **options,
         )
 
@@ -118,8 +135,9 @@ class KSeed:
 
     def init(self) -> State:
         size = self.run.pool.size
-        moments = self.server.init(size)
-        return State(0, np.zeros(size), np.zeros(size), np.zeros(size, np.int64), moments.first, moments.second)
+        moments, none = self.server.init(size), np.zeros(size, np.int64)
+        before = State(0, np.zeros(size), none, none.copy(), moments.first, moments.second)
+        return replace(before, **_arrays(Evidence.none(size))) if self.trust.agreement else before
 
     def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
         message = Broadcast(
@@ -196,14 +214,14 @@ class KSeed:
     ) -> State:
         """The state after c ← c + Δ with the mean change Δ = Σ_i (n_i / n) (1 + s_i)^−power Δ_i.
 
-        n_i are the examples of client i, n those of all uploads. Δ_i is the change of c by client i: the one that it
-        sent, or −η_i Σ ρ / P along each direction that it has drawn. s_i are the rounds since the round in which it
-        began, η_i is the learning rate of that round. Where rounds are synchronous, s_i = 0, and, without an optimiser
-        on the server, c is the weighted mean of the c that the clients ended with, plus the rounding error of the
-        broadcast.
+        n_i are the examples of client i, at most [trust] most_examples, n those of all uploads. Δ_i is the change of c
+        by client i: the one that it sent, or −η_i Σ ρ / P along each direction that it has drawn. s_i are the rounds
+        since the round in which it began, η_i is the learning rate of that round. Where rounds are synchronous,
+        s_i = 0, and, without an optimiser on the server, c is the weighted mean of the c that the clients ended with,
+        plus the rounding error of the broadcast. Another [trust] rule takes the place of the mean.
 
-        The weight that stale uploads lose is not given to others: weights then add up to less than 1, as in FedBuff.
-        Clients are added in the order of their numbers, so that float sums have one value.
+        The sum is one of integers (sums.py), and so the same for any order, grouping or sharding of the uploads. The
+        weight that stale uploads lose is not given to others: weights then add up to less than 1, as in FedBuff.
 
         Source of the factor: Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 
@@ -217,29 +235,49 @@ class KSeed:
                 that is needed and not given; or the sum overflows. The state is unchanged.
         """
         ordered = in_order(uploads, self.run, state.round, self.max_staleness)
-        total, drawn_with = sum(upload.examples for upload in ordered), dict[int, NDArray[np.float32] | None]()
-        change, magnitudes, counts = np.zeros(state.counts.size), state.magnitudes.copy(), state.counts.copy()
-        for upload in ordered:
-            share = self._share(state, upload, total)
-            if isinstance(upload, Change):
-                require_size(upload, change.size)
-                require_change(upload, self.most(upload.round))
-                change += share * upload.values.astype(np.float64)
-                continue
-            clip = math.inf if self.wire == "sign" else self.local.clip
-            require_scalars(upload, self.local.scalars, clip, self.wire)
-            if upload.round not in drawn_with:
-                drawn_with[upload.round] = self.probabilities(self._began(upload, state, earlier))
-            directions = drawn_by(upload, self.run, drawn_with[upload.round])
-            scalars = upload.scalars[upload.found].astype(np.float64)
-            lr = self.local.learning_rate(upload.round) / self.local.probes
-            np.subtract.at(change, directions, lr * share * scalars)
-            np.add.at(magnitudes, directions, np.abs(scalars))
-            np.add.at(counts, directions, 1)
-        step, moments = self.server.step(Moments(state.first, state.second), -change, state.round + 1)
+        drawn_with = {old: self.probabilities(began) for old, began in self._began(ordered, state, earlier).items()}
+        taken = [self._contribution(upload, state.round, drawn_with) for upload in ordered]
+        require_summable(taken)
+        if self.trust.rule != "mean":
+            taken = cut(taken)
+        evidence, size = state.evidence, self.run.pool.size
+        if self.trust.agreement:
+            weights, evidence = evidence.after(taken, self.trust.hostile)
+            taken = [one.weighing(one.weight * weight) for one, weight in zip(taken, weights, strict=True) if weight]
+        total = sum_of(self.trust.rule, taken, size, self.trust.hostile)
+        magnitudes, counts = state.magnitudes.copy(), state.counts.copy()
+        for one in taken:
+            magnitudes[one.directions] += one.sizes
+            counts[one.directions] += one.counts
+        gradient = total.mean(self._unit(state.round))
+        step, moments = self.server.step(Moments(state.first, state.second), gradient, state.round + 1)
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
-        return State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
+        after = State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
+        return replace(after, **_arrays(evidence))
+
+    def _contribution(
+        self, upload: Upload | Change, round_: int, drawn_with: Mapping[int, NDArray[np.float32] | None]
+    ) -> Contribution:
+        """An upload as integers, in units of the present round; late ones count less.
+
+        Args:
+            drawn_with: probabilities of the directions in each round in which a client began.
+        """
+        weight = self.trust.weight(upload.examples)
+        factor = (1 + round_ - upload.round) ** -self.staleness_power
+        if isinstance(upload, Change):
+            require_size(upload, self.run.pool.size)
+            require_change(upload, self.most(upload.round))
+            return Contribution.of_change(upload.client, weight, upload.values, self._unit(round_), factor)
+        require_scalars(upload, self.local.scalars, math.inf if self.wire == "sign" else self.local.clip, self.wire)
+        drawn = drawn_by(upload, self.run, drawn_with[upload.round])
+        factor *= self._unit(upload.round) / self._unit(round_)
+        return Contribution.of_scalars(upload.client, weight, drawn, upload.scalars[upload.found], factor)
+
+    def _unit(self, round_: int) -> float:
+        """The change of a coefficient for a scalar gradient of GRID: η GRID / P."""
+        return self.local.learning_rate(round_) / self.local.probes * GRID
 
     def example(
         self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
@@ -247,16 +285,15 @@ class KSeed:
         if differentiates and self.derivatives is not None:
             values = self.rounded(rng.normal(size=self.run.pool.size) * 1e-9)
             return Change(self.run, round_, client, examples, 1.0, 0, values, NONE, self.wire_of_changes)
-        found = [scalar(rho, math.inf, self.wire) for rho in rng.normal(size=self.local.scalars)]
-        return Upload(self.run, round_, client, examples, 1.0, np.array(found, np.float32), self.wire)
-
-    def _share(self, state: State, upload: Upload | Change, total: int) -> float:
-        """The weight of an upload: its share of all examples, less if it is old; a new one's factor is exactly 1."""
-        return (upload.examples / total) * (1 + state.round - upload.round) ** -self.staleness_power
+        found = scalars(rng.normal(size=self.local.scalars), self.wire)
+        return Upload(self.run, round_, client, examples, 1.0, found, self.wire)
 
     def most(self, round_: int) -> float:
-        """The furthest that a client may move a coefficient: that of all its two-point steps along one direction."""
-        return self.local.learning_rate(round_) * self.local.steps * self.local.clip
+        """The furthest that a client may move a coefficient: that of all its two-point steps along one direction.
+
+        Without a clip it is what integers hold (sums.py), less a half for the rounding of 8 bits.
+        """
+        return min(self.local.learning_rate(round_) * self.local.steps * self.local.clip, self._unit(round_) * MOST / 2)
 
     def rounded(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
         """Numbers rounded as they travel."""
@@ -271,15 +308,23 @@ class KSeed:
         """Probabilities of directions in a state's round, as they travel; None: all are equally likely."""
         return self.rounded(importance(state)) if self.importance else None
 
-    def _began(self, upload: Upload, state: State, earlier: Mapping[int, State]) -> State:
-        """The state that a client began with; any state, where directions are always equally likely."""
-        if upload.round == state.round or not self.importance:
-            return state
-        if upload.round not in earlier:
-            raise FedKSeedError(
-                f"client {upload.client} drew its directions in round {upload.round}; aggregate() needs its state"
-            )
-        return earlier[upload.round]
+    def _began(
+        self, uploads: Sequence[Upload | Change], state: State, earlier: Mapping[int, State]
+    ) -> dict[int, State]:
+        """The states with which clients began, by round; any will do where directions are always equally likely."""
+        began = {state.round: state}
+        for upload in uploads:
+            if self.importance and upload.round not in earlier and upload.round not in began:
+                raise FedKSeedError(
+                    f"client {upload.client} drew its directions in round {upload.round}; aggregate() needs its state"
+                )
+            began.setdefault(upload.round, earlier.get(upload.round, state))
+        return began
+
+
+def _arrays(evidence: Evidence) -> dict[str, NDArray[Any]]:
+    """The fields of a state that hold the evidence."""
+    return {field.name: getattr(evidence, field.name) for field in fields(evidence)}
 
 
 def importance(state: State) -> NDArray[np.float64]:
@@ -294,7 +339,7 @@ def importance(state: State) -> NDArray[np.float64]:
     drawn = state.counts > 0
     if not drawn.any():
         return np.full(state.counts.size, 1 / state.counts.size)
-    psi = np.divide(state.magnitudes, state.counts, out=np.zeros_like(state.magnitudes), where=drawn)
+    psi = np.divide(state.magnitudes, state.counts, out=np.zeros(drawn.size), where=drawn)
     psi[~drawn] = psi[drawn].mean()
     spread = psi.max() - psi.min()
     weights = np.exp((psi - psi.min()) / spread) if spread > 0 else np.ones_like(psi)

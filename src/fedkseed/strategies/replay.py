@@ -23,6 +23,7 @@ from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..randomness import Purpose, draw_directions, generator
 from ..strategy import FULL, Settings
+from ..wire.numbers import scalars
 from ..wire.records import Change, History, Run, Upload
 from .checks import NEVER, NONE, in_order, merged, require_clipped, require_scalars, require_sendable
 
@@ -211,7 +212,7 @@ class Replay:
         """A reply of the largest size; the exact size of `by tensor` is only known after training."""
         about, counts = (self.run, round_, client, examples, 1.0), NONE
         if self.kind == "drawn":
-            return Upload(*about, rng.normal(size=self.local.scalars).astype(np.float32))
+            return Upload(*about, scalars(rng.normal(size=self.local.scalars)))
         size = self.local.scalars if self.kind == "shared" else self.pool.size
         if self.kind == "by tensor":
             counts = np.full(self.tensors, self.pool.size, np.uint32)

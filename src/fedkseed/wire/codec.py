@@ -25,7 +25,7 @@ from .int8 import pack, packed_size, unpack
 from .numbers import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
 from .records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
 
-VERSION = 1
+VERSION = 2  # 2: scalar gradients are multiples of numbers.GRID
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
 TRAILER = struct.Struct("<I")

@@ -5,8 +5,9 @@
     compact   8 bits each (int8.py)          bfloat16
     sign      8 bits each                    one bit, its sign
 
-Scalar gradients are rounded before a client applies them, so that both sides hold the same values. The scalar of
-a probe that moved nothing, because a loss was not finite, is NaN.
+Scalar gradients are rounded before a client applies them, so that both sides hold the same values: to a multiple of
+`GRID`, at most `LARGEST`, and then as they travel. So the server adds up integers, and a sum has one value in any order
+(strategies/integers.py). The scalar of a probe that moved nothing, because a loss was not finite, is NaN.
 
 Source of signs: Cai et al., 2025, https://arxiv.org/abs/2501.17610 (there a vote of clients along one direction)
 """
@@ -20,6 +21,10 @@ from ..errors import FedKSeedError
 from .int8 import compact
 
 WIRES = ("exact", "compact", "sign")
+# The grid of ρ, with any wire. A loss of about 8 in float32 is a multiple of 2^−21, so with an eps of 5e-4 a ρ is a
+# multiple of 5e-4: the grid is finer by a factor of 30. All numbers of bfloat16 from 2^−8 on lie on it.
+GRID = 2.0**-16
+LARGEST = 2.0**20  # the range of ρ, also where a recipe sets no clip
 NAN = 0x7FC00000  # the one NaN that travels: bits of a float32, their upper half as bfloat16
 
 
@@ -29,21 +34,30 @@ def rounded(numbers: NDArray[np.floating], wire: str) -> NDArray[np.float32]:
 
 
 def scalar(found: float, clip: float, wire: str) -> float:
-    """The scalar gradient ρ that a client applies and sends, at most `clip` in size; NaN if there is none.
+    """The scalar gradient ρ that a client applies and sends, a multiple of GRID; NaN if there is none.
 
-    With signs, ρ is ±1, or NaN instead of 0: such a probe does not show a direction of descent.
+    It is at most `clip` in size, and at most LARGEST. With signs, ρ is ±1, or NaN instead of 0: such a probe does not
+    show a direction of descent.
     """
     if not math.isfinite(found):
         return math.nan
-    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite, and so NaN
-        clipped = np.float32(min(max(found, -clip), clip))
+    most = min(clip, LARGEST)
+    nearest = round(min(max(found, -most), most) / GRID) * GRID
+    if abs(nearest) > most:  # the clip is no multiple of GRID: takes the next smaller one
+        nearest -= math.copysign(GRID, nearest)
+    clipped = np.float32(nearest)
     if wire == "sign":
         return math.copysign(1.0, clipped) if clipped else math.nan
-    if wire == "compact" and np.isfinite(clipped):
+    if wire == "compact":
         clipped = bfloat16(clipped)
-        if abs(clipped) > clip:  # takes the next smaller number: one less in the upper 16 bits
+        if abs(clipped) > most:  # takes the next smaller number: one less in the upper 16 bits
             clipped = (clipped.view(np.uint32) - np.uint32(1 << 16)).view(np.float32)
-    return float(clipped) if np.isfinite(clipped) else math.nan
+    return float(clipped)
+
+
+def scalars(found: NDArray[np.floating], wire: str = "exact") -> NDArray[np.float32]:
+    """Scalar gradients as they travel without a clip, shape (n,)."""
+    return np.array([scalar(rho, math.inf, wire) for rho in found.tolist()], np.float32)
 
 
 def bfloat16(number: np.float32) -> np.float32:
@@ -97,14 +111,17 @@ def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
     """Refuse scalar gradients that can't travel with this precision.
 
     Raises:
-        FedKSeedError: they are infinite, or were not rounded for this wire.
+        FedKSeedError: they are beyond LARGEST, or were not rounded for this wire.
     """
-    if scalars.dtype != np.float32 or scalars.ndim != 1 or np.isinf(scalars).any():
-        raise FedKSeedError(
-            f"an upload's scalar gradients must be float32 numbers or NaN, got {scalars.size} of type {scalars.dtype}"
-            f", {int(np.isinf(scalars).sum())} infinite"
-        )
     found = scalars[~np.isnan(scalars)]
+    beyond = int((np.abs(found) > LARGEST).sum())
+    if scalars.dtype != np.float32 or scalars.ndim != 1 or beyond:
+        raise FedKSeedError(
+            f"an upload's scalar gradients must be float32 numbers up to {LARGEST:g} or NaN, got {scalars.size} of "
+            f"type {scalars.dtype}, {beyond} beyond"
+        )
+    if (found % np.float32(GRID)).any():
+        raise FedKSeedError(f"scalar gradients must be rounded to multiples of {GRID:g} first")
     if wire == "compact" and (found.view(np.uint32) & np.uint32(0xFFFF)).any():
         raise FedKSeedError("scalar gradients that travel compact must be rounded to bfloat16 first")
     if wire == "sign" and (np.abs(found) != 1).any():

@@ -1,0 +1,100 @@
+"""Evidence about clients: whether the gradient that one reports agrees with what others found.
+
+To first order, Σ_j q_j h_j is how much an upload q lowers the loss, where h_j is the mean of what others found along
+direction j, in this round and, with less weight, before. Over the root of Σ_j (q_j h_j)^2 it is z, about normal with
+variance 1: around some μ > 0 for an honest client, around 0 for noise, below 0 for one that works against the others.
+The z of a client's rounds are added up, weighted by the roots of their numbers of directions. Then a client counts by
+the odds that it is honest and its upload no noise,
+
+    (1 − p) / p · exp(μ z − μ^2 / 2)    p: share of hostile clients, μ: median of the z of a round, 0 to STRONGEST
+
+While there is no evidence (μ = 0), all count alike. Where half of the clients agree on a lie, honest ones are left out:
+no rule that sees nothing but uploads can know which half is right. docs/security.md has measurements.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .sums import Contribution
+
+WHOLE = 16  # weight of a client of which all is believed
+STRONGEST = 3.0  # of μ: a client with data of its own kind agrees less, and counts in full from z = 2 on all the same
+FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
+FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile
+ONE = 1 << 16  # a draw in `draws`
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The memory of a run's rounds, as arrays of a server's state."""
+
+    gradients: NDArray[np.int64]  # (K,): sum of the gradients found along each direction, in units of GRID, faded
+    draws: NDArray[np.int64]  # (K,): how often it was drawn, in units of 1 / ONE, faded alike
+    clients: NDArray[np.uint32]  # (n,), ascending: clients that took part so far
+    agreement: NDArray[np.float64]  # (n,): Σ √m z of each, m: number of directions that z was found on
+    directions: NDArray[np.float64]  # (n,): Σ m
+
+    @classmethod
+    def none(cls, size: int) -> "Evidence":
+        """The evidence before the first round, for K = `size` directions."""
+        return cls(np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(0, np.uint32), np.empty(0), np.empty(0))
+
+    def after(self, contributions: Sequence[Contribution], hostile: float) -> "tuple[list[int], Evidence]":
+        """The weight of each contribution of a round, 0 to WHOLE, and the evidence after the round.
+
+        Args:
+            contributions: with norms cut to a common bound, in the order of their clients.
+            hostile: p, share of the clients that may be hostile.
+        """
+        found, drawn = self.gradients.copy(), self.draws.copy()
+        for one in contributions:
+            found[one.directions] += one.values
+            drawn[one.directions] += _draws(one)
+        known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
+        for one in contributions:
+            others = drawn[one.directions] - _draws(one)
+            means = (found[one.directions] - one.values)[others > 0] / others[others > 0]
+            z, count = _agreement(one.values[others > 0] * means)
+            before, counted = known.get(one.client, (0.0, 0.0))
+            known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
+        scores = [known[one.client][0] / math.sqrt(known[one.client][1] or 1.0) for one in contributions]
+        typical = min(max(0.0, median(scores)), STRONGEST)
+        weights = [_weight(typical, score, hostile) for score in scores]
+        if not any(weights):
+            weights = [WHOLE] * len(weights)
+        found, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
+        for one, weight in zip(contributions, weights, strict=True):
+            found[one.directions] += weight * one.values // WHOLE
+            drawn[one.directions] += weight * _draws(one) // WHOLE
+        ordered = sorted(known)
+        return weights, Evidence(
+            found,
+            drawn,
+            np.array(ordered, np.uint32),
+            np.array([known[client][0] for client in ordered], np.float64),
+            np.array([known[client][1] for client in ordered], np.float64),
+        )
+
+
+def _draws(one: Contribution) -> NDArray[np.int64]:
+    """The draws of each direction of a contribution, in units of 1 / ONE; a number that was computed counts as one."""
+    return np.maximum(one.counts, 1) * ONE
+
+
+def _agreement(products: NDArray[np.float64]) -> tuple[float, int]:
+    """z of the products q h, and their number; sums are rounded once (`fsum`), so that all machines find the same."""
+    spread = math.fsum(np.square(products).tolist())
+    return (math.fsum(products.tolist()) / math.sqrt(spread), products.size) if spread > 0 else (0.0, 0)
+
+
+def _weight(typical: float, score: float, hostile: float) -> int:
+    """The probability that a client is honest, in units of 1 / WHOLE; where there is no evidence, WHOLE."""
+    if typical == 0:
+        return WHOLE
+    odds = math.log((1 - hostile) / max(hostile, 1e-9)) + typical * score - typical * typical / 2
+    return round(WHOLE / (1 + math.exp(-odds))) if odds > -700 else 0
