@@ -187,8 +187,8 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
         else:
             drawn = draw_directions(federation.pool.key, 1, number, 6, federation.pool.size, None)
             pairs = zip(drawn.tolist(), up.scalars.tolist(), strict=True)
-        for j, scalar in pairs:
-            rebuilt.move(j, -TRAINING.lr * scalar)
+        for j, rho in pairs:
+            rebuilt.move(j, -TRAINING.lr * rho)
         rebuilt.settle()
         assert rebuilt.digest() == federation.clients[number].weights.digest()
 
