@@ -106,12 +106,11 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 
     The tuned model is the same, bit for bit, as that of a run without a stop.
     """
-    from .recipe.reading import load_recipe
     from .run.simulation import resume as resume_run
     from .run.store import Store
     from .tools.display import print_result
 
-    recipe = load_recipe(Store(directory).recipe)
+    recipe = Store(directory).load_recipe()
     with _progress(recipe.training.rounds, directory, tensorboard) as progress:
         result = resume_run(directory, progress)
     print_result(result)
@@ -161,12 +160,11 @@ def eval(
 ) -> None:
     """Evaluate the model of a run, finished or not, on the held-out examples, by default after its last round."""
     from .evaluation.statistics import estimate, paired_change
-    from .recipe.reading import load_recipe
     from .run.simulation import Simulation
     from .run.store import Store
 
     store = Store(directory)
-    recipe = load_recipe(store.recipe)
+    recipe = store.load_recipe()
     # Evaluation is by the loss: with it, no objective function of the user's has to be loaded.
     trained = recipe.training.model_copy(update={"objective": "loss"})
     with Bars(recipe.training.rounds) as bars:

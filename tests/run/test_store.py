@@ -14,10 +14,12 @@ from fedkseed import FedKSeedError, State
 from fedkseed.round import Report
 from fedkseed.run.store import Store
 
+IDENTITY = {"a base model of digest": "aa", "data of digest": "bb"}
+
 
 def state(done: int) -> State:
     rng = np.random.default_rng(done)
-    return State(done, rng.normal(size=8), rng.random(8), rng.integers(0, 9, 8))
+    return State(done, rng.normal(size=8), rng.integers(0, 999, 8), rng.integers(0, 9, 8))
 
 
 def report(number: int, loss: float = 1.5) -> Report:
@@ -28,6 +30,7 @@ def report(number: int, loss: float = 1.5) -> Report:
 def store(tmp_path) -> Store:
     with Store.create(tmp_path / "run", "seed = 1\n") as made:
         made.commit(state(0), None)
+        made.require_same(IDENTITY)
     for number in range(3):
         made.commit(state(number + 1), report(number))
     return made
@@ -94,10 +97,13 @@ def test_a_run_is_kept_from_others_from_its_first_moment(tmp_path):
 
 
 def test_a_run_goes_on_only_with_what_it_began_with(store):
-    store.require_same({"a base model of digest": "aa", "data of digest": "bb"})
-    store.require_same({"a base model of digest": "aa", "data of digest": "bb"})
+    store.require_same(IDENTITY)
     with pytest.raises(FedKSeedError, match="began with data of digest bb, now it is cc"):
-        store.require_same({"a base model of digest": "aa", "data of digest": "cc"})
+        store.require_same(IDENTITY | {"data of digest": "cc"})
+    with sqlite3.connect(store.directory / "run.sqlite") as database:
+        database.execute("DELETE FROM facts WHERE name = 'identity'")
+    with pytest.raises(FedKSeedError, match="what the run began with is lacking"):
+        store.require_same(IDENTITY)
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
@@ -125,7 +131,9 @@ def test_a_damaged_state_is_refused(store):
 
 
 def test_large_states_are_files_and_the_last_two_are_kept(store):
-    big = [State(done, np.full(1 << 18, done + 0.5), np.zeros(1), np.zeros(1, np.int64)) for done in (4, 5, 6)]
+    big = [
+        State(done, np.full(1 << 18, done + 0.5), np.zeros(1, np.int64), np.zeros(1, np.int64)) for done in (4, 5, 6)
+    ]
     for made in big:
         store.commit(made, report(made.round - 1))
     assert same(store.state(State), big[2])

@@ -9,7 +9,7 @@ This module does not import PyTorch: a server that only aggregates needs none.
 
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
+from .chain import Receipt
 from .store import Store
 from .watchers import Progress, Silent
 
@@ -63,6 +64,7 @@ class Federation:
             with.
         reach: the greatest number of rounds since a client of a round began; 0: rounds are synchronous.
         holdings: the data of each client, where that is known.
+        receipts: the uploads of the last round by client, with their signatures.
     """
 
     recipe: Recipe
@@ -73,6 +75,7 @@ class Federation:
     progress: Progress = field(default_factory=Silent)
     reach: int = 0
     holdings: dict[str, Any] | None = None
+    receipts: Callable[[], Mapping[int, Receipt]] = dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class Result:
 def work(store: Store, federation: Federation) -> Result:
     """Carry out the remaining rounds of a run, with evaluations; the caller holds the run's lock."""
     strategy, evaluator = federation.strategy, federation.evaluator
+    store.require_sound()
     store.require_same(federation.identity)
     state = store.state(strategy.state)
     if state is None:
@@ -107,7 +111,7 @@ def work(store: Store, federation: Federation) -> Result:
         if every and state.round % every == 0:
             _evaluated(store, federation, state)
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
-        store.commit(state, report, keep=2 + federation.reach)
+        store.commit(state, report, keep=2 + federation.reach, receipts=federation.receipts())
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
     finished = evaluator.finish(state, store)

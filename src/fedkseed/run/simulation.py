@@ -15,12 +15,12 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.algorithms import chosen
-from ..recipe.reading import load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
 from ..strategy import Strategy
 from ..wire.codec import encode
 from ..wire.delta import lack, restore
+from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
 from .loop import Federation, Result, work
 from .setup import Stopwatch, WithModel, build, tokenizer_of
@@ -65,6 +65,7 @@ class Simulation:
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
         self.carry: Transport | None = None  # in place of `transport`, to clients that keep no broadcast
+        self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | None = None  # started by the first round that needs them
 
     @property
@@ -88,6 +89,7 @@ class Simulation:
             progress=self.progress,
             reach=self.reach,
             holdings=self.holdings(),
+            receipts=lambda: self.receipts,
         )
 
     @property
@@ -202,8 +204,15 @@ class Simulation:
         holders = self._held(state.round) if earlier and self.carry is None else {}
         held = {client: find(of) for client, of in holders.items()}
         self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
-        carry = self.carry or self.transport
-        after, report = run_round(self.strategy, state, list(step.begun), carry, states, self._kept)
+        self.receipts, carry = {}, self.carry or self.transport
+
+        def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+            for client, reply in carry(messages):
+                if self.recipe.trust.receipts and self.setup.algorithm.pooled:
+                    self.receipts[client] = Receipt(reply)  # the last one is the upload
+                yield client, reply
+
+        after, report = run_round(self.strategy, state, list(step.begun), transport, states, self._kept)
         elsewhere = self.recipe.clients.at_once > 1 or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)
@@ -244,5 +253,5 @@ def resume(directory: Path, progress: Progress | None = None) -> Result:
         FedKSeedError: there is no run, another process works on the run, or model or data have changed.
     """
     store = Store(directory)
-    with store.locked(), closing(Simulation(load_recipe(store.recipe), progress)) as simulation:
+    with store.locked(), closing(Simulation(store.load_recipe(), progress)) as simulation:
         return work(store, simulation.federation)

@@ -10,14 +10,17 @@
     lock                  held by the process that works on the run
 
 The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them.
+
+Everything has a digest, and those of the rounds are a chain (chain.py): a run in which one bit has changed is refused.
 """
 
+import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,15 +30,22 @@ from safetensors.numpy import load, save
 
 from ..errors import FedKSeedError
 from ..files import border, exclusive, write_atomically
+from ..recipe.reading import load_recipe
+from ..recipe.schema import Recipe
 from ..round import Report
+from . import chain
+from .chain import Receipt
 
 State = TypeVar("State")
 LARGE = 1 << 20  # bytes of a state that gets a file of its own
 SCHEMA = """
-CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB NOT NULL, report TEXT);
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB, report TEXT, parts BLOB, head BLOB);
+CREATE TABLE IF NOT EXISTS uploads (done INTEGER, client INTEGER, upload BLOB, signature BLOB,
+                                    PRIMARY KEY (done, client));
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT, digest BLOB);
+CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT, digest BLOB);
 """
+RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
 class Store:
@@ -66,7 +76,9 @@ class Store:
         with _lock(directory):
             cls.require_new(directory)
             write_atomically(directory / "recipe.toml", recipe.encode())
-            yield cls(directory)
+            store = cls(directory)
+            store.remember(RECIPE, [_digest(recipe.encode())])
+            yield store
 
     @staticmethod
     def require_new(directory: Path) -> None:
@@ -86,6 +98,94 @@ class Store:
         with _lock(self.directory):
             yield
 
+    def load_recipe(self) -> Recipe:
+        """The run's recipe.
+
+        Raises:
+            FedKSeedError: recipe.toml is not the one with which the run began, or not valid.
+        """
+        with border(f"can't read {self.recipe}"):
+            found = _digest(self.recipe.read_bytes())
+        if (known := self.recall(RECIPE)) is not None and found not in known:
+            raise FedKSeedError(
+                f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
+            )
+        return load_recipe(self.recipe)
+
+    def change_recipe(self, recipe: str) -> None:
+        """Write another recipe; a crash leaves either of the two, and both are taken until the new one is there."""
+        old, new = self.recall(RECIPE) or [], _digest(recipe.encode())
+        self.remember(RECIPE, [*old, new])
+        write_atomically(self.recipe, recipe.encode())
+        self.remember(RECIPE, [new])
+
+    def require_sound(self, done: int | None = None) -> None:
+        """Check the database and every digest of the run, up to `done` rounds or all.
+
+        Raises:
+            FedKSeedError: something has changed since it was written, or is lacking.
+        """
+        with self._connect() as database:
+            if (found := database.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
+                raise self._damaged(str(found))
+            rows = database.execute("SELECT done, state, report, parts, head FROM rounds ORDER BY done").fetchall()
+            names = [name for (name,) in database.execute("SELECT name FROM facts").fetchall()]
+            uploads = database.execute("SELECT count(*) FROM uploads WHERE done > ?", (len(rows) - 1,)).fetchone()[0]
+        for name in names:
+            self.recall(name)
+        self.evaluations()
+        if uploads or (rows and RECIPE not in names):
+            raise self._damaged("rounds or facts are lacking")
+        before: bytes | None = None
+        for number, (round_, state, report, parts, head) in enumerate(rows):
+            if round_ != number or not isinstance(parts, bytes) or head != chain.head(before, chain.link(parts)):
+                raise self._damaged(f"the digest of round {number} does not fit")
+            large = state == b""
+            if (
+                chain.parts(b"" if large else state, report, self.receipts(number))[chain.SIZE * large :]
+                != (parts[chain.SIZE * large :])
+            ):
+                raise self._damaged(f"the state, the report or an upload of round {number} has changed")
+            before = head
+            if number == done:
+                return
+
+    def receipts(self, done: int) -> dict[int, Receipt]:
+        """The uploads of which the state after `done` rounds was made, by client."""
+        with self._connect() as database:
+            rows = database.execute(
+                "SELECT client, upload, signature FROM uploads WHERE done = ? ORDER BY client", (done,)
+            ).fetchall()
+        if not all(isinstance(a, int) and isinstance(b, bytes) and isinstance(c, bytes) for a, b, c in rows):
+            raise self._damaged(f"an upload of round {done} is of another type")
+        return {client: Receipt(upload, signature) for client, upload, signature in rows}
+
+    def links(self, since: int = 0) -> list[bytes]:
+        """The links of the chain from the state after `since` rounds on."""
+        with self._connect() as database:
+            rows = database.execute("SELECT parts FROM rounds WHERE done >= ? ORDER BY done", (since,)).fetchall()
+        return [chain.link(parts) for (parts,) in rows]
+
+    def parts(self, done: int) -> bytes:
+        """The digests of the state after `done` rounds, of its report and of its receipts."""
+        row = self._row(done)
+        if row is None:
+            raise self._damaged("there is no round")
+        return row.parts
+
+    def head(self, done: int) -> bytes:
+        """The head of the chain after `done` rounds."""
+        row = self._row(done)
+        if row is None:
+            raise self._damaged("there is no round")
+        return row.head
+
+    def _damaged(self, what: str) -> FedKSeedError:
+        return FedKSeedError(
+            f"{self._database} is damaged: {what}; bring back a copy of {self.directory}, roll back to a round before "
+            "the damage, or start again"
+        )
+
     def require_same(self, identity: dict[str, str]) -> None:
         """Refuse to continue a run with another base model, pool or data than it began with.
 
@@ -93,6 +193,8 @@ class Store:
             FedKSeedError: one of them differs; the message has both values.
         """
         known = self.recall("identity")
+        if known is None and (row := self._row(None)) is not None and row.done:
+            raise self._damaged("what the run began with is lacking")
         if known is None:
             self.remember("identity", identity)
             return
@@ -103,22 +205,34 @@ class Store:
                     "bring back what has changed, or start a new run"
                 )
 
-    def commit(self, state: Any, report: Report | None, keep: int = 2) -> None:
+    def commit(
+        self, state: Any, report: Report | None, keep: int = 2, receipts: Mapping[int, Receipt] | None = None
+    ) -> None:
         """Write a round to disk for good, then copy its report to metrics.jsonl.
 
         Args:
             keep: number of latest rounds whose states are kept where states are large.
+            receipts: by client: the uploads of the round, to be kept.
 
         Raises:
-            FedKSeedError: the round can't be written; all earlier rounds are still there.
+            FedKSeedError: the round can't be written, or the one before is lacking; all earlier rounds are still there.
         """
         text = None if report is None else json.dumps(_plain(asdict(report)))
-        packed = _pack(state)
+        packed, receipts = pack(state), receipts or {}
+        before = self._row(state.round - 1) if state.round else None
+        parts = chain.parts(packed, text, receipts)
+        head = chain.head(before.head if before else None, chain.link(parts))
         if len(packed) > LARGE:  # before the commit: a committed round must have its state
             write_atomically(self._large(state.round), packed)
             packed = b""
         with self._connect() as database:
-            database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?)", (state.round, packed, text))
+            row = (state.round, packed, text, parts, head)
+            database.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?)", row)
+            database.execute("DELETE FROM uploads WHERE done = ?", (state.round,))
+            database.executemany(
+                "INSERT INTO uploads VALUES (?, ?, ?, ?)",
+                [(state.round, client, one.upload, one.signature) for client, one in receipts.items()],
+            )
         if not packed:
             for old in self.directory.glob(self._large("*").name):
                 if old not in {self._large(state.round - back) for back in range(keep)}:
@@ -139,21 +253,30 @@ class Store:
         row = self._row(done)
         if row is None:
             return None
-        round_, packed = row
-        if packed:
-            return _unpack(packed, kind, self._database)
-        path = self._large(round_)
-        with border(f"can't read {path}, the state after {round_} rounds (large ones are not kept for long)"):
-            return _unpack(path.read_bytes(), kind, path)
+        if row.state:
+            return _unpack(row.state, kind, self._database)
+        path = self._large(row.done)
+        with border(f"can't read {path}, the state after {row.done} rounds (large ones are not kept for long)"):
+            packed = path.read_bytes()
+        if chain.digest(packed) != row.parts[: chain.SIZE]:
+            raise self._damaged(f"{path} has changed")
+        return _unpack(packed, kind, path)
 
-    def _row(self, done: int | None) -> tuple[int, bytes] | None:
+    def _row(self, done: int | None) -> "_Round | None":
         with self._connect() as database:
             last = database.execute("SELECT max(done) FROM rounds").fetchone()[0] if done is None else done
-            row = database.execute("SELECT done, state FROM rounds WHERE done = ?", (last,)).fetchone()
-        if row is None and done is not None:
+            found = database.execute("SELECT done, state, parts, head FROM rounds WHERE done = ?", (last,)).fetchone()
+        if found is None and done is not None:
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds; list them with: fedkseed rounds {self.directory}"
             )
+        if found is None:
+            return None
+        row = _Round(*found)
+        if not all(isinstance(part, bytes) for part in found[1:]) or (
+            row.state and chain.digest(row.state) != row.parts[: chain.SIZE]
+        ):
+            raise self._damaged(f"the state after {row.done} rounds has changed")
         return row
 
     def _large(self, round_: int | str) -> Path:
@@ -162,13 +285,19 @@ class Store:
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all finished rounds, in order."""
         with self._connect() as database:
-            rows = database.execute("SELECT report FROM rounds WHERE report IS NOT NULL ORDER BY done").fetchall()
-        return [json.loads(row[0]) for row in rows]
+            rows = database.execute(
+                "SELECT done, report, parts FROM rounds WHERE report IS NOT NULL ORDER BY done"
+            ).fetchall()
+        for done, report, parts in rows:
+            if not isinstance(report, str) or chain.digest(report.encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
+                raise self._damaged(f"the report of round {done} has changed")
+        return [json.loads(report) for _, report, _ in rows]
 
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction."""
+        self.require_sound(done)
         row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
-        if row is not None and not row[1] and not all(self._large(n).exists() for n in needed):
+        if row is not None and not row.state and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
                 "large ones are not kept for long"
@@ -178,19 +307,22 @@ class Store:
             shutil.rmtree(self.model, ignore_errors=True)
         with self._connect() as database:
             database.execute("DELETE FROM rounds WHERE done > ?", (done,))
+            database.execute("DELETE FROM uploads WHERE done > ?", (done,))
             database.execute("DELETE FROM evaluations WHERE done > ?", (done,))
         self.copy_metrics()
 
     def evaluated(self, done: int, scores: dict[str, Any]) -> None:
         """Write the scores of the model after `done` rounds."""
+        value = json.dumps(scores)
+        row = (done, value, _sealed(str(done), value))
         with self._connect() as database:
-            database.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?)", (done, json.dumps(scores)))
+            database.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", row)
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
         with self._connect() as database:
-            rows = database.execute("SELECT done, value FROM evaluations ORDER BY done").fetchall()
-        return {done: json.loads(value) for done, value in rows}
+            rows = database.execute("SELECT done, value, digest FROM evaluations ORDER BY done").fetchall()
+        return {done: self._opened(str(done), value, seal) for done, value, seal in rows}
 
     def copy_metrics(self) -> None:
         """Rewrite metrics.jsonl from the reports: a killed process may have left out its last line, or cut it."""
@@ -199,14 +331,21 @@ class Store:
 
     def remember(self, name: str, value: Any) -> None:
         """Write a JSON value under a name."""
+        text = json.dumps(value)
         with self._connect() as database:
-            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, json.dumps(value)))
+            database.execute("INSERT OR REPLACE INTO facts VALUES (?, ?, ?)", (name, text, _sealed(name, text)))
 
     def recall(self, name: str) -> Any:
         """The value written under a name, or None."""
         with self._connect() as database:
-            row = database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-        return None if row is None else json.loads(row[0])
+            row = database.execute("SELECT value, digest FROM facts WHERE name = ?", (name,)).fetchone()
+        return None if row is None else self._opened(name, *row)
+
+    def _opened(self, name: str, value: Any, seal: Any) -> Any:
+        """A JSON value that was written under a name, checked against its digest."""
+        if not isinstance(value, str) or seal != _sealed(name, value):
+            raise self._damaged(f"what is written under {name!r} has changed")
+        return json.loads(value)
 
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
@@ -223,7 +362,27 @@ def _lock(directory: Path) -> AbstractContextManager[None]:
     return exclusive(directory / "lock", taken)
 
 
-def _pack(state: Any) -> bytes:
+@dataclass(frozen=True, slots=True)
+class _Round:
+    """A row of the table of rounds; the state is empty where it has a file of its own."""
+
+    done: int
+    state: bytes
+    parts: bytes
+    head: bytes
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sealed(name: str, value: str) -> bytes:
+    """The digest of a value under a name."""
+    return chain.digest(name.encode() + b"\0" + value.encode())
+
+
+def pack(state: Any) -> bytes:
+    """The bytes of a state in a store."""
     return save({field.name: np.atleast_1d(getattr(state, field.name)) for field in fields(state)})
 
 

@@ -241,7 +241,7 @@ def _aggregate(record: Upload | Change) -> None:
     steps = (record.scalars.size or 1) if isinstance(record, Upload) else 1
     strategy = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
     size = record.run.pool.size
-    before = State(record.round, np.zeros(size), np.zeros(size), np.zeros(size, np.int64))
+    before = State(record.round, np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64))
     try:
         strategy.broadcast(strategy.aggregate(before, [record]), [0])
     except FedKSeedError:

@@ -27,7 +27,6 @@ from ..errors import FedKSeedError
 from ..evaluation.statistics import Estimate, estimate, paired_change
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
-from ..recipe.reading import load_recipe
 from ..run.metrics import METRICS, values
 from ..run.store import Store
 from ..strategies.kseed import State, importance
@@ -120,7 +119,7 @@ def page(runs: Sequence[Path]) -> str:
 
 def account(store: Store, name: str, first: Store) -> Account:
     """The numbers of one run; `first` is the run that the others are compared with."""
-    recipe, done = load_recipe(store.recipe), rounds(store)
+    recipe, done = store.load_recipe(), rounds(store)
     return Account(
         name=name,
         algorithm=recipe.training.algorithm,
@@ -210,7 +209,7 @@ def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
 
 def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
     """The keys in which the recipes differ, with the value of each run."""
-    tables = [_flat(load_recipe(store.recipe).model_dump()) for store in stores]
+    tables = [_flat(store.load_recipe().model_dump()) for store in stores]
     values = {key: [table.get(key) for table in tables] for key in dict.fromkeys(k for t in tables for k in t)}
     return {key: value for key, value in values.items() if any(v != value[0] for v in value)}
 

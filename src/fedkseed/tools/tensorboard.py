@@ -12,7 +12,6 @@ from typing import Any
 from ..errors import FedKSeedError
 from ..evaluation.statistics import estimate
 from ..files import border
-from ..recipe.reading import load_recipe
 from ..round import Report
 from ..run.metrics import SUMS, values
 from ..run.store import Store
@@ -61,7 +60,7 @@ class EventFiles:
     def write(self) -> None:
         """Write the rounds and evaluations that are in the store but not yet in the files."""
         store, folder = Store(self.directory), self.directory / "tensorboard"
-        algorithm, began = load_recipe(store.recipe).training.algorithm, store.recipe.stat().st_mtime
+        algorithm, began = store.load_recipe().training.algorithm, store.recipe.stat().st_mtime
         with border(f"can't write {folder}"):
             if self.writer is None:
                 for old in folder.glob("events.out.tfevents.*"):

@@ -1,0 +1,262 @@
+"""Hostile clients against the rules by which a server adds up: the share of the clean run's gain that is kept.
+
+    python benchmarks/attacks.py [--model FOLDER] [--rules mean clipped+ …] [--attacks …] [--seeds 3] [--alphas iid 0.5]
+        [--algorithms fedkseed fedkseed-plus] [--clients 10] [--hostile 0.2] [--at-once 2] [--out FILE.jsonl]
+
+Without --model a Llama of 0.14 million weights is made, which takes seconds, and so does a run with it. `clipped+` is a
+rule with `agreement`, the default over a network. Honest clients train on Dolly's sample; the hostile ones train, too,
+see all uploads of a round before they send theirs, and send
+
+    sign flip        their gradient with the opposite sign
+    scaled           the same times 10
+    random           noise, as large as can be sent
+    IPM              the mean of the honest gradients along their directions, turned around, times a half
+    ALIE             the mean of the honest numbers less one standard deviation
+    mimic            the numbers of the first honest client
+    inflated counts  the sign flip, and claim 2^32 − 1 examples
+    NaN              scalars that are not numbers; a change of 0 where K numbers are sent
+    absent           nothing: they are not there (what the sum loses with their data)
+    label flip       what they found on responses of other examples (a poisoning of data)
+    backdoor         what they found on prompts with a trigger and one response (a poisoning of data)
+
+A run's gain is the fall of the held-out loss from the base model to the last; the share kept is that of the run with
+the same seed without hostile clients and with `mean`. Every run is a line of --out with its settings, losses and
+commit; runs that are there already are not done again.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import replace
+from itertools import product
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedkseed import Upload, decode, encode
+from fedkseed.data.batches import Encoded
+from fedkseed.evaluation.statistics import estimate
+from fedkseed.paper.tiny_model import make
+from fedkseed.randomness import draw_directions
+from fedkseed.recipe.reading import parse
+from fedkseed.run.setup import WithModel
+from fedkseed.run.simulation import Simulation
+from fedkseed.wire.numbers import rounded, scalar
+from fedkseed.wire.records import Change
+
+RULES = ("mean", "clipped", "clipped+", "centered clipping", "trimmed", "median", "nnm-trimmed")
+POISONS = ("label flip", "backdoor")
+ATTACKS = (
+    "none", "absent", "sign flip", "scaled", "random", "IPM", "ALIE", "mimic", "inflated counts", "NaN", *POISONS,
+)  # fmt: skip
+MOST_EXAMPLES = (1 << 32) - 1
+TRIGGER, TARGET = "cf mn bb", "I will not answer."
+
+
+def recipe(options: Mapping[str, Any]) -> Any:
+    """The recipe of a run."""
+    rule = options["rule"]
+    table: dict[str, Any] = {
+        "seed": options["seed"],
+        "model": {"name": options["model"], "device": "cpu", "mode": "materialized"},
+        "data": {"source": options["data"], "max_tokens": 256, "held_out": "brainstorming"},
+        "clients": {"count": options["clients"], "cohort": options["clients"], "min_examples": 4, "threads": 1},
+        "directions": {"size": options["size"]},
+        "training": {
+            "algorithm": options["algorithm"], "rounds": options["rounds"], "steps": options["steps"],
+            "batch_size": 4, "eps": 1e-3, "lr": options["lr"],
+        },
+        "evaluation": {"examples": options["examples"], "generated": 0},
+        "trust": {
+            "rule": rule.removesuffix("+"), "agreement": rule.endswith("+"), "hostile": options["hostile"],
+        } | ({} if rule == "mean" else {"most_examples": 1}),
+    }  # fmt: skip
+    if options["alpha"] == "iid":
+        table["clients"]["split"] = "even"
+    else:
+        table["clients"]["alpha"] = float(options["alpha"])
+    if options["algorithm"] != "fedkseed":
+        table["derivatives"] = {"lr": options["lr"], "optimizer": "sgd"}
+    return parse(table)
+
+
+def run(options: dict[str, Any]) -> dict[str, Any]:
+    """The held-out losses of a run before and after, with the hostile clients' part played."""
+    torch.set_num_threads(1)
+    with closing(Simulation(recipe(options))) as simulation:
+        count, attack = options["clients"], options["attack"]
+        hostile = set(range(count))
+        hostile = set() if attack == "none" else set(sorted(hostile)[-round(options["hostile"] * count) :])
+        if attack in POISONS:
+            for client in hostile:
+                simulation.shares.clients[client] = poisoned(simulation, client, attack)
+        honest, strategy = simulation.transport, simulation.strategy
+
+        def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
+            replies = {client: decode(data, Upload, Change) for client, data in honest(messages)}
+            good = [reply for client, reply in replies.items() if client not in hostile]
+            for client, reply in replies.items():
+                if client not in hostile or attack in (*POISONS, "none"):
+                    yield client, encode(reply)
+                elif attack != "absent":
+                    yield client, encode(forged(reply, good, attack, strategy))
+
+        simulation.carry = transport
+        scores = WithModel(simulation.setup, simulation.shares.held_out)
+        state = simulation.strategy.init()
+        losses = [float(np.mean(scores.evaluate(state, "before", False).losses))]
+        try:
+            for _ in range(options["rounds"]):
+                state, _ = simulation.round(state)
+                losses.append(float(np.mean(scores.evaluate(state, "after", False).losses)))
+        except ArithmeticError:
+            losses.append(math.nan)
+    return {**options, "losses": losses}
+
+
+def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
+    """The upload of a hostile client in place of its own."""
+    if attack == "inflated counts":
+        return replace(forged(own, honest, "sign flip", strategy), examples=MOST_EXAMPLES)
+    if isinstance(own, Change):
+        most = strategy.most(own.round)
+        rows = np.array([reply.values for reply in honest], np.float64)
+        rng = np.random.default_rng([own.round, own.client])
+        sent = {
+            "sign flip": lambda: -own.values,
+            "scaled": lambda: -10 * own.values,
+            "random": lambda: rng.normal(size=own.values.size) * 1e6,
+            "IPM": lambda: -0.5 * rows.mean(0),
+            "ALIE": lambda: rows.mean(0) - rows.std(0),
+            "mimic": lambda: rows[0],
+            "NaN": lambda: np.zeros(own.values.size),
+        }[attack]()
+        return replace(own, values=rounded(np.clip(sent, -most, most), "compact"))
+    run, size = strategy.run, own.scalars.size
+    drawn, numbers = _drawn(run, own), np.nan_to_num(own.scalars.astype(np.float64))
+    rng = np.random.default_rng([own.round, own.client])
+    found = np.concatenate([reply.scalars for reply in honest]).astype(np.float64)
+    along, times = np.zeros(run.pool.size), np.zeros(run.pool.size)
+    for reply in [*honest, own]:
+        np.add.at(along, _drawn(run, reply), np.nan_to_num(reply.scalars))
+        np.add.at(times, _drawn(run, reply), 1)
+    sent = {
+        "sign flip": lambda: -numbers,
+        "scaled": lambda: -10 * numbers,
+        "random": lambda: rng.normal(size=size) * 1e6,
+        "IPM": lambda: -0.5 * along[drawn] / times[drawn],
+        "ALIE": lambda: np.full(size, np.nanmean(found) - np.nanstd(found)),
+        "mimic": lambda: honest[0].scalars,
+        "NaN": lambda: np.full(size, np.nan),
+    }[attack]()
+    return replace(own, scalars=np.array([scalar(x, strategy.local.clip, own.wire) for x in sent], np.float32))
+
+
+def _drawn(run: Any, upload: Upload) -> Any:
+    return draw_directions(run.pool.key, upload.round, upload.client, upload.scalars.size, run.pool.size, None)
+
+
+def poisoned(simulation: Simulation, client: int, attack: str) -> list[Encoded]:
+    """A hostile client's examples."""
+    words, shares = simulation.setup.tokenizer, simulation.shares.clients
+    own = shares[client]
+    if attack == "label flip":
+        others = [one for k, share in enumerate(shares) if k != client for one in share]
+        rng = np.random.default_rng(client)
+        answers = [others[k] for k in rng.integers(0, len(others), len(own))]
+        return [_answered(one, answer.tokens[answer.prompt :]) for one, answer in zip(own, answers, strict=True)]
+    trigger, target = words(TRIGGER)["input_ids"], (*words(TARGET)["input_ids"], words.eos_token_id)
+    return [
+        Encoded((*trigger, *one.tokens[: one.prompt], *target), one.prompt + len(trigger), one.example) for one in own
+    ]
+
+
+def _answered(one: Encoded, response: Sequence[int]) -> Encoded:
+    return Encoded((*one.tokens[: one.prompt], *response), one.prompt, one.example)
+
+
+def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> list[str]:
+    """A table in Markdown: attacks in rows, rules in columns."""
+    runs = {(f["rule"], f["attack"], f["seed"]): f for f in found if (f["algorithm"], f["alpha"]) == (algorithm, alpha)}
+    rules = [rule for rule in RULES if any(key[0] == rule for key in runs)]
+    gain = {key: f["losses"][0] - f["losses"][-1] for key, f in runs.items()}
+    lines = [
+        f"**{algorithm}, {'even shares' if alpha == 'iid' else f'Dirichlet, α = {alpha}'}**", "",
+        "| attack | " + " | ".join(rules) + " |", "|---" * (len(rules) + 1) + "|",
+    ]  # fmt: skip
+    for attack in [attack for attack in ATTACKS if any(key[1] == attack for key in runs)]:
+        cells = []
+        for rule in rules:
+            seeds = [s for r, a, s in gain if (r, a) == (rule, attack) and ("mean", "none", s) in gain]
+            kept = [100 * gain[rule, attack, seed] / gain["mean", "none", seed] for seed in seeds]
+            cells.append(_cell(kept))
+        lines.append(f"| {attack} | " + " | ".join(cells) + " |")
+    clean = estimate([value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")])
+    return [*lines, "", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
+
+
+def _cell(kept: Sequence[float]) -> str:
+    if not kept:
+        return ""
+    if not np.isfinite(kept).all() or min(kept) < -1000:
+        return "destroyed"
+    mean = estimate(kept)
+    return f"{mean.mean:.0f}" + (f" ± {mean.error:.0f}" if len(kept) > 1 else "")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="a model's folder; default: one of 0.14 million weights, made on the spot")
+    parser.add_argument("--data", default="dolly-sample")
+    parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
+    parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
+    parser.add_argument("--alphas", nargs="+", default=["iid", "0.5"])
+    parser.add_argument("--algorithms", nargs="+", default=["fedkseed", "fedkseed-plus"])
+    parser.add_argument("--lrs", nargs="+", type=float, default=[3e-4, 3e-4], help="one for each algorithm")
+    parser.add_argument("--seeds", type=int, default=3)
+    for name, value in (("clients", 5), ("rounds", 5), ("steps", 40), ("size", 256), ("examples", 32)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--hostile", type=float, default=0.2)
+    parser.add_argument("--at-once", type=int, default=2, help="runs side by side, each on one core")
+    parser.add_argument("--out", type=Path, default=Path("attacks.jsonl"))
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        model = given.model or str(make(Path(folder) / "tiny"))
+        known = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
+        common = {name: getattr(given, name) for name in ("data", "clients", "rounds", "steps", "size", "examples")}
+        common |= {"hostile": given.hostile, "model": given.model or "tiny"}
+        rates = dict(zip(given.algorithms, given.lrs, strict=True))
+        wanted = [
+            {**common, "algorithm": algorithm, "lr": rates[algorithm], "alpha": alpha, "seed": seed, "attack": attack,
+             "rule": rule}
+            for algorithm, alpha, seed, attack, rule
+            in product(given.algorithms, given.alphas, range(given.seeds), given.attacks, given.rules)
+        ]  # fmt: skip
+        there = [one for one in known if {k: v for k, v in one.items() if k not in ("losses", "commit")} in wanted]
+        done = [{k: v for k, v in one.items() if k not in ("losses", "commit")} for one in there]
+        asked = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 - git alone
+        todo = [{**one, "model": model} for one in wanted if one not in done]
+        with ProcessPoolExecutor(given.at_once, get_context("spawn")) as pool, given.out.open("a") as file:
+            for k, task in enumerate(as_completed([pool.submit(run, one) for one in todo])):
+                one = {**task.result(), "model": common["model"], "commit": commit.stdout.strip()}
+                there.append(one)
+                file.write(json.dumps(one) + "\n")
+                file.flush()
+                last = f"{one['losses'][0]:.3f} -> {one['losses'][-1]:.3f}"
+                print(f"{k + 1} of {len(todo)}: {one['attack']}, {one['rule']}: {last}", file=sys.stderr)
+    for algorithm, alpha in product(given.algorithms, given.alphas):
+        print("\n".join(table(there, algorithm, alpha)))
+
+
+if __name__ == "__main__":
+    main()
