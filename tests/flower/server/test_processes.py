@@ -383,7 +383,7 @@ def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(mon
             raise FedKSeedError("no processes here")
 
     monkeypatch.setattr(host, "Host", Gone)
-    monkeypatch.setattr(commands, "_stop_when_told", lambda: None)
+    monkeypatch.setattr(commands, "_prepare", lambda: None)
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     for text, match, minimum in (
         (setting.text("minimum = 3"), "no processes here", 3),
