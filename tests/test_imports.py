@@ -53,7 +53,6 @@ TESTED_IN = {
     "directions.triton_gpu": "directions/test_backends.py",
     "directions.vectors": "directions/test_backends.py",
     "errors": "test_cli.py",
-    "files": "run/test_store.py",
     "flower.children": "flower/server/test_processes.py",
     "flower.cli": "flower/server/test_processes.py",
     "flower.client.app": "flower/client/test_worker.py",

@@ -246,7 +246,7 @@ class ClientSigning:
 def _certificate(data: bytes) -> x509.Certificate:
     try:
         return x509.load_der_x509_certificate(data)
-    except ValueError as error:
+    except (ValueError, x509.InvalidVersion) as error:
         raise FedKSeedError(f"the server's certificate in the task can't be read: {error}") from error
 
 
@@ -258,7 +258,7 @@ def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: d
     """
     try:
         certificate.verify_directly_issued_by(ca)
-    except (InvalidSignature, ValueError, TypeError) as error:
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
         raise FedKSeedError("the server's certificate is not signed by the authority of this client's --ca") from error
     begin = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
     end = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)

@@ -170,7 +170,7 @@ def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 2)
     ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
     Connection("localhost:1", ca, key)
-    with pytest.raises(FedKSeedError, match="whoever runs the server makes it"):
+    with pytest.raises(FedKSeedError, match="`fedkseed certs request` makes a key"):
         Connection("localhost:1", ca, tmp_path / "client-7")
     key.chmod(0o644)
     with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
