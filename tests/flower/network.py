@@ -30,7 +30,7 @@ class Program:
             self.process = subprocess.Popen(
                 [*within, Path(sys.executable).parent / "fedkseed", *map(str, arguments)],
                 stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"}, umask=0,
             )  # fmt: skip
 
     @property

@@ -255,6 +255,20 @@ def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, k
         server.require(0, first.message, reply.message, UNSIGNED)
 
 
+def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
+    server, client = server_of(keys), client_of(keys, 0)
+    task = server.signed(Task(0, 1.0, bytes(16), b"", b"broadcast"))
+    data = Reply(Status.DONE, b"upload", signature=client.signature(task, task.message, b"upload")).encode()
+    for place in range(len(data)):
+        flipped = bytearray(data)
+        flipped[place] ^= 1 << place % 8
+        with pytest.raises(FedKSeedError):
+            reply = Reply.decode(bytes(flipped))
+            if reply.status is not Status.DONE:
+                raise FedKSeedError(reply.text)
+            server.require(0, task.message, reply.message, reply.signature)
+
+
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
     worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model))), client_of(keys, 0))
