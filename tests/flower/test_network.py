@@ -47,9 +47,8 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
             assert client.process.returncode == 0
             assert "stopped" in client.output
         assert not processes("", tmp_path), "no process is left behind"
-        made = [
-            path for place in ("run", "c0", "c1", "c2") for path in [tmp_path / place, *(tmp_path / place).rglob("*")]
-        ]
+        places = [tmp_path / name for name in ("run", "c0", "c1", "c2")]
+        made = [*places, *(path for place in places for path in place.rglob("*"))]
         assert {"state.db", "superlink.log", "run.sqlite", "owner.json", "worker.log"} <= {path.name for path in made}
         open_to_others = [path for path in made if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
         assert not open_to_others, "the umask of the commands was 0"
