@@ -18,7 +18,7 @@ import typer
 
 from . import __version__
 from .errors import FedKSeedError
-from .flower.cli import certs, client, server
+from .flower.cli import CERTS, DirectoryFirst, add, client, make, request, server
 from .tools.display import Bars, console
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ Base = Annotated[
 ]
 
 
-def _command(function: Callable[..., None]) -> Callable[..., None]:
-    """Register a command whose refusals are one line on stderr and exit code 2."""
+def _guarded(function: Callable[..., None]) -> Callable[..., None]:
+    """A command whose refusals are one line on stderr and exit code 2."""
 
     @wraps(function)
     def guarded(*args: Any, **options: Any) -> None:
@@ -61,7 +61,11 @@ def _command(function: Callable[..., None]) -> Callable[..., None]:
             print("fedkseed: stopped; a run keeps its finished rounds: fedkseed resume RUN", file=sys.stderr)
             raise typer.Exit(130) from None
 
-    return app.command()(guarded)
+    return guarded
+
+
+def _command(function: Callable[..., None]) -> Callable[..., None]:
+    return app.command()(_guarded(function))
 
 
 @_command
@@ -203,7 +207,7 @@ def export(
     loaded.apply(tuned)
     densify(tuned)
     tokenizer = load_tokenizer(name)
-    with folder(output) as part:
+    with folder(output, 0o777) as part:
         tuned.save_pretrained(part)
         tokenizer.save_pretrained(part)
     console.print(f"wrote the tuned model to {output}")
@@ -357,7 +361,7 @@ def tune(
         found = find_settings(load_recipe(recipe), minutes, steps, bars)
     print_tuning(found)
     if output is not None:
-        write_atomically(output, found.suggested.to_toml().encode())
+        write_atomically(output, found.suggested.to_toml().encode(), 0o666)
         console.print(f"wrote {output}", highlight=False)
 
 
@@ -501,7 +505,11 @@ def reproduce(
             console.print(f"written to {folder}", highlight=False)
 
 
-for network_command in (certs, server, client):
+certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
+for keys_command in (make, request, add):
+    certs.command()(_guarded(keys_command))
+app.add_typer(certs, name="certs")
+for network_command in (server, client):
     _command(network_command)
 
 

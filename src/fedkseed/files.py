@@ -2,10 +2,12 @@
 
 import fcntl
 import os
+import secrets
 import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -23,28 +25,60 @@ def border(what: str) -> Iterator[None]:
         raise FedKSeedError(f"{what}: {reason}; check the path, the permissions and the free space") from error
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def private(path: str | Path, flags: int, mode: int = 0o600) -> int:
+    """An opener for `open`: a new file is for its owner alone, and a symbolic link in the file's place is refused."""
+    return os.open(path, flags | os.O_NOFOLLOW, mode)
+
+
+def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file such that a crash leaves either the old or the new version, whole.
+
+    Args:
+        mode: permissions of the file, less those that the umask takes away.
 
     Raises:
         FedKSeedError: the file can't be written (no space, no permission); the old one is still there.
     """
-    temporary = path.with_name(f".{path.name}.part")
+    temporary = part_of(path)
     with border(f"can't write {path}"):
         try:
-            with temporary.open("wb") as file:
+            with open(temporary, "xb", opener=partial(private, mode=mode)) as file:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-            folder = os.open(path.parent, os.O_RDONLY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError:
+        except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        _sync(path.parent)
+
+
+def part_of(path: Path) -> Path:
+    """A name for the unfinished version of a file or folder, which nobody can foresee and put a link in its place."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+
+
+def sweep(directory: Path, *names: str) -> None:
+    """Remove the unfinished versions of files and folders that killed processes have left.
+
+    Args:
+        names: patterns of the finished ones' names; no process may be writing one of them.
+    """
+    for name in names:
+        for part in directory.glob(f".{name}.{'[0-9a-f]' * 16}.part"):
+            if part.is_dir() and not part.is_symlink():
+                shutil.rmtree(part, ignore_errors=True)
+            else:
+                part.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the entries of a directory, are on disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 @contextmanager
@@ -55,7 +89,7 @@ def exclusive(path: Path, taken: str) -> Iterator[None]:
         FedKSeedError: another process holds the lock (`taken` is the error's text), or the file can't be made.
     """
     with border(f"can't lock {path}"):
-        file = path.open("a")
+        file = open(path, "a", opener=private)  # noqa: SIM115 - a context manager below, where `border` has ended
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -80,22 +114,29 @@ def locked(path: Path) -> bool:
 
 
 @contextmanager
-def folder(path: Path) -> Iterator[Path]:
-    """A new folder to fill, which takes the place of the one at `path` once it is complete.
+def folder(path: Path, mode: int = 0o700) -> Iterator[Path]:
+    """A new folder to fill, which takes the place of the one at `path` once it is complete and on disk.
+
+    Args:
+        mode: permissions of the folder, less those that the umask takes away.
 
     Raises:
         FedKSeedError: the folder can't be written; no part of it is left behind, and an earlier one is still there.
     """
-    part = path.with_name(f".{path.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    part = part_of(path)
     try:
         with border(f"can't write {path}"):
-            part.mkdir(parents=True)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.mkdir(mode)
             try:
                 yield part
             except SafetensorError as error:
                 raise FedKSeedError(f"can't write {path}: {error}; check the free space") from error
+            for written in (*part.rglob("*"), part):  # else a crash could leave the name of a folder that is empty
+                if not written.is_symlink():
+                    _sync(written)
             shutil.rmtree(path, ignore_errors=True)
             part.rename(path)
+            _sync(path.parent)
     finally:
         shutil.rmtree(part, ignore_errors=True)

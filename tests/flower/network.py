@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedkseed.flower.certs import make
+from fedkseed.flower.certs import add, make, request
 from fedkseed.flower.children import free_port
 from fedkseed.run.store import Store
 
@@ -30,7 +30,7 @@ class Program:
             self.process = subprocess.Popen(
                 [*within, Path(sys.executable).parent / "fedkseed", *map(str, arguments)],
                 stdout=file, stderr=file, stdin=subprocess.DEVNULL, start_new_session=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "300", "TERM": "dumb"}, umask=0,
             )  # fmt: skip
 
     @property
@@ -80,7 +80,10 @@ class Network:
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
-        make(self.keys, len(files), ["localhost", "127.0.0.1", *hosts], 2)
+        make(self.keys, 0, ["localhost", "127.0.0.1", *hosts], 2)
+        (self.keys / "ca.key").unlink()  # no command below needs it
+        for number in range(len(files)):  # each client makes its own, elsewhere
+            add(self.keys, request(self.key(number)))
         self.programs: list[Program] = []
 
     def server(self, *more: object, within: Sequence[str] = ()) -> Program:
@@ -88,7 +91,7 @@ class Network:
         return self._start(within, "server.log", "server", self.folder / "recipe.toml", *arguments)
 
     def client(self, number: int, *more: object, within: Sequence[str] = ()) -> Program:
-        keys = ("--key", self.keys / f"client-{number}", "--ca", self.keys / "ca.pem")
+        keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
         if self.model is not None:
             own += ("--model", self.model)
@@ -100,6 +103,10 @@ class Network:
         client.kill()
         while left := processes("", self.state(number)):
             kill(left)
+
+    def key(self, number: int) -> Path:
+        """The private key of a client."""
+        return self.folder / f"client-{number}"
 
     def state(self, number: int) -> Path:
         """The directory of a client."""

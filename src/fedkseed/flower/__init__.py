@@ -3,6 +3,7 @@
 server/          the server's side: ServerApp, processes, the transport to its clients
 client/          the client's side: ClientApp, worker, processes, consent
 envelope.py      tasks and replies: the bytes around our messages
+signatures.py    signatures of tasks and of answers
 messages.py      bytes in Flower's messages
 recipes.py       recipes over a network
 compat.py        workarounds for Flower, with the version that needs each

@@ -1,8 +1,10 @@
 """Identities of a federation's parties: a certificate authority, the server's certificate, a key for each client.
 
-ca.pem, ca.key            the authority; every client gets a copy of ca.pem, ca.key is best kept off the server
+ca.pem, ca.key            the authority; every client gets a copy of ca.pem; ca.key signs server.pem, and is needed for
+                          nothing else: keep it elsewhere
 server.pem, server.key    the server's certificate, for the names that clients dial
-client-0, client-0.pub …  keys of clients in OpenSSH's format; client 0 gets client-0, the server keeps the .pub
+client-0.pub …            public keys of clients 0, 1, … in OpenSSH's format
+client-0 …                private keys, where clients have not made their own: client 0 gets client-0
 """
 
 import ipaddress
@@ -19,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import FedKSeedError
 from ..files import border
+from .signatures import certificate, fingerprint, private_key, public_key
 
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
 HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
@@ -31,6 +34,8 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     """Make the missing keys and certificates of a federation; existing files are never overwritten.
 
     Args:
+        clients: number of clients that have a public key in the end; whoever makes the private keys here could act as
+            these clients, and `request` and `add` do without.
         hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
         days: number of days for which the server's certificate is valid. To renew it, remove server.pem and
             server.key first. The authority is valid for ten years, and clients need nothing new until then.
@@ -50,27 +55,72 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     made += _server(directory, hosts, now, days)
     for number in range(clients):
         private, public = directory / f"client-{number}", directory / f"client-{number}.pub"
-        if not _pair(public, private):
+        if private.exists() and not public.exists():
+            raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
+        if not public.exists():
             key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
             made.append(_write(private, _pem(key, serialization.PrivateFormat.OpenSSH)))
             made.append(_write(public, _openssh(key.public_key())))
     return made
 
 
+def request(path: Path) -> Path:
+    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it.
+
+    Raises:
+        FedKSeedError: one of the two files exists, or can't be written.
+    """
+    public = path.with_name(path.name + ".pub")
+    for file in (path, public):
+        if file.exists():
+            raise FedKSeedError(
+                f"there is a file {file} already, and keys are never written over; choose another --key"
+            )
+    with border(f"can't make {path.parent}"):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    return _write(public, _openssh(key.public_key()))
+
+
+def add(directory: Path, file: Path) -> Path:
+    """Give the owner of a public key the next number, and return the key's file in a server's directory.
+
+    Raises:
+        FedKSeedError: the file holds no public key on P-256, or one that has a number already; or the directory lacks
+            the key of a client, or can't be written.
+    """
+    with border(f"can't read {file}"):
+        key = public_key(file.read_bytes(), file)
+    numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
+    for known in numbered:
+        if fingerprint(public_key(known.read_bytes(), known)) == fingerprint(key):
+            raise FedKSeedError(f"the key in {file} has a number already: it is {known}")
+    return _write(directory / f"client-{len(numbered)}.pub", _openssh(key))
+
+
+def shown(public: Path) -> str:
+    """The fingerprint of a public file, for two people to compare."""
+    return fingerprint(public_key(public.read_bytes(), public)).hex(":", 4)
+
+
 def _authority(directory: Path, now: datetime) -> list[Path]:
-    if _pair(directory / "ca.pem", directory / "ca.key"):
+    private, public = directory / "ca.key", directory / "ca.pem"
+    if public.exists():  # ca.key may be elsewhere
         return []
+    if private.exists():
+        raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
     builder = _builder(name, name, key, key, now, now + AUTHORITY, ca=True)
-    return [_write(directory / "ca.key", _pem(key)), _write(directory / "ca.pem", _signed(builder, key))]
+    return [_write(private, _pem(key)), _write(public, _signed(builder, key))]
 
 
 def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> list[Path]:
     path, path_of_key = directory / "server.pem", directory / "server.key"
     alternatives = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
     if _pair(path, path_of_key):
-        if missing := {*hosts} - {*names(_certificate(path))}:
+        if missing := {*hosts} - {*names(certificate(path))}:
             raise FedKSeedError(
                 f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
                 "clients need nothing new"
@@ -78,7 +128,9 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
         return []
     if not hosts:
         raise FedKSeedError(f"{path} is to be made: under which name do clients reach the server? Give --host")
-    ca, ca_key = _certificate(directory / "ca.pem"), _key(directory / "ca.key")
+    if not (directory / "ca.key").exists():
+        raise FedKSeedError(f"{path} is to be made, and {directory / 'ca.key'} must sign it: bring it back until then")
+    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
     _require_valid(directory / "ca.pem", ca, now)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
@@ -100,14 +152,12 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     """
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
-            raise FedKSeedError(
-                f"there is no {directory / name}; make it with: fedkseed certs {directory} --clients N --host NAME"
-            )
+            raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
     now, path = now or datetime.now(UTC), directory / "server.pem"
-    certificate = _certificate(path)
-    _require_valid(directory / "ca.pem", _certificate(directory / "ca.pem"), now)
-    _require_valid(path, certificate, now)
-    left = certificate.not_valid_after_utc - now
+    own = certificate(path)
+    _require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
+    _require_valid(path, own, now)
+    left = own.not_valid_after_utc - now
     return (
         f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
     )
@@ -123,13 +173,13 @@ def public_keys(directory: Path) -> list[Path]:
     ordered = [f"client-{number}.pub" for number in range(len(found))]
     if not found or set(ordered) != found:
         lacking = next((name for name in ordered if name not in found), "client-0.pub")
-        raise FedKSeedError(f"there is no {directory / lacking}; make it with: fedkseed certs {directory} --clients N")
+        raise FedKSeedError(f"there is no {directory / lacking}; add it with: fedkseed certs add {directory} FILE.pub")
     return [directory / name for name in ordered]
 
 
-def names(certificate: x509.Certificate) -> list[str]:
+def names(own: x509.Certificate) -> list[str]:
     """The hosts that a certificate is for."""
-    extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    extension = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     return [*extension.get_values_for_type(x509.DNSName), *map(str, extension.get_values_for_type(x509.IPAddress))]
 
 
@@ -181,27 +231,8 @@ def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
     return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
 
 
-def _key(path: Path) -> ec.EllipticCurvePrivateKey:
-    try:
-        with border(f"can't read {path}"):
-            key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (ValueError, TypeError) as error:
-        raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedKSeedError(f"{path} holds a key of another kind than elliptic curves")
-    return key
-
-
-def _certificate(path: Path) -> x509.Certificate:
-    try:
-        with border(f"can't read {path}"):
-            return x509.load_pem_x509_certificate(path.read_bytes())
-    except ValueError as error:
-        raise FedKSeedError(f"{path} holds no certificate that can be read: {error}") from error
-
-
-def _require_valid(path: Path, certificate: x509.Certificate, now: datetime) -> None:
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+def _require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
+    begin, end = own.not_valid_before_utc, own.not_valid_after_utc
     if not begin <= now <= end:
         raise FedKSeedError(
             f"{path} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and today is {now:%Y-%m-%d}; make another, or "

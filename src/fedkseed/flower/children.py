@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError
-from ..files import border
+from ..files import border, private
 from .compat import QUIET
 
 GRACE = 10.0  # seconds for a process to end by itself before it is killed
@@ -52,7 +52,7 @@ class Child:
         self.process: subprocess.Popen | None = None
 
     def start(self) -> None:
-        with border(f"can't start {self.name}"), self.log.open("ab") as log:
+        with border(f"can't start {self.name}"), open(self.log, "ab", opener=private) as log:
             log.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} {self.name}\n".encode())
             log.flush()
             self.process = subprocess.Popen(  # noqa: S603 - a program of Flower's or nginx, and paths

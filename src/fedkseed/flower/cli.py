@@ -1,40 +1,134 @@
-"""The three commands of a federation over a network: certs, server, client."""
+"""The commands of a federation over a network: certs make, certs request, certs add, server, client."""
 
+import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from ..errors import FedKSeedError
 from ..tools.display import Bars, console
 from .compat import require_flower
 
+CERTS = """Make, request and add the keys of a federation, in four steps.
 
-def certs(
+\b
+1. The server's owner makes the server's keys and certificates:
+       fedkseed certs keys --host fl.example.org
+
+\b
+2. Each client makes a key, keeps it, and sends my-key.pub to the server's owner:
+       fedkseed certs request --key my-key
+
+\b
+3. The owner takes it in, compares its fingerprint with the client's, and sends keys/ca.pem in return:
+       fedkseed certs add keys my-key.pub
+
+\b
+4. Both start:
+       fedkseed server RECIPE --certs keys
+       fedkseed client --key my-key --ca ca.pem --server fl.example.org:8443 --data FILE
+
+`fedkseed certs DIRECTORY` is short for `fedkseed certs make DIRECTORY`.
+"""
+
+
+class DirectoryFirst(TyperGroup):
+    """Commands of which `make` may be left out, where the first word is a directory."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] != "--help":
+            args = ["make", *args]
+        return super().parse_args(ctx, args)
+
+
+def make(
     directory: Annotated[Path, typer.Argument(help="Directory for keys and certificates; made if it is missing.")],
-    clients: Annotated[int, typer.Option(help="Number of clients; each gets a key.", min=1)],
+    clients: Annotated[
+        int,
+        typer.Option(
+            help="Number of clients that have a key in the end. Private keys that are missing are made here, so that "
+            "whoever has this machine can act as these clients; `request` and `add` do without.",
+            min=0,
+        ),
+    ] = 0,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A host name or address under which clients reach the server; may be repeated."),
     ] = None,
     days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.", min=1)] = 365,
 ) -> None:
-    """Make the keys of a federation: a certificate authority, the server's certificate, a key for each client.
+    """Make a certificate authority and the server's certificate, on the server's machine.
 
-    Existing files are never overwritten. For more clients, call the command again with a larger --clients. To renew
-    the server's certificate, remove server.pem and server.key first, and give --host again. The server keeps the
-    directory; client K gets two of its files, client-K and ca.pem.
+    Existing files are never overwritten. To renew the server's certificate, remove server.pem and server.key first,
+    bring ca.key back, and give --host again. The server keeps the directory; every client gets a copy of ca.pem.
     """
     require_flower()
-    from .certs import make
+    from . import certs
 
-    made = make(directory, clients, host or [], days)
+    made = certs.make(directory, clients, host or [], days)
     for path in made:
-        console.print(f"made {path}", highlight=False)
+        console.print(f"made {path}", highlight=False, soft_wrap=True)
     if not made:
         console.print(f"{directory} has all of it already", highlight=False)
+    if clients and any(path.name.startswith("client-") for path in made):
+        console.print(
+            "warning: the clients' private keys were made here, so this machine can act as any of these clients. Give "
+            "client-K to its client and remove it here, or let clients make their own: fedkseed certs request",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if any(path.name == "ca.key" for path in made):
+        console.print(
+            f"warning: whoever has {directory / 'ca.key'} can act as the server. No other command needs it: keep it on "
+            "another machine until the server's certificate is renewed",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def request(
+    key: Annotated[
+        Path, typer.Option(help="File for the new private key; its public half gets the same name and .pub.")
+    ],
+) -> None:
+    """Make a client's key pair, on the client's machine.
+
+    Send the public file to the server's owner, who answers with ca.pem. The private file stays on this machine.
+    """
+    require_flower()
+    from . import certs
+
+    public = certs.request(key)
+    console.print(
+        f"made {key}, which stays on this machine\nmade {public}: send it to the server's owner, with the fingerprint "
+        f"over another channel\nfingerprint {certs.shown(public)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def add(
+    directory: Annotated[Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")],
+    file: Annotated[Path, typer.Argument(help="A client's public file, as made by `fedkseed certs request`.")],
+) -> None:
+    """Take a client's public key into the server's directory, under the next number.
+
+    Clients that are added after a run has begun take part in new runs.
+    """
+    require_flower()
+    from . import certs
+
+    public = certs.add(directory, file)
+    console.print(
+        f"{file} is now {public}: compare the fingerprint with its owner, and send back {directory / 'ca.pem'}\n"
+        f"fingerprint {certs.shown(public)}",
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def server(
@@ -62,7 +156,7 @@ def server(
     from ..tools.display import print_result
     from .server.processes import Host
 
-    _stop_when_told()
+    _prepare()
     wanted, directory = load_recipe(recipe).absolute(), output or Path("runs") / recipe.stem
     if (directory / "recipe.toml").exists():
         store = Store(directory)
@@ -91,8 +185,8 @@ def server(
 def client(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
     data: Annotated[str, typer.Option(help="File of this client's own examples: .jsonl, .jsonl.gz or .parquet.")],
-    key: Annotated[Path, typer.Option(help="This client's private key: the file client-K made by `fedkseed certs`.")],
-    ca: Annotated[Path, typer.Option(help="The authority's certificate: the file ca.pem made by `fedkseed certs`.")],
+    key: Annotated[Path, typer.Option(help="This client's private key, as made by `fedkseed certs request`.")],
+    ca: Annotated[Path, typer.Option(help="The authority's certificate: ca.pem of the server's owner.")],
     model: Annotated[
         str | None,
         typer.Option(
@@ -121,7 +215,7 @@ def client(
     from .client.consent import Owner
     from .client.supervisor import Connection, Node
 
-    _stop_when_told()
+    _prepare()
     path = Path(data).expanduser()
     place = Path(model).expanduser() if model is not None else None
     owner = Owner(
@@ -143,8 +237,12 @@ def _largest(algorithm: str) -> str:
     return "8m" if algorithm_of(algorithm).pooled else "2g"
 
 
-def _stop_when_told() -> None:
-    """Let SIGTERM end a command as Ctrl-C does: children are ended, then a line is printed."""
+def _prepare() -> None:
+    """Keep all files of a command and its children private, and let SIGTERM end it as Ctrl-C does.
+
+    Ctrl-C ends the children first, and prints a line.
+    """
+    os.umask(0o077)  # files of Flower's own: its database, its logs
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

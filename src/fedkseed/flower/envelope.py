@@ -1,10 +1,13 @@
 """Envelopes of messages: a task to a client and its reply, in Flower's records and on a worker's socket alike.
 
     task     "FKSt", version, 0, client u32, seconds f32, digest of the recipe (16 bytes), length of the recipe u32,
-             the recipe (TOML, or nothing if the client has it), the message
-    reply    "FKSt", version, status, the message, or a text if the status is not DONE
+             length of the certificate u16, nonce of the run (16), issued u64, the recipe (TOML, or nothing if the
+             client has it), the certificate (DER, of the server, with a recipe only), the message, the signature (64)
+    reply    "FKSt", version, status; then, if the status is DONE, the client's signature (64) and the message, else a
+             text
 
-The layout of a reply never changes, so that parties of different versions can read each other's refusals.
+A signature of zeros stands for none; signatures.py says what is signed. The layout of a refusal never changes, so that
+parties of different versions can read each other's.
 """
 
 import hashlib
@@ -12,13 +15,17 @@ import math
 import struct
 from dataclasses import dataclass
 from enum import IntEnum
+from itertools import pairwise
 
 from ..errors import FedKSeedError
 
-MAGIC, VERSION = b"FKSt", 1
+MAGIC, VERSION = b"FKSt", 2
 HEAD = struct.Struct("<4sBB")
-TASK = struct.Struct("<If16sI")  # client, seconds, digest, bytes of the recipe
+TASK = struct.Struct("<If16sIH16sQ")  # client, seconds, digest, bytes of recipe and certificate, nonce, issued
+UNSIGNED = bytes(64)  # in place of a signature
+NO_NONCE = bytes(16)
 MAX_RECIPE = 1 << 16  # bytes
+MAX_CERTIFICATE = (1 << 16) - 1  # bytes
 MAX_TEXT = 1000  # characters of another party's text that are shown
 
 
@@ -40,6 +47,10 @@ class Task:
     digest: bytes  # of the recipe
     recipe: bytes  # TOML; empty: that of the task before
     message: bytes
+    nonce: bytes = NO_NONCE  # of the run
+    issued: int = 0  # nanoseconds since 1970, greater from task to task
+    certificate: bytes = b""  # the server's, DER; empty: that of the task before
+    signature: bytes = UNSIGNED  # the server's
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
@@ -48,10 +59,23 @@ class Task:
             raise FedKSeedError(f"a task's recipe has at most {MAX_RECIPE} bytes, got {len(self.recipe)}")
         if self.recipe and self.digest != digest_of(self.recipe):
             raise FedKSeedError("a task's recipe does not have the digest that it names")
+        if len(self.certificate) > MAX_CERTIFICATE:
+            raise FedKSeedError(f"a certificate has at most {MAX_CERTIFICATE} bytes, got {len(self.certificate)}")
 
     def encode(self) -> bytes:
-        head = HEAD.pack(MAGIC, VERSION, 0)
-        return head + TASK.pack(self.client, self.seconds, self.digest, len(self.recipe)) + self.recipe + self.message
+        return b"".join((*self._parts(), self.signature))
+
+    def hashed(self) -> bytes:
+        """SHA-256 of the encoded task without its signature."""
+        made = hashlib.sha256()
+        for part in self._parts():  # not joined: messages of weights have gigabytes
+            made.update(part)
+        return made.digest()
+
+    def _parts(self) -> tuple[bytes, ...]:
+        sizes = len(self.recipe), len(self.certificate)
+        fixed = TASK.pack(self.client, self.seconds, self.digest, *sizes, self.nonce, self.issued)
+        return HEAD.pack(MAGIC, VERSION, 0), fixed, self.recipe, self.certificate, self.message
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
@@ -60,14 +84,22 @@ class Task:
         Raises:
             FedKSeedError: the task is of another version, cut short, or has values that are not allowed.
         """
-        _, rest = _open(data)
-        if len(rest) < TASK.size:
-            raise FedKSeedError(f"a task has at least {HEAD.size + TASK.size} bytes, got {len(data)}")
-        client, seconds, digest, size = TASK.unpack_from(rest)
-        if size > len(rest) - TASK.size:
-            raise FedKSeedError(f"a task announces a recipe of {size} bytes, {len(rest) - TASK.size} are there")
-        recipe, message = rest[TASK.size : TASK.size + size], rest[TASK.size + size :]
-        return cls(client, seconds, digest, bytes(recipe), bytes(message))
+        zero, rest = _open(data)
+        fixed = TASK.size + len(UNSIGNED)
+        if zero or len(rest) < fixed:
+            raise FedKSeedError(
+                f"a task has status 0 and at least {HEAD.size + fixed} bytes, got status {zero} and {len(data)} bytes"
+            )
+        client, seconds, digest, recipe, certificate, nonce, issued = TASK.unpack_from(rest)
+        if recipe + certificate > len(rest) - fixed:
+            raise FedKSeedError(
+                f"a task announces a recipe of {recipe} bytes and a certificate of {certificate}, "
+                f"{len(rest) - fixed} are there"
+            )
+        ends = (0, recipe, recipe + certificate, len(rest) - fixed, len(rest) - TASK.size)
+        parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
+        text, proof, message, signature = parts
+        return cls(client, seconds, digest, text, message, nonce, issued, proof, signature)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +109,11 @@ class Reply:
     status: Status
     message: bytes = b""  # if DONE
     text: str = ""  # else
+    signature: bytes = UNSIGNED  # the client's, if DONE
 
     def encode(self) -> bytes:
-        body = self.message if self.status is Status.DONE else self.text.encode()
-        return HEAD.pack(MAGIC, VERSION, self.status) + body
+        body = (self.signature, self.message) if self.status is Status.DONE else (self.text.encode(),)
+        return b"".join((HEAD.pack(MAGIC, VERSION, self.status), *body))
 
     @classmethod
     def decode(cls, data: bytes) -> "Reply":
@@ -94,7 +127,9 @@ class Reply:
             raise FedKSeedError(f"a reply has status 0 to {max(Status)}, got {number}")
         status = Status(number)
         if status is Status.DONE:
-            return cls(status, bytes(rest))
+            if len(rest) < len(UNSIGNED):
+                raise FedKSeedError(f"an answer begins with a signature of {len(UNSIGNED)} bytes, got {len(rest)}")
+            return cls(status, bytes(rest[len(UNSIGNED) :]), signature=bytes(rest[: len(UNSIGNED)]))
         return cls(status, text=shown(bytes(rest[: 4 * MAX_TEXT]).decode(errors="replace")))
 
 

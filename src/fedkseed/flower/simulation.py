@@ -34,12 +34,12 @@ class Virtual:
     def __init__(self, recipe: bytes) -> None:
         self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
         simulation = self.simulation
         parts = simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):
             client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)
-            return answer(simulation.strategy, task.message, client)
+            return task.message, answer(simulation.strategy, task.message, client)
 
 
 _worker = Worker(Virtual)  # of this process: models stay loaded from round to round

@@ -205,7 +205,7 @@ def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], com
     if known.get("of") != of:
         with Bars(1) as bars:
             known = {"of": of, "rows": kind.gather(experiment, given, bars.note)}
-        write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode())
+        write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode(), 0o666)
     table, draw = kind.show(experiment, known["rows"])
     _write(experiment, folder, table, command, [])
     if draw is not None:
@@ -230,7 +230,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
         "machine": platform.machine(),
         "runs": list(runs),
     }
-    write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode())
+    write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
 
 
 def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:

@@ -173,8 +173,8 @@ class Table:
         return text.getvalue()
 
     def write(self, folder: Path, title: str, stem: str = "table") -> None:
-        write_atomically(folder / f"{stem}.md", self.markdown(title).encode())
-        write_atomically(folder / f"{stem}.csv", self.csv().encode())
+        write_atomically(folder / f"{stem}.md", self.markdown(title).encode(), 0o666)
+        write_atomically(folder / f"{stem}.csv", self.csv().encode(), 0o666)
 
 
 def _flat(row: Mapping[str, Cell]) -> dict[str, Any]:

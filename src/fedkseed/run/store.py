@@ -9,7 +9,8 @@
                           asynchronous round still train with
     lock                  held by the process that works on the run
 
-The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them.
+The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them. All
+files are for their owner alone.
 
 Everything has a digest, and those of the rounds are a chain (chain.py): a run in which one bit has changed is refused.
 """
@@ -19,7 +20,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,7 +30,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ..errors import FedKSeedError
-from ..files import border, exclusive, write_atomically
+from ..files import border, exclusive, private, sweep, write_atomically
 from ..recipe.reading import load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report
@@ -72,7 +73,7 @@ class Store:
             FedKSeedError: the directory holds a run, is locked by another process, or can't be written.
         """
         with border(f"can't make the run's directory {directory}"):
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _lock(directory):
             cls.require_new(directory)
             write_atomically(directory / "recipe.toml", recipe.encode())
@@ -238,7 +239,10 @@ class Store:
                 if old not in {self._large(state.round - back) for back in range(keep)}:
                     old.unlink(missing_ok=True)
         if text is not None:
-            with border(f"can't write {self.metrics}"), self.metrics.open("a", encoding="utf-8") as file:
+            with (
+                border(f"can't write {self.metrics}"),
+                open(self.metrics, "a", encoding="utf-8", opener=private) as file,
+            ):
                 file.write(text + "\n")
 
     def state(self, kind: type[State], done: int | None = None) -> State | None:
@@ -350,6 +354,9 @@ class Store:
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which is on disk when it ends: synchronous=FULL syncs the journal and the file."""
+        if not self._database.exists():  # SQLite would make it for all to read; its journals get the same permissions
+            with border(f"can't make {self._database}"), open(self._database, "ab", opener=private):
+                pass
         with border(f"can't use {self._database}"), closing(sqlite3.connect(self._database, timeout=10)) as database:
             database.execute("PRAGMA synchronous = FULL")
             database.executescript(SCHEMA)
@@ -357,9 +364,12 @@ class Store:
                 yield database
 
 
-def _lock(directory: Path) -> AbstractContextManager[None]:
+@contextmanager
+def _lock(directory: Path) -> Iterator[None]:
     taken = f"another process is working on {directory}; wait for it, or stop it and use `fedkseed resume`"
-    return exclusive(directory / "lock", taken)
+    with exclusive(directory / "lock", taken):
+        sweep(directory, "state-*.safetensors", "adapter.safetensors", "model")
+        yield
 
 
 @dataclass(frozen=True, slots=True)

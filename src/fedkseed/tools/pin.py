@@ -35,5 +35,5 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, object]:
         document = tomlkit.parse(path.read_bytes().decode())
     table: Any = document["model"]
     table.update(found)
-    write_atomically(path.resolve(), tomlkit.dumps(document).encode())
+    write_atomically(path.resolve(), tomlkit.dumps(document).encode(), 0o666)
     return found

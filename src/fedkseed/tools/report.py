@@ -94,7 +94,7 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
     """
     if output.is_dir():
         raise FedKSeedError(f"{output} is a directory; name the file to write, as {output / 'report.html'}")
-    write_atomically(output, page(runs).encode())
+    write_atomically(output, page(runs).encode(), 0o666)
 
 
 def page(runs: Sequence[Path]) -> str:

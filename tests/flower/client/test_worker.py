@@ -18,6 +18,7 @@ from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError, decode, encode
 from fedkseed.files import locked
+from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client.app import relay
@@ -25,6 +26,7 @@ from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.worker import AbandonedError, Member, Worker, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
+from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
@@ -86,6 +88,30 @@ def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(direc
     assert stat.S_IMODE((directory / sockets.SOCKET).stat().st_mode) == 0o600
     with pytest.raises(FedKSeedError, match="another worker runs in"):
         serve(directory)
+
+
+def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_nothing(owner, first, tmp_path):
+    """The real process: the attacker has the node id of client 1, and so reaches its ClientApp."""
+    make(keys := tmp_path / "keys", 2, ["localhost"], 2)
+    Settings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
+    publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
+    genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
+    attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
+    try:
+        for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
+            reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
+            assert reply.status is Status.REFUSED
+            assert "is not signed" in reply.text
+        task = genuine.signed(first)
+        reply = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        genuine.require(1, task.message, reply.message, reply.signature)
+        again = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        assert (again.status, again.text[:18]) == (Status.FAILED, "the task was issue")
+    finally:
+        lock = tmp_path / "c" / sockets.LOCK
+        if locked(lock):
+            os.kill(int(lock.read_text()), signal.SIGKILL)
+            client_app._started[-1].wait(60)
 
 
 def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(directory, first):

@@ -170,7 +170,7 @@ def test_a_key_that_others_can_read_or_that_is_not_there_is_refused(tmp_path):
     make(tmp_path, 1, ["localhost"], 2)
     ca, key = tmp_path / "ca.pem", tmp_path / "client-0"
     Connection("localhost:1", ca, key)
-    with pytest.raises(FedKSeedError, match="whoever runs the server makes it"):
+    with pytest.raises(FedKSeedError, match="`fedkseed certs request` makes a key"):
         Connection("localhost:1", ca, tmp_path / "client-7")
     key.chmod(0o644)
     with pytest.raises(FedKSeedError, match=f"others can read the key {key}; keep it to yourself: chmod 600"):
@@ -383,7 +383,7 @@ def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(mon
             raise FedKSeedError("no processes here")
 
     monkeypatch.setattr(host, "Host", Gone)
-    monkeypatch.setattr(commands, "_stop_when_told", lambda: None)
+    monkeypatch.setattr(commands, "_prepare", lambda: None)
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     for text, match, minimum in (
         (setting.text("minimum = 3"), "no processes here", 3),

@@ -12,7 +12,7 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from ...errors import FedKSeedError
-from ...files import locked
+from ...files import locked, private
 from ..envelope import Reply, Status, Task
 from ..messages import packed, unpacked
 from . import sockets
@@ -80,7 +80,7 @@ _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is c
 
 def start_worker(directory: Path) -> subprocess.Popen:
     """Start a worker that outlives this process."""
-    with (directory / sockets.LOG).open("ab") as log:
+    with open(directory / sockets.LOG, "ab", opener=private) as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
             [sys.executable, "-m", "fedkseed.flower.client.worker", str(directory)],
             stdin=subprocess.DEVNULL,

@@ -12,6 +12,7 @@ from ...recipe.reading import parse
 from ...recipe.schema import Recipe
 from ...wire.records import MAX_SCALARS
 from ..recipes import require_networked
+from ..signatures import ClientSigning, certificate, private_key
 
 SETTINGS = "owner.json"  # in the directory of a client
 MOST = {  # limits of settings that take memory or threads at once; the time of a task is the server's choice
@@ -43,6 +44,12 @@ class Settings:
 
     owner: Owner
     idle: float = 1800.0  # seconds without a task after which the worker ends
+    key: str | None = None  # file of the private key that signs answers
+    ca: str | None = None  # file of the authority; None, as the key: tasks need no signature, and answers get none
+
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.ca is None):
+            raise FedKSeedError(f"a client has a key and a ca, or neither; got key = {self.key}, ca = {self.ca}")
 
     def write(self, directory: Path) -> None:
         """Make the directory, for this user alone, and write the settings into it."""
@@ -55,7 +62,17 @@ class Settings:
     def read(cls, directory: Path) -> "Settings":
         with border(f"can't read {directory / SETTINGS}"):
             table = json.loads((directory / SETTINGS).read_bytes())
-        return cls(Owner(**table["owner"]), table["idle"])
+        return cls(Owner(**table.pop("owner")), **table)
+
+    def signing(self) -> ClientSigning | None:
+        """The verification of tasks and signing of answers by the files of these settings.
+
+        Raises:
+            FedKSeedError: a file can't be read.
+        """
+        if self.key is None or self.ca is None:
+            return None
+        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)))
 
 
 def consented(recipe: bytes, owner: Owner) -> Recipe:

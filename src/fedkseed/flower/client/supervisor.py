@@ -46,7 +46,10 @@ class Connection:
             raise FedKSeedError(f"a server is HOST:PORT, got {self.server!r}")
         for path in (self.ca, self.key):
             if not path.is_file():
-                raise FedKSeedError(f"there is no file {path}; whoever runs the server makes it with: fedkseed certs")
+                raise FedKSeedError(
+                    f"there is no file {path}; `fedkseed certs request` makes a key, and whoever runs the server has "
+                    "ca.pem"
+                )
         if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
             raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
 
@@ -72,7 +75,8 @@ class Node:
 
     def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
         self.directory, self.connection = directory.resolve(), connection
-        self.settings = Settings(owner, idle)
+        self.settings = Settings(owner, idle, str(connection.key.resolve()), str(connection.ca.resolve()))
+        self.settings.signing()  # a key of another kind is refused now, and not by each worker
         sockets.place(self.directory)
 
     def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:

@@ -28,7 +28,8 @@ from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
 from ...wire.delta import lack, restore
-from ..envelope import Reply, Status, Task
+from ..envelope import UNSIGNED, Reply, Status, Task
+from ..signatures import ClientSigning
 from . import sockets
 from .consent import Owner, Settings, consented
 
@@ -51,11 +52,11 @@ class Member:
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes:
-        """The message that client `task.client` sends in answer to a task."""
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
+        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it."""
         whole = restore(task.message, self._kept)
         if whole is None:
-            return lack(task.message, task.client)
+            return task.message, lack(task.message, task.client)
         if self.setup.algorithm.pooled:  # kilobytes
             self._kept = whole
         count = self.recipe.clients.count
@@ -63,13 +64,13 @@ class Member:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with computing_with(self.threads):
             client = self.setup.client(task.client, count, self.examples, on_step)
-            return answer(self.setup.strategy, whole, client)
+            return whole, answer(self.setup.strategy, whole, client)
 
 
 class Follower(Protocol):
     """One client or several, with a recipe and a model."""
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> bytes: ...
+    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]: ...
 
 
 class Worker:
@@ -77,13 +78,14 @@ class Worker:
 
     Args:
         follow: makes a client that follows a given recipe.
+        signing: verifies tasks and signs answers; None: tasks are taken from whoever hands them in.
     """
 
-    def __init__(self, follow: Callable[[bytes], Follower]) -> None:
-        self.follow = follow
+    def __init__(self, follow: Callable[[bytes], Follower], signing: ClientSigning | None = None) -> None:
+        self.follow, self.signing = follow, signing
         self._digest = b""
         self._follower: Follower | None = None
-        self._last: tuple[tuple[int, bytes], Reply] | None = None  # key of the last task, and the reply to it
+        self._last: tuple[tuple[int, bytes, bytes], Reply] | None = None  # key of the last task, and the reply to it
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
@@ -97,6 +99,9 @@ class Worker:
         begin = time.monotonic()
         try:
             task = Task.decode(data)
+            # Before anything of the task is used: it may come from another member, in the server's name.
+            if self.signing is not None and (refusal := self.signing.refusal(task)) is not None:
+                return refusal
 
             def on_step(loss: float) -> None:
                 if gone() or time.monotonic() - begin > task.seconds:
@@ -107,11 +112,13 @@ class Worker:
                 self._follower, self._digest = self.follow(task.recipe), task.digest
             if self._follower is None or task.digest != self._digest:
                 return Reply(Status.UNPREPARED)
-            key = task.client, hashlib.sha256(task.message).digest()
+            key = task.client, task.nonce, hashlib.sha256(task.message).digest()
             if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
                 return self._last[1]
             self._last = None
-            reply = Reply(Status.DONE, self._follower.answer(task, on_step))
+            broadcast, made = self._follower.answer(task, on_step)
+            signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
+            reply = Reply(Status.DONE, made, signature=signature)
             if len(reply.message) <= REMEMBERED:
                 self._last = key, reply
             return reply
@@ -134,7 +141,7 @@ def serve(directory: Path) -> None:
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        worker = Worker(partial(Member, settings.owner))
+        worker = Worker(partial(Member, settings.owner), settings.signing())
         listener.settimeout(settings.idle)
         while True:
             try:

@@ -1,5 +1,6 @@
 """The ServerApp for Flower: continues a run from its last committed round, in any Flower run that starts it."""
 
+import secrets
 import signal
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from ...run.store import Store
 from ...run.watchers import Progress, Silent
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
+from ..envelope import NO_NONCE
 from ..recipes import recipe_for_clients
+from ..signatures import ServerSigning
 from .clients import Numbers, Remote
 from .rounds import federation
 from .status_file import Journal
@@ -47,4 +50,13 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
         text = recipe_for_clients(recipe, numbers.count)
         remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
-        return work(store, federation(recipe, remote, progress))
+        parts = federation(recipe, remote, progress)
+        remote.signing = ServerSigning.read(directory / "flower", _nonce(store))
+        return work(store, parts)
+
+
+def _nonce(store: Store) -> bytes:
+    """The random bytes that tell this run's tasks and answers from those of any other run."""
+    if (known := store.recall("nonce")) is None:
+        store.remember("nonce", known := secrets.token_bytes(len(NO_NONCE)).hex())
+    return bytes.fromhex(known)

@@ -20,9 +20,12 @@ from ...errors import FedKSeedError
 from ...files import border, write_atomically
 from ...recipe.schema import Network
 from ...run.watchers import Progress
+from ...wire.codec import kind_of
+from ...wire.records import Lack
 from ..compat import AGAIN, ERRORS, GONE, LATE, MAX_MESSAGE
 from ..envelope import Reply, Status, Task, digest_of, shown
 from ..messages import packed, unpacked
+from ..signatures import ServerSigning
 
 NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds between two looks for answers; 3 in Flower's own loop
@@ -104,13 +107,16 @@ class Remote:
     Args:
         recipe: the clients' recipe as TOML; sent to each client once, and again to clients that have lost it.
         minimum: number of connected clients with which the run can begin.
+        signing: signs tasks and verifies answers; None: both travel unsigned.
     """
 
     def __init__(
-        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress
-    ) -> None:
+        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress,
+        signing: ServerSigning | None = None,
+    ) -> None:  # fmt: skip
         self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
-        self.digest, self.minimum = digest_of(recipe), minimum
+        self.digest, self.minimum, self.signing = digest_of(recipe), minimum, signing
+        self.signatures: dict[int, bytes] = {}  # client -> signature of its accepted answer; the caller empties it
         self._asked: dict[str, Asked] = {}  # also tasks of earlier rounds, so that late answers can be reported
         self._holding: set[int] = set()  # clients that have answered, and so hold the recipe
         self._strangers: set[int] = set()  # nodes that are no clients and were reported
@@ -151,13 +157,15 @@ class Remote:
         return self._online
 
     def transport(
-        self, round_: int, sent: Mapping[int, bytes], minimum: int, check: Check
-    ) -> Iterator[tuple[int, bytes]]:
+        self, round_: int, sent: Mapping[int, bytes], minimum: int, check: Check,
+        whole: Mapping[int, bytes] | None = None,
+    ) -> Iterator[tuple[int, bytes]]:  # fmt: skip
         """Carry the messages of a round and yield (client, its answer) as answers come.
 
         Args:
             minimum: number of answers needed, or all if fewer are asked. Connected clients are waited for even if 0.
             check: raises `FedKSeedError` if an answer can't be used.
+            whole: by client: the message that a difference in `sent` restores, which is what a client signs.
 
         Raises:
             FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
@@ -174,7 +182,8 @@ class Remote:
                     f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
                     f"{self.options.deadline:g} s; trying again, {attempt + 1} of {self.options.attempts}"
                 )
-            for client, message in self._attempt(round_, sent, minimum, done, refused):
+            for client, outcome in self._attempt(round_, sent, whole or sent, minimum, done, refused):
+                message = outcome.message
                 try:
                     check(client, message)
                 except FedKSeedError as error:
@@ -182,6 +191,7 @@ class Remote:
                     self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
                     continue
                 done.add(client)
+                self.signatures[client] = outcome.signature
                 self.progress.advance()
                 yield client, message
             if len(done) >= minimum:
@@ -191,8 +201,9 @@ class Remote:
         raise self._too_few(round_, minimum, done, refused)
 
     def _attempt(
-        self, round_: int, sent: Mapping[int, bytes], minimum: int, done: set[int], refused: dict[int, str]
-    ) -> Iterator[tuple[int, bytes]]:
+        self, round_: int, sent: Mapping[int, bytes], whole: Mapping[int, bytes], minimum: int, done: set[int],
+        refused: dict[int, str],
+    ) -> Iterator[tuple[int, Reply]]:  # fmt: skip
         """Ask the clients of a round that have not answered, and again those that fail, until the deadline.
 
         The attempt ends before the deadline when no connected client owes an answer, and the others are not needed.
@@ -233,7 +244,9 @@ class Remote:
                 if client in done or client in refused:  # asked twice, although no message was lost
                     continue
                 if outcome.status is Status.DONE:
-                    yield client, outcome.message
+                    outcome = self._proven(client, outcome, sent[client], whole[client])
+                if outcome.status is Status.DONE:
+                    yield client, outcome
                 elif outcome.status is Status.REFUSED:
                     refused[client] = outcome.text
                     self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
@@ -252,7 +265,7 @@ class Remote:
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
-            data = task.encode()
+            data = (task if self.signing is None else self.signing.signed(task)).encode()
             if len(data) > MAX_MESSAGE:
                 raise FedKSeedError(f"Flower takes messages of {MAX_MESSAGE:,} bytes, this one has {len(data):,}")
             again = any((a.client, a.exchange) == (client, self._exchange) for a in self._asked.values())
@@ -299,6 +312,16 @@ class Remote:
             return Reply.decode(unpacked(message))
         except FedKSeedError as error:
             return Reply(Status.FAILED, text=f"its reply is broken: {error}")
+
+    def _proven(self, client: int, outcome: Reply, sent: bytes, whole: bytes) -> Reply:
+        """The answer of a client, or the reason why its signature can't be accepted."""
+        if self.signing is not None:
+            broadcast = sent if kind_of(outcome.message) is Lack else whole
+            try:
+                self.signing.require(client, broadcast, outcome.message, outcome.signature)
+            except FedKSeedError as error:
+                return Reply(Status.FAILED, text=str(error))
+        return outcome
 
     def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
         why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])

@@ -27,6 +27,7 @@ from ...run.watchers import Progress
 from .. import certs
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
 from ..compat import FLEET, KEEP_ALIVE, REGISTERED
+from ..signatures import ServerSigning
 from .clients import Numbers
 from .status_file import Follower
 
@@ -131,7 +132,8 @@ class Host:
             self.progress.note(warning)
         keys = certs.public_keys(self.keys)
         with border(f"can't make {self.folder}"):
-            (self.folder / "home").mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.folder / "home").mkdir(mode=0o700, exist_ok=True)
         taken = f"another server works on {self.directory}; stop it first"
         with exclusive(self.folder / "server.lock", taken), ExitStack() as stack:
             end = time.monotonic() + GRACE
@@ -294,6 +296,7 @@ class Host:
                 known[text] = self._node(key, {*known.values()})
                 write_atomically(self._nodes, json.dumps(known).encode())
         Numbers.register(self.directory, [known[text] for text in texts])
+        ServerSigning.write(self.folder, self.keys, texts)
 
     def _node(self, key: Path, others: set[int]) -> int:
         """Register a key, and return its node.

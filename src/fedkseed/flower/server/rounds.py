@@ -15,6 +15,7 @@ from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
 from ...strategy import COEFFICIENTS, Strategy
 from ...wire.codec import decode, encode, kind_of
+from ...wire.delta import restore
 from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
 from .clients import Remote
@@ -110,6 +111,7 @@ class Rounds:
             self.gathered = True
         asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size)
         needed = min(self.remote.minimum, len(asked))
+        self.remote.signatures.clear()
 
         def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             nonlocal needed
@@ -121,8 +123,16 @@ class Rounds:
                 else:
                     run_round(self.strategy, state, [client], lambda _: [(client, reply)])
 
-            for client, reply in self.remote.transport(state.round, sent, max(0, needed), check):
-                needed -= kind_of(reply) is not Lack
+            # A client signs what it has restored; most are sent the same difference, which is restored once.
+            differences = {client: data for client, data in sent.items() if kind_of(data) is Delta}
+            distinct = {data: client for client, data in differences.items()}
+            restored = {data: restore(data, self.kept[client]) or data for data, client in distinct.items()}
+            whole = {**sent, **{client: restored[data] for client, data in differences.items()}}
+            for client, reply in self.remote.transport(state.round, sent, max(0, needed), check, whole):
+                if kind_of(reply) is Lack:
+                    del self.remote.signatures[client]  # no upload, but a wish for the whole broadcast
+                else:
+                    needed -= 1
                 yield client, reply
 
         after, report = run_round(self.strategy, state, asked, transport, kept=self.kept)

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from ...errors import FedKSeedError
 from ...evaluation.statistics import Evaluation
-from ...files import border
+from ...files import border, part_of, private
 from ...round import Report
 from ...run.loop import Result
 from ...run.watchers import Progress
@@ -28,9 +28,9 @@ class Journal:
         self._file: TextIO | None = None
 
     def __enter__(self) -> "Journal":
-        part = self.path.with_suffix(".part")
+        part = part_of(self.path)
         with border(f"can't write {self.path}"):
-            self._file = part.open("w", encoding="utf-8")
+            self._file = open(part, "x", encoding="utf-8", opener=private)
             self._write("pid", os.getpid())
             part.replace(self.path)  # a new file, so that a follower reads it from its first line
         return self
