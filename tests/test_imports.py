@@ -32,7 +32,8 @@ round recipe.own_code recipe.schema recipe.algorithms recipe.reading data.readin
 data.natural_instructions evaluation.statistics run.loop run.store run.watchers run.metrics run.cohort
 tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
 flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
-flower.server.status_file flower.server.processes flower.client.app flower.client.consent flower.client.executor
+flower.server.status_file flower.server.processes flower.client.app flower.client.consent flower.client.policy
+flower.client.executor
 flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")

@@ -4,6 +4,7 @@ import fcntl
 import os
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,21 @@ def border(what: str) -> Iterator[None]:
     except (OSError, sqlite3.Error) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise FedKSeedError(f"{what}: {reason}; check the path, the permissions and the free space") from error
+
+
+def read_whole(path: Path, most: int, what: str) -> bytes:
+    """The content of a regular file; a device or a pipe, which may never end, is not read.
+
+    Raises:
+        FedKSeedError: it can't be read, is no regular file, or has more than `most` bytes; the text begins with `what`.
+    """
+    with border(f"can't read {what}"), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FedKSeedError(f"can't read {what}: it is no regular file; give the path of one")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FedKSeedError(f"can't read {what}: it has more than {most:,} bytes; is it the right file?")
+    return data
 
 
 def write_atomically(path: Path, data: bytes) -> None:
