@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from jinja2 import filters
-
 from ..errors import FedKSeedError
 from .batches import Encoded
 from .reading import Example
@@ -78,6 +76,8 @@ def _stepwise() -> Iterator[None]:
     Templates run in a sandbox without a limit of time, where two nested loops can take years. Steps are counted and not
     seconds, so that every machine ends the same templates.
     """
+    from jinja2 import filters
+
     left, before, own = MAX_STEPS, sys.gettrace(), ("<template>", filters.__file__)
 
     def step(frame: FrameType, event: str, argument: Any) -> Any:

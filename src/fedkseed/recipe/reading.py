@@ -45,7 +45,7 @@ def tables(data: bytes) -> dict[str, Any]:
     if len(data) > MAX_BYTES:
         raise FedKSeedError(f"not valid TOML of ours: at most {MAX_BYTES:,} bytes go, got {len(data):,}")
     if (dots := max(line.count(b".") for line in data.split(b"\n"))) > MAX_DOTS:
-        raise FedKSeedError(f"not valid TOML of ours: a line has {dots} dots, at most {MAX_DOTS} go")
+        raise FedKSeedError(f"not valid TOML of ours: a line has {dots} dots, at most {MAX_DOTS} go; break it")
     try:
         return tomllib.loads(data.decode())
     except (ValueError, RecursionError) as error:  # of Unicode, of TOML, of a number of 5,000 digits; "[[[[["

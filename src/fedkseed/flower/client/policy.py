@@ -29,7 +29,8 @@ class Rows(Part):
     # rows have it; any value of any column would tell whether that value is there.
     held_out: tuple[str, ...] = ("summarization",)
     templates: tuple[Template, ...] = get_args(Template)  # all: they are fixed texts around the same rows
-    min_examples: Count = 10  # with fewer the client does not take part; it replaces [clients] min_examples
+    # With fewer, or fewer than the smallest batch, the client takes no part; it replaces [clients] min_examples.
+    min_examples: Count = 10
     max_tokens: Count = 2048  # the largest [data] max_tokens
     # Different choices of held_out, template, separator, protocol and max_tokens that are answered as long as the state
     # directory lives. Two that differ by one row show what this row adds.
@@ -49,7 +50,7 @@ class Work(Part):
     max_probes: Count = 256  # of a step: 8 of a batch of 4 raise the AUC from 0.605 to 0.770
     max_numbers: Count = 16_384  # of an answer of scalars or coefficients
     max_rounds: Count = 1000
-    max_seconds: Positive = 3600.0  # of a task
+    max_seconds: Positive = 3600.0  # of a task, looked at between two steps
 
     @field_validator("algorithms")
     @classmethod
@@ -90,7 +91,8 @@ class Policy(Part):
     def followed(self, recipe: Recipe) -> Recipe:
         """The recipe with the owner's columns and smallest number of examples."""
         data = recipe.data.model_copy(update={"columns": dict(self.data.columns)})
-        clients = recipe.clients.model_copy(update={"min_examples": self.data.min_examples})
+        least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
+        clients = recipe.clients.model_copy(update={"min_examples": least})
         return recipe.model_copy(update={"data": data, "clients": clients})
 
 
