@@ -33,7 +33,7 @@ data.natural_instructions evaluation.statistics run.loop run.store run.watchers 
 tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
 flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
 flower.server.status_file flower.server.processes flower.signatures flower.client.app flower.client.consent
-flower.client.executor flower.client.sockets flower.client.supervisor cli
+flower.client.policy flower.client.executor flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 

@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import sqlite3
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,6 +29,21 @@ def border(what: str) -> Iterator[None]:
 def private(path: str | Path, flags: int, mode: int = 0o600) -> int:
     """An opener for `open`: a new file is for its owner alone, and a symbolic link in the file's place is refused."""
     return os.open(path, flags | os.O_NOFOLLOW, mode)
+
+
+def read_whole(path: Path, most: int, what: str) -> bytes:
+    """The content of a regular file; a device or a pipe, which may never end, is not read.
+
+    Raises:
+        FedKSeedError: it can't be read, is no regular file, or has more than `most` bytes; the text begins with `what`.
+    """
+    with border(f"can't read {what}"), os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise FedKSeedError(f"can't read {what}: it is no regular file; give the path of one")
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise FedKSeedError(f"can't read {what}: it has more than {most:,} bytes; is it the right file?")
+    return data
 
 
 def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:

@@ -1,15 +1,20 @@
 """A data set of the same layout as Natural Instructions, small enough to count by hand."""
 
+import gzip
+import io
 import json
 import tarfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.data import natural_instructions
 from fedkseed.data.federated import Shares, share_out
-from fedkseed.data.natural_instructions import Subsample, read, split_lists, subsample
+from fedkseed.data.natural_instructions import MAX_FILE, Subsample, read, split_lists, subsample
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import parse
 
@@ -239,3 +244,53 @@ def test_a_missing_and_a_damaged_source_are_refused(folder, tmp_path):
         (tmp_path / f"{name}.tar.xz").write_bytes(content)
         with pytest.raises(FedKSeedError, match=f"{name}.tar.xz can't be read: .*get it again"):
             subsample(str(tmp_path / f"{name}.tar.xz"), 0)
+
+
+def header(name: str, size: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    """A file's header in an archive, of 512 bytes, with whatever size it claims."""
+    about = tarfile.TarInfo(name)
+    about.size, about.type = size, kind
+    return about.tobuf(tarfile.GNU_FORMAT)
+
+
+TARS = {
+    "a task of a terabyte": (header("x/splits/default/train_tasks.txt", 1 << 40), "claims 1,099,511,627,776"),
+    "a task larger than tasks are": (header("x/splits/default/train_tasks.txt", MAX_FILE + 1), "claims 268,435,457"),
+    "a header of a terabyte": (header("x", 1 << 40, tarfile.XHDTYPE), "one claims 1,099,511,627,776"),
+    "a long name of a terabyte": (header("x", 1 << 40, tarfile.GNUTYPE_LONGNAME), "one claims 1,099,511,627,776"),
+    "a file that goes back to itself": (header("x", -512), "claims -512"),
+    "a header that goes back to itself": (header("x", -1024, tarfile.XHDTYPE), "one claims -1,024"),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", TARS)
+def test_an_archive_that_claims_to_be_endless_is_refused(tmp_path, name, packed):
+    content, match = TARS[name]
+    content += bytes(10_240)
+    path = tmp_path / "bomb.tar"
+    path.write_bytes(gzip.compress(content) if packed else content)
+    with pytest.raises(FedKSeedError, match=match):
+        split_lists(str(path))
+
+
+def test_an_archive_of_many_names_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(natural_instructions, "MAX_MEMBERS", 100)
+    path = tmp_path / "bomb.tar.gz"
+    path.write_bytes(gzip.compress(b"".join(header(f"f{k}", 0) for k in range(102)) + bytes(1024)))
+    with pytest.raises(FedKSeedError, match=r"at most 100 files .* file 101, f100, claims 0"):
+        split_lists(str(path))
+
+
+def test_archives_with_flipped_bytes_are_read_or_refused(tmp_path):
+    rng, buffer = np.random.default_rng(6), io.BytesIO()
+    small = write(tmp_path / "small", {"a": 3}, {"b": 3})
+    with tarfile.open(fileobj=buffer, mode="w") as file:
+        file.add(small, ".")
+    for whole in (buffer.getvalue(), gzip.compress(buffer.getvalue())):
+        for _ in range(200):
+            flipped = bytearray(whole)
+            flipped[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+            (tmp_path / "a.tar").write_bytes(flipped)
+            with suppress(FedKSeedError):
+                subsample(str(tmp_path / "a.tar"), 0)

@@ -1,11 +1,15 @@
 import gzip
 import json
+import tracemalloc
+from contextlib import suppress
 
+import numpy as np
 import pytest
 from datasets import Dataset
 
 from fedkseed import FedKSeedError
-from fedkseed.data.reading import Example, read, read_folder
+from fedkseed.data import reading
+from fedkseed.data.reading import MAX_LINE, MAX_RATIO, SMALL, Example, read, read_folder
 
 GOOD = '{"instruction": "a", "response": "b"}'
 
@@ -79,3 +83,57 @@ def test_a_folder_is_one_client_a_file_in_the_order_of_names(tmp_path):
     assert [[e.instruction for e in part] for part in read_folder(str(tmp_path))] == [["a"], ["b"]]
     with pytest.raises(FedKSeedError, match="no folder with data files"):
         read_folder(str(tmp_path / "none"))
+
+
+def test_what_gzip_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path):
+    line = json.dumps({"instruction": "a", "response": "b" * 10_000}).encode() + b"\n"
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * (SMALL // len(line) + 2)))
+    assert (tmp_path / "bomb.jsonl.gz").stat().st_size * MAX_RATIO < SMALL
+    with pytest.raises(FedKSeedError, match=r"line 16.*: a file has at most 4,194,304 lines"):
+        read(str(tmp_path / "bomb.jsonl.gz"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
+    path = tmp_path / f"bomb.{ending}"
+    with gzip.open(path, "wb", 1) if ending.endswith("gz") else path.open("wb") as file:
+        for _ in range(8):
+            file.write(bytes(MAX_LINE))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedKSeedError, match="line 1: a line has at most 16,777,216 bytes"):
+            read(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_LINE
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_more_rows_than_fit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading, "MAX_ROWS", 2)
+    (tmp_path / "a.jsonl").write_text(f"{GOOD}\n" * 3)
+    Dataset.from_dict({"instruction": ["x"] * 3, "response": ["y"] * 3}).to_parquet(tmp_path / "a.parquet")
+    for name, match in (("a.jsonl", "line 3: a file has at most 2 lines"), ("a.parquet", "at most 2 rows .* has 3 of")):
+        with pytest.raises(FedKSeedError, match=match):
+            read(str(tmp_path / name))
+
+
+def test_a_device_is_no_data_file():
+    with pytest.raises(FedKSeedError, match="no data file at /dev/zero"):
+        read("/dev/zero")
+
+
+def test_files_with_flipped_bytes_are_read_or_refused(tmp_path):
+    """Of each kind of file 200, one byte of which is another."""
+    rng, path = np.random.default_rng(5), tmp_path / "a.jsonl"
+    rows = [{"instruction": f"q{k}", "response": "r" * k, "category": "c"} for k in range(1, 20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+        whole, damaged = (tmp_path / name).read_bytes(), tmp_path / f"damaged.{name}"
+        for _ in range(200 if name != "a.parquet" else 50):  # parquet's library takes longer
+            flipped = bytearray(whole)
+            flipped[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+            damaged.write_bytes(flipped)
+            with suppress(FedKSeedError):
+                read(str(damaged))

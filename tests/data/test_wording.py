@@ -1,4 +1,5 @@
 import itertools
+import sys
 
 import pytest
 import torch
@@ -96,6 +97,30 @@ def test_the_chat_template_is_the_tokenizers(tokenizer, monkeypatch):
         Wording("chat").prompt(Example("Q?", "x"), tokenizer)
     monkeypatch.setattr(tokenizer, "chat_template", "U:{{ messages[0]['content'] }}|A:")
     assert tokenizer.decode(Wording("chat").prompt(Example("Q?", "x", "C"), tokenizer)) == "U:Q?\n\nC|A:"
+
+
+ENDLESS = {  # chat templates that never end or never stop growing, and the words of their refusals
+    "two loops": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "20,000 steps"),
+    "a loop in a filter": ("{% for a in range(99999) %}{{ range(99999) | sum }}{% endfor %}", "20,000 steps"),
+    "a macro that calls itself": (
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "can't be used: RecursionError|steps",
+    ),
+    "a long answer": ("{{ 'x' * 99999 }}", "made 99,999 characters of 2"),
+    "a long template": ("x" * 70_000, "has 70,000 characters, at most 65,536 go"),
+    "a program that fails": ("{{ 1 / 0 }}", "can't be used: ZeroDivisionError"),
+    "one that wants out": ("{{ ''.__class__.__mro__ }}", "can't be used: SecurityError"),
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_chat_template_that_does_not_end_is_ended(tokenizer, monkeypatch, name):
+    template, match = ENDLESS[name]
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    before = sys.gettrace()
+    with pytest.raises(FedKSeedError, match=match):
+        Wording("chat").prompt(Example("Q?", "x"), tokenizer)
+    assert sys.gettrace() is before
 
 
 def test_an_unknown_template_is_refused():

@@ -16,17 +16,32 @@ from flwr.app import Message
 from fedkseed import start
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.flower.server.app import serve
 from fedkseed.flower.server.clients import Numbers
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.reading import parse, typed
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
 
 from ..conftest import recipe_text, rows
 
 NODES = (111, 222, 333)  # as Flower names them
+# Of clients with a dozen rows, which answer whatever the tests of the network ask for.
+POLICY = f"""
+[data]
+held_out = ["capital"]
+min_examples = 1
+[training]
+algorithms = {list(ALGORITHMS)}
+min_batch_size = 2
+min_steps = 1
+max_steps = 1000000
+max_numbers = 1000000
+"""
+OPEN = typed(Policy, loads(POLICY))
 
 
 @dataclass
@@ -70,7 +85,7 @@ class Setting:
             return directory
 
     def workers(self) -> dict[int, Worker]:
-        owners = [Owner(str(file), str(self.model)) for file in self.files]
+        owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
         return {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
 
     def deliver(self) -> Deliver:

@@ -14,6 +14,8 @@ from fedkseed.flower.certs import add, make, request
 from fedkseed.flower.children import free_port
 from fedkseed.run.store import Store
 
+from .conftest import POLICY
+
 START = 240.0  # seconds until everything is up on a busy machine with two cores
 
 
@@ -71,7 +73,7 @@ class Network:
     """A server and clients on this machine; tests start, kill and restart what they like.
 
     Args:
-        model: of the clients; None where an installed package carries the recipe's.
+        model: of the clients; None where an installed package carries the recipe's, and the default policy holds.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Network:
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
+        (folder / "policy.toml").write_text(POLICY)
         make(self.keys, 0, ["localhost", "127.0.0.1", *hosts], 2)
         (self.keys / "ca.key").unlink()  # no command below needs it
         for number in range(len(files)):  # each client makes its own, elsewhere
@@ -94,7 +97,7 @@ class Network:
         keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
         if self.model is not None:
-            own += ("--model", self.model)
+            own += ("--model", self.model, "--policy", self.folder / "policy.toml")
         address = ("--server", f"localhost:{self.port}")
         return self._start(within, f"client-{number}.log", "client", *address, *keys, *own, *more)
 

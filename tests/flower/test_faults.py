@@ -142,8 +142,12 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
         assert server.wait(LATER) == 0
         assert who(federation) == [[0, 1], [0, 1]]
         for number in (2, 3):
-            assert f"round 1: client {number} refuses: the message is for a base model with digest" in server.output
-        assert re.search(r"client 4 .*speaks version 2 of tasks, this one 9; install one release", server.output)
+            assert f"round 1: client {number} refuses: model" in server.output
+            log = (federation.state(number) / "worker.log").read_text()
+            assert "the message is for a base model with digest" in log
+        assert "round 1: client 4 refuses: release" in server.output
+        log = (federation.state(4) / "worker.log").read_text()
+        assert "speaks version 2 of tasks, this one 9; install one release" in log
 
 
 MARKS = {None: 1, "clients connect to port": 1, "all 3 clients are connected": 3, "local loss": 5}  # and how often

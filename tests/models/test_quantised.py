@@ -1,5 +1,6 @@
 """Base models that stay quantised: the library's values bit for bit, and tuning on top of them."""
 
+from contextlib import suppress
 from pathlib import Path
 
 import gguf
@@ -261,3 +262,15 @@ def test_a_recipe_with_a_quantised_base_that_would_be_written_is_refused(tmp_pat
     recipe.write_text(recipe_text(model_folder, data_file, name=change))
     with pytest.raises(FedKSeedError, match="set mode = 'streamed'"):
         load_recipe(recipe)
+
+
+def test_gguf_files_with_flipped_bytes_are_loaded_or_refused(file, tmp_path):
+    """Of the header, of which a byte says how many layers to build, and of what follows."""
+    rng, whole, path = np.random.default_rng(8), file.read_bytes(), tmp_path / "damaged.gguf"
+    ends = (24, 400, 2500, len(whole))
+    for k in range(200):
+        flipped = bytearray(whole)
+        flipped[rng.integers(ends[k % 4])] ^= int(rng.integers(1, 256))
+        path.write_bytes(flipped)
+        with suppress(FedKSeedError):
+            load_model(str(path), "float32", "as stored")

@@ -1,9 +1,12 @@
+import os
 import tomllib
+from contextlib import suppress
 
+import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, load_recipe
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.reading import MAX_BYTES, parse
 
 MODEL = {"model": {"name": "x"}}
 
@@ -15,9 +18,10 @@ def test_a_recipe_is_read_and_written_without_loss(recipe_file, tmp_path):
 
 
 def test_the_shipped_recipes_are_valid(request):
+    # Those of the paper are parts, see tests/paper.
     recipes = sorted(
-        (request.config.rootpath / "recipes").glob("*.toml")
-    )  # those of the paper are parts, see tests/paper
+        {*(request.config.rootpath / "recipes").glob("*.toml")} - {request.config.rootpath / "recipes/policy.toml"}
+    )
     assert [path.name for path in recipes if load_recipe(path)] == [path.name for path in recipes] != []
 
 
@@ -73,6 +77,33 @@ def test_a_missing_and_a_broken_file_are_refused(tmp_path):
     (tmp_path / "broken.toml").write_text("seed = = 1")
     with pytest.raises(FedKSeedError, match="not valid TOML"):
         load_recipe(tmp_path / "broken.toml")
+
+
+def test_a_recipe_is_a_regular_file_of_a_recipes_size(tmp_path):
+    """A device never ends, and a pipe may never begin."""
+    os.mkfifo(tmp_path / "pipe.toml")
+    for path in ("/dev/zero", tmp_path / "pipe.toml"):
+        with pytest.raises(FedKSeedError, match=r"can't read the recipe .*: it is no regular file"):
+            load_recipe(path)
+    (tmp_path / "long.toml").write_bytes(b"#" * (MAX_BYTES + 1))
+    with pytest.raises(FedKSeedError, match="it has more than 65,536 bytes"):
+        load_recipe(tmp_path / "long.toml")
+
+
+def test_recipes_with_flipped_bytes_are_read_or_refused(tmp_path, request):
+    rng, whole = np.random.default_rng(7), (request.config.rootpath / "recipes" / "mixed.toml").read_bytes()
+    for _ in range(400):
+        flipped = bytearray(whole)
+        flipped[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+        (tmp_path / "damaged.toml").write_bytes(flipped)
+        with suppress(FedKSeedError):
+            load_recipe(tmp_path / "damaged.toml")
+
+
+def test_a_separator_of_a_page_is_refused():
+    """One of 60 KB between each prompt and response made 5 GB of tokens."""
+    with pytest.raises(FedKSeedError, match=r"\[data\] separator: .* at most 64 characters"):
+        parse(MODEL | {"data": {"separator": "x" * 60_000}})
 
 
 NI = {"data": {"format": "natural-instructions"}, "clients": {"split": "tasks"}}

@@ -1,11 +1,14 @@
 """The 16 KB file: whole, for the right base, and giving the very model that was tuned."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save
 
 from fedkseed import Adapter, FedKSeedError, Pool, apply, hold
+from fedkseed.weights.adapter import _checksum
 from fedkseed.weights.layout import Layout
 
 from ..conftest import tiny_llama
@@ -91,6 +94,31 @@ def test_files_that_are_no_adapters_are_refused(tmp_path):
     (tmp_path / "text.safetensors").write_text("hello")
     with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
         Adapter.load(tmp_path / "text.safetensors")
+
+
+def test_files_that_are_made_to_harm_are_refused(tmp_path):
+    hostile = save({"coefficients": np.zeros(8, np.float32)}, metadata={"fedkseed": "[" * 100_000})
+    (tmp_path / "deep.safetensors").write_bytes(hostile)
+    with pytest.raises(FedKSeedError, match="not a whole fedkseed adapter"):
+        Adapter.load(tmp_path / "deep.safetensors")
+    with (tmp_path / "large.safetensors").open("wb") as file:
+        file.truncate(1 << 40)  # takes no space
+    for path in (tmp_path / "large.safetensors", Path("/dev/zero")):
+        with pytest.raises(FedKSeedError, match="is no adapter: one is a regular file of at most"):
+            Adapter.load(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"patterns": [1]}, {"patterns": 1}, {"pool": {"key": "x"}}, {"pool": []}, {"provenance": 3}],
+    ids=str,
+)
+def test_a_field_of_another_type_is_refused_also_with_a_checksum_that_fits(adapter, tmp_path, change):
+    about = adapter._about() | change
+    text = json.dumps({**about, "checksum": _checksum(about, adapter.coefficients)}, sort_keys=True)
+    (tmp_path / "a.safetensors").write_bytes(save({"coefficients": adapter.coefficients}, metadata={"fedkseed": text}))
+    with pytest.raises(FedKSeedError, match="lacks or mistakes a field"):
+        Adapter.load(tmp_path / "a.safetensors")
 
 
 def test_a_newer_format_is_refused(adapter, tmp_path, monkeypatch):

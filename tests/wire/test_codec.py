@@ -2,6 +2,7 @@
 
 import json
 import struct
+import tracemalloc
 import zlib
 from contextlib import suppress
 
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, Upload, decode, encode
 from fedkseed.randomness import draw_directions
 from fedkseed.tools.fuzz import specimens
-from fedkseed.wire.codec import KINDS
+from fedkseed.wire import codec
+from fedkseed.wire.codec import CHANGE, HEADER, KINDS, UPLOAD
 from fedkseed.wire.delta import restore
 from fedkseed.wire.int8 import compact, pack
 from fedkseed.wire.numbers import WIRES, rounded, scalar
-from fedkseed.wire.records import Change, Delta, History, Lack, Values
+from fedkseed.wire.records import MAX_BROADCAST, MAX_SCALARS, Change, Delta, History, Lack, Values
 
 from . import vectors as made_anew
 from .vectors import PATH, real, record_of
@@ -186,7 +188,7 @@ NAN = struct.pack("<f", np.nan)
         ("upload, exact", 20, b"\x0e\0\0\0", "power of two"),
         ("upload, exact", 60, b"\0\0\0\0", "at least one example"),
         ("upload, exact", 64, b"\x01\0\xc0\x7f", "no number travels as 7fc00000, got 7fc00001"),
-        ("upload, exact", 68, b"\xff\xff\xff\xff", "must have"),
+        ("upload, exact", 68, b"\xff\xff\xff\xff", "announces 4,294,967,295"),
         ("upload, exact", 72, b"\x01\0\xc0\x7f", "a NaN or a bit that is not allowed"),
         ("upload, exact", 72, struct.pack("<f", np.inf), "1 beyond"),
         ("upload, compact", 72, b"\xc1\x7f", "a NaN or a bit that is not allowed"),
@@ -279,3 +281,24 @@ def test_a_number_that_the_wire_can_not_carry_is_refused_when_a_record_is_made(s
         Lack(run, 0, skipped)
     with pytest.raises(FedKSeedError, match="checksums have 32 bits"):
         Delta(run, 0, skipped, 0, b"")
+
+
+@pytest.mark.parametrize("name", ["sign", "sign with skipped", "compact change"])
+def test_a_small_message_that_announces_many_numbers_is_refused_before_it_takes_memory(name):
+    """Signs decoded to a hundred times their bytes, whatever their number."""
+    flags, count = {"sign": 4, "sign with skipped": 12, "compact change": 2}[name], MAX_SCALARS + 8
+    if name == "compact change":
+        kind, fixed, count = CHANGE, (0, 1, 0, 0, 0, MAX_BROADCAST + 1), MAX_BROADCAST + 1
+        body = bytes(-(-count // 128) * 4 + count)
+    else:
+        kind, fixed, body = UPLOAD, (0, 1, 0, count), bytes(count // 8 * (1 + flags // 8))
+    pool = SMALL.pool
+    header = HEADER.pack(b"FKSd", 1, kind.number, pool.record.number, flags, 0, pool.key, pool.size - 1, SMALL.base)
+    data = codec.sealed(header, kind.fixed.pack(*fixed), body)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedKSeedError, match=rf"has at most [\d,]+ .*, this one announces {count:,}"):
+            decode(data, Upload, Change)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()

@@ -4,6 +4,9 @@ Wang et al., 2022, https://arxiv.org/abs/2204.07705; Qin et al., 2024, Appendix 
 between the paper and the official code of FedKSeed.
 """
 
+import bz2
+import gzip
+import io
 import json
 import lzma
 import tarfile
@@ -16,11 +19,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 from ..errors import FedKSeedError
+from ..files import read_whole
 from ..randomness import Purpose, generator
 from .reading import Example, decode, parse, text
 
 LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
 TRAINING, TEST = 20, 2  # per cent of a task's examples
+MAX_FILE = 1 << 28  # bytes of a task, as JSON or in a header of an archive: all of a task is in memory
+MAX_ARCHIVE = 1 << 35  # bytes of an archive, unpacked: ten times the whole data set; an archive is read to its end
+MAX_MEMBERS = 1 << 17  # files and folders in an archive, whose names are in memory; the data set has 1,800
 LEAST = 20  # fewer examples than this are no client; the official code draws at least this many of a test task
 
 
@@ -142,11 +149,19 @@ def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tu
         if root.is_dir():
             for path in sorted((*root.glob("splits/default/*.txt"), *root.glob("tasks/*.json"))):
                 if wanted(PurePosixPath(path)):
-                    yield PurePosixPath(path), path.read_bytes()
+                    yield PurePosixPath(path), read_whole(path, MAX_FILE, str(path))
         elif root.is_file():
-            with tarfile.open(root) as archive:
-                for member in archive:
-                    if wanted(path := PurePosixPath(member.name)) and (file := archive.extractfile(member)):
+            with _unpacked(root) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+                for number, member in enumerate(archive):
+                    path, most = PurePosixPath(member.name), MAX_ARCHIVE - member.offset_data
+                    if its := wanted(path):
+                        most = min(most, MAX_FILE)
+                    if number >= MAX_MEMBERS or not 0 <= member.size <= most:  # tarfile goes back, for ever, if < 0
+                        raise FedKSeedError(
+                            f"{root}: an archive has at most {MAX_MEMBERS:,} files of {MAX_ARCHIVE:,} bytes in all, "
+                            f"{MAX_FILE:,} in a task; file {number + 1}, {path.name}, claims {member.size:,}"
+                        )
+                    if its and (file := archive.extractfile(member)):
                         yield path, file.read()
         else:
             raise FedKSeedError(
@@ -154,8 +169,29 @@ def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tu
                 "or a .tar, .tar.gz or .tar.xz of it"
             )
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        reason = str(error).partition("\n")[0].rstrip(":")  # tarfile lists every compression that it tried
+        reason = str(error).partition("\n")[0]
         raise FedKSeedError(f"Natural Instructions at {root} can't be read: {reason}; get it again") from error
+
+
+class _Limited(io.BufferedReader):
+    """A stream of which no more than `MAX_FILE` bytes are read at once.
+
+    A file in an archive, and also a header, may claim any size, and tarfile reads it whole.
+    """
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size is None or not 0 <= size <= MAX_FILE:
+            raise FedKSeedError(f"a part of an archive has 0 to {MAX_FILE:,} bytes, one claims {size:,}")
+        return super().read(size)
+
+
+def _unpacked(path: Path) -> _Limited:
+    """The unpacked bytes of a `.tar`, `.tar.gz`, `.tar.bz2` or `.tar.xz`, as its first bytes say."""
+    with path.open("rb") as file:
+        start = file.read(6)
+    openers = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\0": lzma.open}
+    opened = next((opener for magic, opener in openers.items() if start.startswith(magic)), open)
+    return _Limited(opened(path, "rb"))
 
 
 def _task(name: str, content: bytes, where: str) -> Task:

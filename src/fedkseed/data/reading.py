@@ -15,6 +15,13 @@ SAMPLES = {"dolly-sample": "dolly-sample.jsonl.gz"}  # shipped with the package
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 REQUIRED = ("instruction", "response")
 FIELDS = (*REQUIRED, "context", "category")
+# All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
+MAX_BYTES = 1 << 32  # of a file's text, unpacked
+MAX_LINE = 1 << 24  # bytes of one row
+MAX_ROWS = 1 << 22
+# gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
+MAX_RATIO = 100
+SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,20 +82,40 @@ def read_folder(folder: str, columns: Mapping[str, str] | None = None) -> list[l
 
 
 def _lines(path: Path) -> Iterator[tuple[Any, str]]:
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+    packed = path.suffix == ".gz"
+    most = min(MAX_BYTES, max(SMALL, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
+    with gzip.open(path, "rb") if packed else path.open("rb") as file:
+        number = 0
+        while line := file.readline(MAX_LINE + 1):
+            number, most, where = number + 1, most - len(line), f"{path}, line {number + 1}"
+            if len(line) > MAX_LINE:
+                raise FedKSeedError(f"{where}: a line has at most {MAX_LINE:,} bytes; is it a data file?")
+            if most < 0 or number > MAX_ROWS:
+                raise FedKSeedError(
+                    f"{where}: a file has at most {MAX_ROWS:,} lines of {MAX_BYTES:,} bytes in all, and gzip packs "
+                    f"them to no less than 1/{MAX_RATIO}; is it a data file? Else share it out over several"
+                )
             if line.strip():
-                where = f"{path}, line {number}"
                 yield parse(line, where, "mend or remove the line"), where
 
 
 def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
     try:
         from datasets import Dataset
+        from pyarrow.parquet import read_metadata
     except ImportError as error:
         raise FedKSeedError("reading .parquet needs the extra `data`: pip install 'fedkseed[data]'") from error
     try:
+        about = read_metadata(path)
+        size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+        if about.num_rows > MAX_ROWS or size > MAX_BYTES:
+            raise FedKSeedError(
+                f"{path}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has "
+                f"{about.num_rows:,} of {size:,}; share it out over several"
+            )
         table = Dataset.from_parquet(str(path), keep_in_memory=True)
+    except FedKSeedError:
+        raise
     except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
         raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
     for number, row in enumerate(table, 1):

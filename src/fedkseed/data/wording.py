@@ -1,13 +1,18 @@
 """Conversion of examples to tokens: the wording around an instruction, and the tokens that the loss counts."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from ..errors import FedKSeedError
 from .batches import Encoded
 from .reading import Example
 
+MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
+MAX_STEPS = 20_000  # of a chat template for one message; SmolLM2's takes fewer than 40
 ASKED = "Write a response that appropriately completes the request."
 WITH_INPUT = (
     f"Below is an instruction that describes a task, paired with an input that provides further context. {ASKED}"
@@ -42,10 +47,55 @@ def chat(example: Example, tokenizer: Any) -> str:
         raise FedKSeedError(
             "[data] template = 'chat': the model's tokenizer has no chat template; use 'paper' or 'alpaca'"
         )
+    if len(tokenizer.chat_template) > MAX_TEMPLATE:
+        raise FedKSeedError(
+            f"the model's chat template has {len(tokenizer.chat_template):,} characters, at most {MAX_TEMPLATE:,} go; "
+            "use the template 'paper' or 'alpaca'"
+        )
     text = example.instruction + (f"\n\n{example.context}" if example.context else "")
-    return tokenizer.apply_chat_template(
-        [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-    )
+    try:
+        with _stepwise():
+            prompt = tokenizer.apply_chat_template(
+                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
+            )
+    except FedKSeedError:
+        raise
+    except Exception as error:  # a template is a program of the model's maker, and may fail as any other
+        raise FedKSeedError(
+            f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
+        ) from error
+    if len(prompt) > len(text) + MAX_TEMPLATE:
+        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {len(text):,}")
+    return prompt
+
+
+@contextmanager
+def _stepwise() -> Iterator[None]:
+    """End a chat template after `MAX_STEPS` steps.
+
+    Templates run in a sandbox without a limit of time, where two nested loops can take years. Steps are counted and not
+    seconds, so that every machine ends the same templates.
+    """
+    from jinja2 import filters
+
+    left, before, own = MAX_STEPS, sys.gettrace(), ("<template>", filters.__file__)
+
+    def step(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename not in own:
+            return None
+        left -= 1
+        if left < 0:
+            raise FedKSeedError(
+                f"the model's chat template is not done after {MAX_STEPS:,} steps; use the template 'paper' or 'alpaca'"
+            )
+        return step
+
+    sys.settrace(step)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def _sections(opening: str, example: Example) -> str:

@@ -200,6 +200,13 @@ def client(
     state: Annotated[
         Path | None, typer.Option(help="Directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
     ] = None,
+    policy: Annotated[
+        Path | None,
+        typer.Option(
+            help="A TOML file with what a server's recipe may ask of this client: columns, held-out categories, "
+            "algorithms, batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
+        ),
+    ] = None,
     idle: Annotated[
         float, typer.Option(help="Seconds without work after which the model is unloaded from memory.", min=1)
     ] = 1800,
@@ -207,12 +214,15 @@ def client(
     """Join a federation as a client: train on a file of this machine for a server elsewhere, until stopped.
 
     The examples stay on this machine; only the result of training is sent, for FedKSeed one scalar for each direction
-    of a local step. The server's recipe says how to train. It can't name a file, a model or a function of this
-    machine, and no program that the server sends is run. A lost connection is made again, also after this command was
-    killed and called again.
+    of a local step. The server's recipe says how to train, within the limits of --policy. It can't name a file, a model
+    or a function of this machine, and no program that the server sends is run. A recipe that asks for more is refused:
+    the server gets one word, as "policy" or "data", and worker.log in the --state directory says why. asked.jsonl there
+    has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
+    again.
     """
     require_flower()
     from .client.consent import Owner
+    from .client.policy import Policy, load_policy
     from .client.supervisor import Connection, Node
 
     _prepare()
@@ -222,6 +232,7 @@ def client(
         str(path.resolve()) if path.exists() else data,
         str(place.resolve()) if place is not None and place.exists() else model,
         device,
+        load_policy(policy) if policy is not None else Policy(),
     )
     connection = Connection(server, ca.resolve(), key.resolve())
     node = Node(state or Path("runs") / key.name, connection, owner, idle)

@@ -7,14 +7,17 @@
              text
 
 A signature of zeros stands for none; signatures.py says what is signed. The layout of a refusal never changes, so that
-parties of different versions can read each other's.
+parties of different versions can read each other's. The text of a client's refusal is one word, a `Code`; its reason in
+full stays in the client's own log.
 """
 
 import hashlib
 import math
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from itertools import pairwise
 
 from ..errors import FedKSeedError
@@ -36,6 +39,42 @@ class Status(IntEnum):
     UNPREPARED = 1  # the client does not have the recipe (any more): send the task with the recipe
     REFUSED = 2  # asking again gives the same answer
     FAILED = 3  # asking again may help
+
+
+class Code(StrEnum):
+    """The reason for which a client does not answer, as far as a server gets to know it.
+
+    A text would tell counts, column names and paths of the client's machine, and a server could ask for them by recipes
+    made to be refused.
+    """
+
+    RELEASE = "release"  # the task is of another release of fedkseed
+    TASK = "task"  # the task is broken, or asks for something else than its recipe
+    RECIPE = "recipe"  # the recipe is broken, or can't be followed over a network
+    POLICY = "policy"  # the client's owner does not allow what the recipe asks for
+    DATA = "data"  # the client's file can't be used, or holds too little
+    MODEL = "model"  # the client's model can't be loaded, or is another than the server's
+    WORKER = "worker"  # the client's process has ended, or did not answer in time
+    ERROR = "error"  # computing has failed
+
+
+class RefusedError(FedKSeedError):
+    """A refusal by a client: a code for the server, and a text for the client's owner."""
+
+    def __init__(self, code: Code, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+
+@contextmanager
+def refusing(code: Code) -> Iterator[None]:
+    """Give the errors that are raised inside a code, unless they have one."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except FedKSeedError as error:
+        raise RefusedError(code, str(error)) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,8 +179,9 @@ def _open(data: bytes) -> tuple[int, memoryview]:
     if magic != MAGIC:
         raise FedKSeedError(f"no task or reply of fedkseed: it starts with {magic!r} instead of {MAGIC!r}")
     if version != VERSION and not (number in set(Status) and number):  # a refusal of any version can be read
-        raise FedKSeedError(
-            f"the other party speaks version {version} of tasks, this one {VERSION}; install one release of fedkseed"
+        raise RefusedError(
+            Code.RELEASE,
+            f"the other party speaks version {version} of tasks, this one {VERSION}; install one release of fedkseed",
         )
     return number, memoryview(data)[HEAD.size :]
 

@@ -39,10 +39,14 @@ def require_networked(recipe: Recipe) -> None:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """The recipe as clients get it, without paths of the server's machine and its settings of the network."""
+    """The recipe as clients get it, without paths of the server's machine, its columns and its settings of the network.
+
+    Columns are those of the server's own file; each client's owner names those of the client's.
+    """
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
-    data = recipe.data.model_copy(update={"source": source if source in SAMPLES else "the client's own file"})
+    kept = source if source in SAMPLES else "the client's own file"
+    data = recipe.data.model_copy(update={"source": kept, "columns": {}})
     clients = recipe.clients.model_copy(update={"count": count})
     parts = {"model": model, "data": data, "clients": clients, "network": Network()}
     return recipe.model_copy(update=parts).to_toml().encode()

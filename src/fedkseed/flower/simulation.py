@@ -42,7 +42,8 @@ class Virtual:
             return task.message, answer(simulation.strategy, task.message, client)
 
 
-_worker = Worker(Virtual)  # of this process: models stay loaded from round to round
+# Of this process: models stay loaded from round to round. Server and clients have one owner, who may read all texts.
+_worker = Worker(Virtual, disclose=lambda code, text: text)
 
 
 def _answer(task: bytes, context: Any) -> bytes:

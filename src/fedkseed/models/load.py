@@ -1,6 +1,7 @@
 """Loading of causal language models and tokenizers: from a folder, a GGUF file, a package's file, a hub name."""
 
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
 from io import StringIO
@@ -8,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ..errors import FedKSeedError
+from .gguf_header import require_sane
 from .quantised import KINDS, load_gguf, quantise
 
-# Exceptions seen when a damaged or foreign folder was loaded.
-FOREIGN = (OSError, ValueError, RuntimeError, ImportError, KeyError, TypeError, AttributeError, SafetensorError)
 STORAGES = ("dense", "as stored", *KINDS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -90,20 +89,16 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     if storage == "as stored":
         if source.gguf is None:
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
-        try:
+        with _readable(f"the model {model} can't be loaded as stored", source):
             kept = load_gguf(Path(source.name) / source.gguf, DTYPES[dtype], device)
-        except FedKSeedError:
-            raise
-        except (*FOREIGN, NotImplementedError) as error:
-            raise FedKSeedError(f"the model {model} can't be loaded as stored: {_first_line(error)}") from error
         return kept.requires_grad_(False).eval()
-    try:
-        with redirect_stderr(StringIO()):  # hides a progress bar, which would disturb the caller's own output
-            both: Any = AutoModelForCausalLM.from_pretrained(
-                source.name, dtype=DTYPES[dtype], output_loading_info=True, **source.options
-            )
-    except FOREIGN as error:
-        raise FedKSeedError(f"the model {model} can't be loaded: {_first_line(error)}") from error
+    # What is hidden is a progress bar, which would disturb the caller's own output. Weights in pickles, which can run
+    # code when they are read, and code that comes with a model are refused.
+    with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            source.name, dtype=DTYPES[dtype], output_loading_info=True, trust_remote_code=False, use_safetensors=True,
+            **source.options,
+        )  # fmt: skip
     loaded, found = both
     if absent := [*found["missing_keys"], *found["mismatched_keys"]]:
         raise FedKSeedError(
@@ -127,15 +122,27 @@ def load_tokenizer(model: str) -> Any:
         FedKSeedError: the tokenizer can't be found or read, or has no end-of-text token.
     """
     source = find(model)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source.name, **source.options)
-    except FOREIGN as error:
-        raise FedKSeedError(f"the tokenizer of {model} can't be loaded: {_first_line(error)}") from error
+    with _readable(f"the tokenizer of {model} can't be loaded", source):
+        tokenizer: Any = AutoTokenizer.from_pretrained(source.name, trust_remote_code=False, **source.options)
     if tokenizer.eos_token_id is None:
         raise FedKSeedError(f"the tokenizer of {model} has no end-of-text token; responses could not end")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+@contextmanager
+def _readable(what: str, source: Source) -> Iterator[None]:
+    """Turn an error of the libraries that read models into a FedKSeedError whose text begins with `what`.
+
+    For damaged files they raise nearly every kind of exception, OverflowError and AssertionError among them.
+    """
+    try:
+        if source.gguf is not None:
+            require_sane(Path(source.name) / source.gguf)
+        yield
+    except Exception as error:
+        raise FedKSeedError(f"{what}: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:

@@ -132,9 +132,9 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     Raises:
         FedKSeedError: the file lacks a weight of the model.
     """
-    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
     with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     model.tie_weights()
     reader = gguf.GGUFReader(path)
     architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()

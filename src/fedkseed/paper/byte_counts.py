@@ -86,7 +86,7 @@ def architecture(model: str) -> Architecture:
 
     source = find(model)
     try:
-        config: Any = AutoConfig.from_pretrained(source.name, **source.options)
+        config: Any = AutoConfig.from_pretrained(source.name, trust_remote_code=False, **source.options)
         heads = config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // heads
         return Architecture(

@@ -3,16 +3,22 @@
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from ..directions import Pool
 from ..errors import FedKSeedError
-from ..files import border
+from ..files import read_whole
 from ..wire.records import MAX_BROADCAST
 from .algorithms import require_known
 from .schema import Recipe
+
+MAX_BYTES = 1 << 16  # of a recipe, as of one that travels; the longest of ours has 2 KB
+MAX_DOTS = 64  # in a line of TOML: tomllib takes n² memory for a key of n parts, 4.4 GB for 64 KB of "a.a.a."
+MAX_SHOWN = 200  # characters of a wrong value that an error repeats
+
+Table = TypeVar("Table", bound=BaseModel)
 
 
 def load_recipe(path: str | Path) -> Recipe:
@@ -23,30 +29,52 @@ def load_recipe(path: str | Path) -> Recipe:
             one) or a value that is not allowed.
     """
     path = Path(path)
-    with border(f"can't read the recipe {path}"):
-        data = path.read_bytes()
+    data = read_whole(path, MAX_BYTES, f"the recipe {path}")
     try:
-        return parse(tomllib.loads(data.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
+        return parse(tables(data))
     except FedKSeedError as error:
         raise FedKSeedError(f"{path}: {error}") from error
 
 
+def tables(data: bytes) -> dict[str, Any]:
+    """The tables of a TOML file, which may come from a stranger.
+
+    Raises:
+        FedKSeedError: the bytes are no TOML, or are made to take memory.
+    """
+    if len(data) > MAX_BYTES:
+        raise FedKSeedError(f"not valid TOML of ours: at most {MAX_BYTES:,} bytes go, got {len(data):,}")
+    if (dots := max(line.count(b".") for line in data.split(b"\n"))) > MAX_DOTS:
+        raise FedKSeedError(f"not valid TOML of ours: a line has {dots} dots, at most {MAX_DOTS} go; break it")
+    try:
+        return tomllib.loads(data.decode())
+    except (ValueError, RecursionError) as error:  # of Unicode, of TOML, of a number of 5,000 digits; "[[[[["
+        raise FedKSeedError(f"not valid TOML: {error}") from error
+
+
 def parse(table: dict[str, Any]) -> Recipe:
     """A recipe from the tables of a TOML file."""
-    try:
-        recipe = Recipe.model_validate(table)
-        require_known(recipe)
-        Pool(0, recipe.directions.size, recipe.directions.family)
-        if recipe.directions.size > MAX_BROADCAST:
-            raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
-    except ValidationError as error:
-        raise FedKSeedError("; ".join(_explain(detail) for detail in error.errors())) from error
+    recipe = typed(Recipe, table)
+    require_known(recipe)
+    Pool(0, recipe.directions.size, recipe.directions.family)
+    if recipe.directions.size > MAX_BROADCAST:
+        raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
     return recipe
 
 
-def _explain(detail: Any) -> str:
+def typed(kind: type[Table], table: dict[str, Any]) -> Table:
+    """The typed form of the tables of a TOML file.
+
+    Raises:
+        FedKSeedError: a key is unknown (the message has the nearest known one) or a value is not allowed.
+    """
+    try:
+        return kind.model_validate(table)
+    except ValidationError as error:
+        raise FedKSeedError("; ".join(_explain(kind, detail) for detail in error.errors())) from error
+
+
+def _explain(kind: type[BaseModel], detail: Any) -> str:
     place = [
         str(part)
         for part in detail["loc"]
@@ -54,7 +82,7 @@ def _explain(detail: Any) -> str:
     ]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
-        known = list(_fields(place[:-1]))
+        known = list(_fields(kind, place[:-1]))
         near = get_close_matches(place[-1], known, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
         return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
@@ -62,11 +90,19 @@ def _explain(detail: Any) -> str:
         return f"{where}{place[-1]} is missing"
     if detail["type"] == "value_error":
         return f"[{'.'.join(place)}] {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
-    return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {detail['input']!r}"
+    return f"{where}{place[-1]}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {_shown(detail['input'])}"
 
 
-def _fields(place: list[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(Recipe.model_fields)
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more than 4,300 digits
+        return "a number that is too long to show"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+def _fields(kind: type[BaseModel], place: list[str]) -> dict[str, Any]:
+    fields: dict[str, Any] = dict(kind.model_fields)
     for name in place:
         annotation = fields[name].annotation
         (part,) = (kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))

@@ -52,7 +52,7 @@ class Data(Part):
     protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
     columns: dict[str, str] = {}  # field (instruction, response, context, category) -> its name in the file
     template: Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"] = "paper"
-    separator: str = "\n"  # between "### Response:" and the response; see Wording
+    separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response; see Wording
     max_tokens: Count = 1024  # longer examples are left out
     held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all rows
 

@@ -6,6 +6,7 @@ The file is a safetensors file with one tensor, `coefficients` (K,) float32, and
 
 import hashlib
 import json
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # a server without a model writes an adapter, too
     from torch import nn
 
 FORMAT = 1
+MAX_BYTES = 1 << 23  # 2^20 coefficients are 4 MiB; the rest describes them
 NEEDED = ("model", "dtype", "template", "separator")
 
 
@@ -60,10 +62,14 @@ class Adapter:
             FedKSeedError: the file is missing, cut short, damaged, or of another version.
         """
         try:
-            with border(f"the adapter {path}"), safe_open(path, framework="np") as file:
-                about = json.loads((file.metadata() or {})["fedkseed"])
-                coefficients = file.get_tensor("coefficients")
-        except (SafetensorError, KeyError, ValueError, TypeError, UnicodeDecodeError) as error:
+            with border(f"the adapter {path}"):
+                there = path.stat()
+                if not stat.S_ISREG(there.st_mode) or there.st_size > MAX_BYTES:
+                    raise FedKSeedError(f"{path} is no adapter: one is a regular file of at most {MAX_BYTES:,} bytes")
+                with safe_open(path, framework="np") as file:
+                    about = json.loads((file.metadata() or {})["fedkseed"])
+                    coefficients = file.get_tensor("coefficients")
+        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
             if isinstance(error, FedKSeedError):
                 raise
             raise FedKSeedError(f"{path} is not a whole fedkseed adapter ({error}); get the file again") from error
@@ -79,7 +85,9 @@ class Adapter:
             pool = Pool(**about["pool"])
             tuned = None if about["tuned"] is None else str(about["tuned"])
             described = str(about["base"]), tuned, tuple(about["patterns"]), dict(about["provenance"])
-        except (KeyError, TypeError, ValueError) as error:
+            if not all(isinstance(pattern, str) for pattern in about["patterns"]):
+                raise TypeError("patterns are texts")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedKSeedError(f"the adapter {path} lacks or mistakes a field: {error}") from error
         if (
             coefficients.shape != (pool.size,)

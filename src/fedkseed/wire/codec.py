@@ -23,7 +23,7 @@ from ..directions.families import numbered
 from ..errors import FedKSeedError
 from .int8 import pack, packed_size, unpack
 from .numbers import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
-from .records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from .records import MAX_BROADCAST, MAX_SCALARS, Broadcast, Change, Delta, History, Lack, Run, Upload, Values
 
 VERSION = 2  # 2: scalar gradients are multiples of numbers.GRID
 MAGIC = b"FKSd"
@@ -122,6 +122,8 @@ def _write_upload(message: Upload) -> Written:
 
 def _upload_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
     *_, count = fixed
+    if count > MAX_SCALARS:  # a bit of a sign becomes a float32, and more on the way
+        raise FedKSeedError(f"an upload has at most {MAX_SCALARS:,} scalar gradients, this one announces {count:,}")
     return [packed_scalars(count, _wire(head), bool(head.flags & WITH_SKIPPED))]
 
 
@@ -192,7 +194,10 @@ def _write_change(message: Change) -> Written:
 
 def _change_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
     *_, tensors, size = fixed
-    return [4 * tensors, _width(size, _wire(head))]
+    wire = _wire(head)
+    if wire != "exact" and size > MAX_BROADCAST:  # a byte becomes a float32, and more on the way; weights are exact
+        raise FedKSeedError(f"a change has at most {MAX_BROADCAST:,} compact numbers, this one announces {size:,}")
+    return [4 * tensors, _width(size, wire)]
 
 
 def _read_change(head: Head, fixed: Sequence[Any], parts: Parts) -> Change:

@@ -100,6 +100,8 @@ class Upload:
     def __post_init__(self) -> None:
         _require_round(self.round)
         _require_sender(self.client, self.examples)
+        if self.scalars.size > MAX_SCALARS:
+            raise FedKSeedError(f"an upload has at most {MAX_SCALARS:,} scalar gradients, got {self.scalars.size:,}")
         _require_wire(self.wire, WIRES)
         require_rounded(self.scalars, self.wire)
 

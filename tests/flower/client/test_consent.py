@@ -1,9 +1,19 @@
 """A server's recipe says how to train. It opens, runs and downloads nothing on a client's machine."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.client.consent import Owner, consented
+from fedkseed.flower.client import consent
+from fedkseed.flower.client.consent import Journal, Owner, Settings, consented
+from fedkseed.flower.client.policy import View
+from fedkseed.flower.envelope import Code, RefusedError
+from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
+
+from ..conftest import OPEN
 
 RECIPE = """
 [model]
@@ -13,6 +23,8 @@ device = "cuda"
 source = "/etc/passwd"
 [clients]
 split = "files"
+[training]
+batch_size = 4
 """
 
 
@@ -41,13 +53,13 @@ def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
         ('split = "files"', 'split = "files"\nthreads = 100000', r"asks for \[clients\] threads = 100000"),
         ('split = "files"', 'split = "files"\ncount = 1000000000', "at most 1048576 go"),
         ("[clients]", "[peft]\nrank = 1000000\n[clients]", r"asks for \[peft\] rank"),
-        ("[clients]", '[training]\nobjective = "/tmp/x.py:f"\n[clients]', "would run a function"),
-        ("[clients]", '[training]\nalgorithm = "/tmp/x.py:f"\n[clients]', "would run code of the server's"),
-        ("[clients]", '[training]\nobjective = "os:system"\n[clients]', "would run a function"),
+        ("[training]", '[training]\nobjective = "/tmp/x.py:f"', "would run a function"),
+        ("[training]", '[training]\nalgorithm = "/tmp/x.py:f"', "would run code of the server's"),
+        ("[training]", '[training]\nobjective = "os:system"', "would run a function"),
         ("[clients]", "[asynchronous]\n[clients]", "rounds over a network are synchronous"),
         ("[clients]", "trust_remote_code = true\n[clients]", "has no key 'trust_remote_code'"),
         ('device = "cuda"', 'trust_remote_code = "yes"', "has no key 'trust_remote_code'"),
-        ("[model]", "[model", "the server's recipe is not valid TOML"),
+        ("[model]", "[model", "not valid TOML"),
     ],
 )
 def test_what_a_server_must_not_wish_is_refused(owner, old, new, match):
@@ -64,3 +76,85 @@ def test_a_client_without_a_file_is_refused(tmp_path):
 def test_a_recipe_that_is_no_text_is_refused(owner):
     with pytest.raises(FedKSeedError, match="not valid TOML"):
         consented(b"\xff\xfe", owner)
+
+
+def test_a_worker_reads_the_policy_that_the_owner_gave(data_file, tmp_path):
+    owner = Owner(str(data_file), policy=OPEN)
+    Settings(owner).write(tmp_path)
+    assert Settings.read(tmp_path).owner == owner
+
+
+BOMBS = {  # of recipes: a text, and the words of its refusal
+    "a key of 30,000 parts": (".".join("a" * 30_000) + " = 1", f"at most {MAX_DOTS} go"),
+    "tables in tables": ("[" + ".".join("a" * 30_000) + "]", f"at most {MAX_DOTS} go"),
+    "lists in lists": ("a = " + "[" * 60_000, "not valid TOML"),
+    "a number of 60,000 digits": ("seed = " + "9" * 60_000, "not valid TOML"),
+    "a number that can't be shown": ("seed = 0x" + "f" * 60_000, "seed: .* too long to show"),
+    "longer than a recipe": ("#" * (MAX_BYTES + 1), f"at most {MAX_BYTES:,} bytes"),
+    "a wrong value that is long": (f"seed = '{'x' * 60_000}'", "got 'x{199}…"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_recipe_that_is_made_to_take_memory_is_refused_in_half_a_gigabyte(name):
+    """Of address space, with all that Python and its libraries take: a key of 30,000 parts took 4.4 GB."""
+    text, match = BOMBS[name]
+    code = (
+        "import re, resource, sys\nfrom fedkseed.errors import FedKSeedError\n"
+        "from fedkseed.recipe.reading import parse, tables\n"
+        "data, pages = sys.stdin.buffer.read(), int(open('/proc/self/statm').read().split()[0])\n"
+        "used = pages * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29),) * 2)\n"
+        "try: parse(tables(data))\n"
+        "except FedKSeedError as error: sys.exit(0 if re.search(sys.argv[1], str(error)) else str(error)[:300])\n"
+        "sys.exit('it was taken')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, match], input=text.encode(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_key_of_as_many_parts_as_go_is_refused_for_its_name():
+    with pytest.raises(FedKSeedError, match="unknown table or key 'a'"):
+        parse(tables((".".join("a" * (MAX_DOTS + 1)) + " = 1").encode()))
+
+
+def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
+    journal = Journal(tmp_path)
+    for _ in range(2):
+        journal.asked(b"one")
+        journal.decided(b"one", "policy: no")
+        journal = Journal(tmp_path)  # of the next worker
+    lines = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    assert [line.get("recipe") or line["decision"] for line in lines] == ["one", "policy: no", "policy: no"]
+    assert len({line["digest"] for line in lines}) == 1
+    assert all(line["time"].endswith("Z") for line in lines)
+
+
+def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(consent, "MAX_ASKED", 3000)
+    (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
+    journal = Journal(tmp_path)
+    journal.asked(b"x" * 2000)
+    with pytest.raises(RefusedError, match="more than 3,000 are not kept: move it"):
+        journal.asked(b"y" * 2000)
+    assert (tmp_path / "asked.jsonl").stat().st_size <= 3000
+
+
+def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
+    """By the number of examples, each limit of tokens more tells how many rows are shorter."""
+    journal = Journal(tmp_path)
+    views = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+    for view in views[:2]:
+        journal.require_room(view, 2)
+        journal.decided(b"recipe", "followed", view)
+    journal = Journal(tmp_path)  # a restart forgets none
+    journal.require_room(views[0], 2)
+    with pytest.raises(RefusedError, match="max_views = 2: raise it, or remove"):
+        journal.require_room(views[2], 2)
+
+
+def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
+    for change, code in (("batch_size = 1", Code.POLICY), ("batch_size = 'x'", Code.RECIPE)):
+        with pytest.raises(RefusedError, match="batch_size") as refusal:
+            consented(RECIPE.replace("batch_size = 4", change).encode(), owner)
+        assert refusal.value.code is code

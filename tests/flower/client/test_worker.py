@@ -31,6 +31,8 @@ from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
 
+from ..conftest import OPEN
+
 
 def context(directory: Path) -> Context:
     return Context(run_id=1, node_id=2, node_config={"state": str(directory)}, state=RecordDict(), run_config={})
@@ -48,7 +50,7 @@ def first(setting) -> Task:
 
 @pytest.fixture(scope="module")
 def owner(setting) -> Owner:
-    return Owner(str(setting.files[1]), str(setting.model))
+    return Owner(str(setting.files[1]), str(setting.model), policy=OPEN)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +67,8 @@ def directory(owner, tmp_path_factory):
 
 def longer(task: Task, steps: int) -> Task:
     """The same task with so many local steps."""
-    message = decode(task.message, Broadcast)
-    return replace(task, message=encode(replace(message, steps=steps)))
+    message, recipe = decode(task.message, Broadcast), task.recipe.replace(b"steps = 3", f"steps = {steps}".encode())
+    return Task(task.client, task.seconds, digest_of(recipe), recipe, encode(replace(message, steps=steps)))
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -124,7 +126,8 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
     os.kill(int(lock.read_text()), signal.SIGKILL)
     thread.join(60)
     assert replies[0].status is Status.FAILED
-    assert "the worker ended in the middle of a task" in replies[0].text
+    assert replies[0].text == "worker"
+    assert "the worker ended in the middle of a task" in (directory / sockets.LOG).read_text()
     wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
     assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
 
@@ -171,29 +174,36 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
     assert len(steps) == 2
 
 
-def test_tasks_that_cannot_be_answered_are_refused_with_a_text(first, owner, setting):
+def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_why(first, owner, capsys):
     worker = Worker(partial(Member, owner))
     unknown = replace(first, recipe=b"")
     assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
-    assert "starts with b'nons'" in worker.reply(b"nonsense of many bytes").text
+    assert worker.reply(b"nonsense of many bytes") == Reply(Status.REFUSED, text="task")
+    assert "starts with b'nons'" in capsys.readouterr().err
     damaged = replace(first, message=first.message[:-1] + b"\0")
     assert worker.reply(damaged.encode()).status is Status.REFUSED
-    wrong = Worker(partial(Member, Owner(owner.data, "/no/model"))).reply(first.encode())
-    assert (wrong.status, wrong.text[:20]) == (Status.REFUSED, "no model at /no/mode")
+    wrong = Worker(partial(Member, replace(owner, model="/no/model"))).reply(first.encode())
+    assert wrong == Reply(Status.REFUSED, text="model")
+    assert "no model at /no/model" in capsys.readouterr().err
     assert worker.reply(first.encode()).status is Status.DONE
 
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     (tmp_path / "c").mkdir()
     reply = Reply.decode(relay(Task(0, 1.0, bytes(16), b"", b"").encode(), context(tmp_path / "c")))
-    assert reply.status is Status.FAILED
-    assert "the worker ended with code 1: fedkseed: can't read" in reply.text
+    assert (reply.status, reply.text) == (Status.FAILED, "worker")
+    assert "the worker ended with code 1: fedkseed: can't read" in (tmp_path / "c" / sockets.LOG).read_text()
 
 
-def test_a_node_without_a_directory_or_with_too_long_a_path_is_refused(tmp_path, first):
+def test_a_node_without_a_directory_or_with_too_long_a_path_is_refused(tmp_path, first, capsys):
     bare = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
-    assert "started without --node-config" in Reply.decode(relay(first.encode(), bare)).text
-    assert "too long for a socket" in Reply.decode(relay(first.encode(), context(tmp_path / ("x" * 120)))).text
+    refused = Reply(Status.REFUSED, text="worker")
+    assert Reply.decode(relay(first.encode(), bare)) == refused
+    assert "started without --node-config" in capsys.readouterr().err
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    assert Reply.decode(relay(first.encode(), context(deep))) == refused
+    assert "too long for a socket" in (deep / sockets.LOG).read_text()
 
 
 def test_frames_arrive_whole_or_are_refused():
@@ -216,3 +226,55 @@ def test_frames_arrive_whole_or_are_refused():
         with pytest.raises(FedKSeedError, match="closed the connection after 0 of 5 bytes"):
             sockets.receive(there, 10.0)
         assert sockets.gone(there)
+
+
+def asking(task: Task, **changes: object) -> Task:
+    """The same task, whose message asks for something else than its recipe."""
+    return replace(task, message=encode(replace(decode(task.message, Broadcast), **changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 1, "probes": 1 << 24},  # in a step, between two looks at the clock
+        {"steps": 1},
+        {"steps": 300, "probes": 2},
+        {"wire": "exact"},
+        {"round": 3},
+        {"round": (1 << 32) - 1},
+    ],
+    ids=str,
+)
+def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, capsys, changes):
+    worker = Worker(partial(Member, owner))
+    assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
+    assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
+
+
+def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
+    hasty = owner.policy.model_copy(update={"training": owner.policy.training.model_copy(update={"max_seconds": 1e-9})})
+    reply = Worker(partial(Member, replace(owner, policy=hasty))).reply(first.encode())
+    assert reply == Reply(Status.REFUSED, text="policy")
+    assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
+
+
+def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):
+    """By a GPU that is full, say; PyTorch's texts have sizes, paths and pieces of code."""
+    member = Member(owner, first.recipe)
+    member.examples = []  # no batch can be made of none
+    reply = Worker(lambda recipe: member).reply(first.encode())
+    assert reply == Reply(Status.FAILED, text="error")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_relay_sends_no_text_of_the_systems_either(first, tmp_path):
+    """A directory that is not there any more: the system's error names its path."""
+    gone = tmp_path / "secret-project"
+    assert Reply.decode(relay(first.encode(), context(gone))) == Reply(Status.FAILED, text="worker")
+
+
+def test_a_task_of_another_release_is_refused_as_such(first, tmp_path):
+    (tmp_path / "c").mkdir()
+    other = bytearray(first.encode())
+    other[4] += 1
+    assert Reply.decode(relay(bytes(other), context(tmp_path / "c"))) == Reply(Status.REFUSED, text="release")

@@ -25,7 +25,7 @@ from fedkseed.run.store import Store
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
-from ..conftest import NODES, Notes
+from ..conftest import NODES, OPEN, Notes
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
 ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"
@@ -367,20 +367,22 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
     assert notes.has("the answer of client 0 to round 1 is too late")
 
 
-def test_a_client_with_another_base_model_is_refused_with_both_digests_and_the_others_go_on(setting, tmp_path):
+def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on(setting, tmp_path, capsys):
     other = AutoModelForCausalLM.from_pretrained(setting.model)
     other.model.norm.weight.data[0] += 1
     other.save_pretrained(tmp_path / "other")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
     notes, workers = Notes(), setting.workers()
-    workers[333] = Worker(partial(Member, Owner(str(setting.files[2]), str(tmp_path / "other"))))
+    workers[333] = Worker(partial(Member, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
     apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
     (line,) = {line for line in notes.told if "client 2 refuses" in line and line.startswith("round 1")}
-    assert "the message is for a base model with digest" in line
-    assert "load the same weights, in the same type" in line
+    assert line == "round 1: client 2 refuses: model"
+    log = capsys.readouterr().err
+    assert "the message is for a base model with digest" in log
+    assert "load the same weights, in the same type" in log
 
 
 def test_a_node_that_nobody_knows_is_told_and_never_asked(setting, undisturbed, tmp_path):

@@ -21,7 +21,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 from fedkseed.tools.pin import pin
 
-from ..conftest import NODES, Owner
+from ..conftest import NODES, OPEN, Owner
 
 SERVER = """
 import sys
@@ -90,7 +90,7 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
     other = parse(loads(pinned)).model_dump(exclude_none=True)
     other["model"]["digest"] = 64 * "0"
     text = parse(other).to_toml().encode()
-    owner = Owner(str(setting.files[0]), str(setting.model))
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     assert consented(text, owner).model.digest == 64 * "0"
     with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
         Member(owner, text)

@@ -4,7 +4,9 @@ import os
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +15,7 @@ from flwr.clientapp import ClientApp
 
 from ...errors import FedKSeedError
 from ...files import locked, private
-from ..envelope import Reply, Status, Task
+from ..envelope import Code, RefusedError, Reply, Status, Task, refusing
 from ..messages import packed, unpacked
 from . import sockets
 
@@ -36,19 +38,29 @@ def client_app(answer: Answer) -> ClientApp:
 
 
 def relay(task: bytes, context: Context) -> bytes:
-    """Hand a task to the worker of this client, started if there is none, and return the reply."""
+    """Hand a task to the worker of this client, started if there is none, and return the reply.
+
+    Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
+    nobody foresaw, whose text Flower would send.
+    """
     directory = context.node_config.get("state")
+    if not isinstance(directory, str):
+        print("this SuperNode was started without --node-config 'state=\"DIRECTORY\"'", file=sys.stderr)
+        return Reply(Status.REFUSED, text=Code.WORKER).encode()
+    status, code = Status.REFUSED, Code.WORKER
     try:
-        if not isinstance(directory, str):
-            raise FedKSeedError("this SuperNode was started without --node-config 'state=\"DIRECTORY\"'")
         sockets.place(Path(directory))
-        seconds = Task.decode(task).seconds + MARGIN
-    except FedKSeedError as error:
-        return Reply(Status.REFUSED, text=str(error)).encode()
-    try:
+        with refusing(Code.TASK):
+            seconds = Task.decode(task).seconds + MARGIN
+        status = Status.FAILED
         return _relay(task, Path(directory), seconds)
-    except FedKSeedError as error:
-        return Reply(Status.FAILED, text=str(error)).encode()
+    except RefusedError as error:
+        code, text = error.code, str(error)
+    except Exception as error:
+        text = str(error) if isinstance(error, FedKSeedError) else traceback.format_exc()
+    with suppress(OSError), (Path(directory) / sockets.LOG).open("a") as log:
+        log.write(f"no answer ({code}): {text}\n")
+    return Reply(status, text=code).encode()
 
 
 def _relay(task: bytes, directory: Path, seconds: float) -> bytes:

@@ -1,27 +1,33 @@
-"""Consent of a client: a recipe that came over the network decides how to train, but never what to open or run."""
+"""Consent of a client: a recipe that came over the network decides how to train, but never what to open or run.
+
+What it may ask of the rows is the owner's policy (policy.py). All that was asked for is kept in a journal.
+"""
 
 import json
-import tomllib
-from dataclasses import asdict, dataclass
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ...data.reading import SAMPLES
 from ...errors import FedKSeedError
-from ...files import border, write_atomically
-from ...recipe.reading import parse
+from ...files import border, private, write_atomically
+from ...recipe.reading import parse, tables, typed
 from ...recipe.schema import Recipe
-from ...wire.records import MAX_SCALARS
+from ..envelope import Code, RefusedError, digest_of, refusing, shown
 from ..recipes import require_networked
 from ..signatures import ClientSigning, certificate, private_key
+from .policy import Policy, View
 
-SETTINGS = "owner.json"  # in the directory of a client
-MOST = {  # limits of settings that take memory or threads at once; the time of a task is the server's choice
+SETTINGS, ASKED = "owner.json", "asked.jsonl"  # in the directory of a client
+MAX_ASKED = 1 << 24  # bytes of a journal: 10,000 recipes of usual size
+MOST = {  # limits of settings that take memory or threads at once, whatever the policy says
     ("clients", "count"): 1 << 20,
     ("clients", "threads"): 256,
-    ("training", "batch_size"): 1 << 12,
     ("peft", "rank"): 1 << 12,
     ("peft", "virtual_tokens"): 1 << 12,
-    ("evaluation", "max_new_tokens"): 1 << 13,
+    ("evaluation", "max_new_tokens"): 1 << 10,
 }
 
 
@@ -32,6 +38,7 @@ class Owner:
     data: str  # the client's own file
     model: str | None = None  # the base model: folder, file or name; None: one in an installed package
     device: str = "auto"
+    policy: Policy = field(default_factory=Policy)
 
     def __post_init__(self) -> None:
         if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
@@ -56,13 +63,15 @@ class Settings:
         with border(f"can't make {directory}"):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
-        write_atomically(directory / SETTINGS, json.dumps(asdict(self)).encode())
+        text = json.dumps(asdict(self), default=lambda policy: policy.model_dump())
+        write_atomically(directory / SETTINGS, text.encode())
 
     @classmethod
     def read(cls, directory: Path) -> "Settings":
         with border(f"can't read {directory / SETTINGS}"):
             table = json.loads((directory / SETTINGS).read_bytes())
-        return cls(Owner(**table.pop("owner")), **table)
+        owner = table.pop("owner")
+        return cls(Owner(**{**owner, "policy": typed(Policy, owner.get("policy", {}))}), **table)
 
     def signing(self) -> ClientSigning | None:
         """The verification of tasks and signing of answers by the files of these settings.
@@ -75,28 +84,87 @@ class Settings:
         return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)))
 
 
+class Journal:
+    """All recipes that servers have asked a client to follow, each once as text, with the decisions on them.
+
+    A line is a JSON object: `time`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view` of a
+    recipe that is followed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / ASKED
+        self._known, self.views = set[str](), set[View]()
+        with border(f"can't read {self.path}"):
+            lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
+        for line in lines:
+            with suppress(ValueError, KeyError, TypeError):  # the last one, cut short as the machine went down
+                entry = json.loads(line)
+                self._known |= {entry["digest"]} if "recipe" in entry else set()
+                self.views |= {View(**entry["view"])} if "view" in entry else set()
+
+    def asked(self, recipe: bytes) -> None:
+        """Note that a recipe was asked for, before it can do anything.
+
+        Raises:
+            RefusedError: the journal is full, and a recipe that can't be noted is not followed.
+        """
+        digest = digest_of(recipe).hex()
+        if digest not in self._known:
+            self._write(digest, recipe=recipe.decode(errors="replace"))
+            self._known.add(digest)
+
+    def decided(self, recipe: bytes, decision: str, view: View | None = None) -> None:
+        """Note the decision on a recipe."""
+        self._write(digest_of(recipe).hex(), decision=decision, **({"view": asdict(view)} if view else {}))
+        self.views |= {view} if view else set()
+
+    def require_room(self, view: View, most: int) -> None:
+        """Refuse another view of the rows where the owner's number of them has been answered.
+
+        Raises:
+            RefusedError: this would be one more.
+        """
+        if view not in self.views and len(self.views) >= most:
+            raise RefusedError(
+                Code.POLICY,
+                f"the recipe wants to see the rows in another way than {len(self.views)} earlier ones, the policy says "
+                f"max_views = {most}: raise it, or remove {self.path}",
+            )
+
+    def _write(self, digest: str, **more: Any) -> None:
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "digest": digest, **more}) + "\n"
+        with border(f"can't write {self.path}"), open(self.path, "a", opener=private) as file:
+            if file.tell() + len(line) > MAX_ASKED:
+                raise RefusedError(
+                    Code.POLICY, f"{self.path} has {file.tell():,} bytes, more than {MAX_ASKED:,} are not kept: move it"
+                )
+            file.write(line)
+
+
 def consented(recipe: bytes, owner: Owner) -> Recipe:
-    """The recipe that a client follows: the server's, with the owner's file, model and device.
+    """The recipe that a client follows: the server's, with the owner's file, columns, model and device.
 
     Raises:
-        FedKSeedError: the bytes are no recipe, or the recipe would run or open something on this machine, or can't be
-            followed by a client with a file of its own.
+        RefusedError: the bytes are no recipe, or the recipe would run or open something on this machine, can't be
+            followed by a client with a file of its own, or asks for more than the owner's policy allows.
     """
-    try:
-        wished = parse(tomllib.loads(recipe.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedKSeedError(f"the server's recipe is not valid TOML: {error}") from error
-    require_networked(wished)
-    for (table, name), most in MOST.items():
-        if ((value := getattr(getattr(wished, table), name)) or 0) > most:
-            raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
-    if (probes := wished.training.steps * wished.training.probes) > MAX_SCALARS:
-        raise FedKSeedError(f"the server's recipe asks for {probes} probes in a round, at most {MAX_SCALARS} go")
-    model = owner.model or _carried(wished.model.name)
-    return wished.model_copy(
+    with refusing(Code.RECIPE):
+        try:
+            wished = parse(tables(recipe))
+        except FedKSeedError as error:
+            raise FedKSeedError(f"the server's recipe can't be read: {shown(str(error))}") from error
+        require_networked(wished)
+    with refusing(Code.POLICY):
+        for (table, name), most in MOST.items():
+            if ((value := getattr(getattr(wished, table), name)) or 0) > most:
+                raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
+        owner.policy.require(wished)
+        model = owner.model or _carried(wished.model.name)
+    followed = owner.policy.followed(wished)
+    return followed.model_copy(
         update={
             "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
-            "data": wished.data.model_copy(update={"source": owner.data}),
+            "data": followed.data.model_copy(update={"source": owner.data}),
         }
     )
 

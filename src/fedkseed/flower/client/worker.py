@@ -6,32 +6,40 @@ Flower starts a new process for every message; that process hands the bytes to t
 
 A lock allows one worker a directory. It does one task at a time, and ends after some idle time. It gives up a task
 when the process that handed it in is gone, or when the task's time is over, because then nothing waits for the answer.
+
+A server gets an answer or a code. What went wrong, in full, is in the worker's log, for the client's owner.
 """
 
 import hashlib
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 
 from ...data.federated import own_share
 from ...errors import FedKSeedError
 from ...files import exclusive
+from ...recipe.schema import Recipe
 from ...round import answer
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
+from ...wire.codec import decode
 from ...wire.delta import lack, restore
-from ..envelope import UNSIGNED, Reply, Status, Task
+from ...wire.records import Broadcast, Run
+from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
 from ..signatures import ClientSigning
 from . import sockets
-from .consent import Owner, Settings, consented
+from .consent import Journal, Owner, Settings, consented
+from .policy import View
 
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 REMEMBERED = 1 << 20  # bytes of the largest answer that is kept; answers of weights are not
@@ -45,26 +53,56 @@ class Member:
     """A client that follows a server's recipe with a file of its own."""
 
     def __init__(self, owner: Owner, recipe: bytes) -> None:
-        self.recipe = consented(recipe, owner)
-        tokenizer = tokenizer_of(self.recipe, Silent())
-        self.examples = own_share(self.recipe, tokenizer)
-        self.setup = build(self.recipe, tokenizer, serves=False)
+        self.recipe, self.policy = consented(recipe, owner), owner.policy
+        with refusing(Code.MODEL):
+            tokenizer = tokenizer_of(self.recipe, Silent())
+        with refusing(Code.DATA):
+            self.examples = own_share(self.recipe, tokenizer)
+        with refusing(Code.MODEL):
+            self.setup = build(self.recipe, tokenizer, serves=False)
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
     def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
         """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it."""
+        begin, most = time.monotonic(), self.policy.training.max_seconds
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
-        if self.setup.algorithm.pooled:  # kilobytes
-            self._kept = whole
-        count = self.recipe.clients.count
+        count, strategy = self.recipe.clients.count, self.setup.strategy
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
+        message = decode(whole, strategy.message)
+        with refusing(Code.MODEL):
+            Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
+        require_asked(message, self.recipe)
+        if self.setup.algorithm.pooled:  # kilobytes
+            self._kept = whole
+
+        def within_limit(loss: float) -> None:
+            if time.monotonic() - begin > most:
+                raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {most:g}")
+            on_step(loss)
+
         with computing_with(self.threads):
-            client = self.setup.client(task.client, count, self.examples, on_step)
-            return whole, answer(self.setup.strategy, whole, client)
+            client = self.setup.client(task.client, count, self.examples, within_limit)
+            return whole, answer(strategy, whole, client)
+
+
+def require_asked(message: Any, recipe: Recipe) -> None:
+    """Refuse a message that asks for other steps than its recipe, on which the owner's policy was applied.
+
+    Raises:
+        FedKSeedError: it does.
+    """
+    training = recipe.training
+    if message.round >= training.rounds:
+        raise FedKSeedError(f"the recipe has {training.rounds} rounds, and the message is of round {message.round + 1}")
+    if isinstance(message, Broadcast):
+        asked = message.steps, message.probes, message.wire
+        expected = training.steps, training.probes, training.wire or "compact"
+        if asked != expected:
+            raise FedKSeedError(f"the message asks for steps, probes and wire {asked}, its recipe says {expected}")
 
 
 class Follower(Protocol):
@@ -73,16 +111,31 @@ class Follower(Protocol):
     def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]: ...
 
 
+Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
+
+
+def code_alone(code: Code, text: str) -> str:
+    """The code of a refusal, and nothing else of it; the text goes to the log of this process."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} no answer ({code}): {text}", file=sys.stderr)
+    return str(code)
+
+
 class Worker:
     """The answering of tasks, with the recipe and model of the last task that brought a recipe.
 
     Args:
         follow: makes a client that follows a given recipe.
         signing: verifies tasks and signs answers; None: tasks are taken from whoever hands them in.
+        disclose: decides on the text of a reply without an answer.
     """
 
-    def __init__(self, follow: Callable[[bytes], Follower], signing: ClientSigning | None = None) -> None:
-        self.follow, self.signing = follow, signing
+    def __init__(
+        self,
+        follow: Callable[[bytes], Follower],
+        signing: ClientSigning | None = None,
+        disclose: Disclose = code_alone,
+    ) -> None:
+        self.follow, self.signing, self.disclose = follow, signing, disclose
         self._digest = b""
         self._follower: Follower | None = None
         self._last: tuple[tuple[int, bytes, bytes], Reply] | None = None  # key of the last task, and the reply to it
@@ -101,7 +154,7 @@ class Worker:
             task = Task.decode(data)
             # Before anything of the task is used: it may come from another member, in the server's name.
             if self.signing is not None and (refusal := self.signing.refusal(task)) is not None:
-                return refusal
+                return replace(refusal, text=refusal.text and self.disclose(Code.TASK, refusal.text))
 
             def on_step(loss: float) -> None:
                 if gone() or time.monotonic() - begin > task.seconds:
@@ -123,11 +176,30 @@ class Worker:
                 self._last = key, reply
             return reply
         except FedKSeedError as error:
-            return Reply(Status.REFUSED, text=str(error))
+            code = error.code if isinstance(error, RefusedError) else Code.TASK
+            return Reply(Status.REFUSED, text=self.disclose(code, str(error)))
         except AbandonedError:
             raise
-        except Exception as error:  # by PyTorch, as for a full GPU, or caused by the recipe's numbers
-            return Reply(Status.FAILED, text=f"{type(error).__name__}: {error}")
+        except Exception:  # by PyTorch, as for a full GPU, or caused by the recipe's numbers
+            return Reply(Status.FAILED, text=self.disclose(Code.ERROR, traceback.format_exc()))
+
+
+def journaled(journal: Journal, owner: Owner, recipe: bytes) -> Member:
+    """A client that follows a recipe, which is noted before, and the decision after.
+
+    Raises:
+        RefusedError: the recipe is not followed.
+    """
+    with refusing(Code.WORKER):  # the disk may be full
+        journal.asked(recipe)
+        try:
+            view = View.of(consented(recipe, owner))
+            journal.require_room(view, owner.policy.data.max_views)
+            journal.decided(recipe, "followed", view)
+            return Member(owner, recipe)
+        except RefusedError as error:
+            journal.decided(recipe, f"{error.code}: {error}")
+            raise
 
 
 def serve(directory: Path) -> None:
@@ -141,7 +213,7 @@ def serve(directory: Path) -> None:
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        worker = Worker(partial(Member, settings.owner), settings.signing())
+        worker = Worker(partial(journaled, Journal(directory), settings.owner), settings.signing())
         listener.settimeout(settings.idle)
         while True:
             try:

@@ -1,0 +1,156 @@
+"""The owner's policy: the limits of what a server's recipe may ask of a client.
+
+A recipe chooses rows and steps, and each answer says something of the rows, so that a recipe is a question about them.
+Without a file the defaults below hold; recipes/policy.toml has all of them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from pydantic import Field, field_validator
+
+from ...errors import FedKSeedError
+from ...files import read_whole
+from ...recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
+from ...recipe.reading import MAX_BYTES, tables, typed
+from ...recipe.schema import Count, Part, Positive, Recipe
+
+Column = Literal["instruction", "response", "context", "category"]
+Template = Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"]
+
+
+class Rows(Part):
+    """The view of the client's file: the owner's, and no server's."""
+
+    columns: dict[Column, str] = Field(default_factory=dict)  # field -> its name in the file
+    # Categories that a recipe may hold out. The number of examples travels, so each one more tells a server how many
+    # rows have it; any value of any column would tell whether that value is there.
+    held_out: tuple[str, ...] = ("summarization",)
+    templates: tuple[Template, ...] = get_args(Template)  # all: they are fixed texts around the same rows
+    # With fewer, or fewer than the smallest batch, the client takes no part; it replaces [clients] min_examples.
+    min_examples: Count = 10
+    max_tokens: Count = 2048  # the largest [data] max_tokens
+    # Different choices of held_out, template, separator, protocol and max_tokens that are answered as long as the state
+    # directory lives. Two that differ by one row show what this row adds.
+    max_views: Count = 3
+
+
+class Work(Part):
+    """The local steps that the client takes for a server."""
+
+    # Those that send scalars or K numbers. The others send weights: after a step they are the gradient, from which 45
+    # of 49 tokens of an example could be read.
+    algorithms: tuple[str, ...] = ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "uplink-seeds")
+    min_batch_size: Count = 4  # scalars of a batch of 1 tell whether a text is in it: AUC 0.9996, of 4 0.605
+    max_batch_size: Count = 64
+    min_steps: Count = 4  # K numbers of one step are those of one batch
+    max_steps: Count = 10_000  # and epochs
+    max_probes: Count = 256  # of a step: 8 of a batch of 4 raise the AUC from 0.605 to 0.770
+    max_numbers: Count = 16_384  # of an answer of scalars or coefficients
+    max_rounds: Count = 1000
+    max_seconds: Positive = 3600.0  # of a task, looked at between two steps
+
+    @field_validator("algorithms")
+    @classmethod
+    def _known(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        for name in names:
+            if name not in ALGORITHMS:
+                raise ValueError(f"no algorithm is called {name!r}; choose of {', '.join(ALGORITHMS)}")
+        return names
+
+
+class Policy(Part):
+    """All that the owner of a client decides about the recipes of servers."""
+
+    data: Rows = Rows()
+    training: Work = Work()
+
+    def require(self, recipe: Recipe) -> None:
+        """Refuse a recipe that asks for more than the owner allows.
+
+        Raises:
+            FedKSeedError: it does; the text names the recipe's key and the policy's, for the owner.
+        """
+        rows, work, data, training = self.data, self.training, recipe.data, recipe.training
+        own = recipe.derivatives.steps
+        _within("[data] columns", data.columns, [{}, rows.columns], "columns")
+        _within("[data] held_out", data.held_out, rows.held_out, "held_out")
+        _within("[data] template", data.template, rows.templates, "templates")
+        _at_most("[data] max_tokens", data.max_tokens, rows.max_tokens, "max_tokens")
+        _within("[training] algorithm", training.algorithm, work.algorithms, "algorithms")
+        _at_least("[training] batch_size", training.batch_size, work.min_batch_size, "min_batch_size")
+        _at_least("[training] steps", min(training.steps, own or training.steps), work.min_steps, "min_steps")
+        _at_most("[training] batch_size", training.batch_size, work.max_batch_size, "max_batch_size")
+        _at_most("[training] steps", max(training.steps, own or 0, training.epochs or 0), work.max_steps, "max_steps")
+        _at_most("[training] probes", training.probes, work.max_probes, "max_probes")
+        _at_most("[training] rounds", training.rounds, work.max_rounds, "max_rounds")
+        _at_most("numbers of an answer", numbers_of(recipe), work.max_numbers, "max_numbers")
+
+    def followed(self, recipe: Recipe) -> Recipe:
+        """The recipe with the owner's columns and smallest number of examples."""
+        data = recipe.data.model_copy(update={"columns": dict(self.data.columns)})
+        least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
+        clients = recipe.clients.model_copy(update={"min_examples": least})
+        return recipe.model_copy(update={"data": data, "clients": clients})
+
+
+def load_policy(path: Path) -> Policy:
+    """Read an owner's policy.
+
+    Raises:
+        FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
+    """
+    data = read_whole(path, MAX_BYTES, f"the policy {path}")
+    try:
+        return typed(Policy, tables(data))
+    except FedKSeedError as error:
+        raise FedKSeedError(f"{path}: {error}") from error
+
+
+def numbers_of(recipe: Recipe) -> int:
+    """The scalars or coefficients in a client's answer; 0 for an algorithm that sends weights."""
+    algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
+    scalars = training.steps * training.probes if algorithm.up == "scalars" else 0
+    if algorithm.up == CHANGE or recipe.clients.backpropagating > 0:
+        return max(scalars, recipe.directions.size)
+    return scalars
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The choices of a recipe that decide which rows it sees, and as which tokens."""
+
+    held_out: str
+    template: str
+    separator: str
+    protocol: str
+    max_tokens: int
+
+    @classmethod
+    def of(cls, recipe: Recipe) -> "View":
+        data = recipe.data
+        return cls(str(data.held_out), data.template, data.separator, data.protocol, data.max_tokens)
+
+
+def _within(name: str, asked: object, allowed: Sequence[object], key: str) -> None:
+    if asked not in allowed:
+        raise _refusal(name, asked, f"{key} = {list(allowed)}")
+
+
+def _at_least(name: str, asked: int, least: int, key: str) -> None:
+    if asked < least:
+        raise _refusal(name, asked, f"{key} = {least}")
+
+
+def _at_most(name: str, asked: int, most: int, key: str) -> None:
+    if asked > most:
+        raise _refusal(name, asked, f"{key} = {most}")
+
+
+def _refusal(name: str, asked: object, allowed: str) -> FedKSeedError:
+    return FedKSeedError(
+        f"the server's recipe asks for {name} = {asked!r}, the policy says {allowed}; "
+        "to allow it, change that in the file of --policy"
+    )

@@ -1,0 +1,120 @@
+"""Headers of GGUF files that announce more than the file holds."""
+
+import json
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGUFWriter
+
+from fedkseed import FedKSeedError
+from fedkseed.models.gguf_header import MAX_ITEMS, require_sane
+from fedkseed.models.load import load_model, load_tokenizer
+
+from ..conftest import tiny_llama
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    path = tmp_path_factory.mktemp("gguf") / "a.gguf"
+    writer = GGUFWriter(path, "llama")
+    writer.add_block_count(2)
+    writer.add_embedding_length(32)
+    writer.add_token_list(["a", "bc"])
+    for number in range(3):
+        writer.add_tensor(f"t{number}", np.zeros((2, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path.read_bytes()
+
+
+def changed(data: bytes, after: bytes, offset: int, new: bytes) -> bytes:
+    """The file with some bytes replaced, `offset` bytes behind a text that it has once."""
+    assert data.count(after) == 1
+    at = data.index(after) + len(after) + offset
+    return data[:at] + new + data[at + len(new) :]
+
+
+ATTACKS = {  # a text, the offset behind it, the new bytes, and the words of the refusal
+    "a billion layers": (b"llama.block_count", 4, struct.pack("<I", 1 << 30), "block_count = 1073741824"),
+    "layers as a text": (b"llama.block_count", 0, struct.pack("<II", 6, 0), "block_count = 0.0"),
+    "a wide matrix": (b"llama.embedding_length", 4, struct.pack("<I", 1 << 30), "embedding_length = 1073741824"),
+    "2^60 tokens": (b"tokenizer.ggml.tokens", 8, struct.pack("<Q", 1 << 60), "an array of 1,152,921,504,606,846,976"),
+    "a token of 2^60 bytes": (b"tokenizer.ggml.tokens", 16, struct.pack("<Q", 1 << 60), "announces 1,152,921,504,606"),
+    "a value of no kind": (b"llama.block_count", 0, struct.pack("<I", 77), "a value of kind 77"),
+    "2^60 keys": (b"GGUF", 12, struct.pack("<Q", 1 << 60), "is damaged: its header"),
+    "2^60 tensors": (b"GGUF", 4, struct.pack("<Q", 1 << 60), "is damaged: its header"),
+    "a tensor of a billion dimensions": (b"t1", 0, struct.pack("<I", 1 << 30), "1,073,741,824 dimensions"),
+    "another version": (b"GGUF", 0, struct.pack("<I", 9), "version 9 of GGUF"),
+    "no version": (b"GGUF", 0, bytes(4), "is no GGUF file"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_header_that_announces_more_than_the_file_holds_is_refused(whole, tmp_path, name):
+    after, offset, new, match = ATTACKS[name]
+    path = tmp_path / "a.gguf"
+    path.write_bytes(changed(whole, after, offset, new))
+    with pytest.raises(FedKSeedError, match=match):
+        require_sane(path)
+    for load in (load_tokenizer, load_model):
+        with pytest.raises(FedKSeedError, match=match):
+            load(str(path))
+
+
+def test_a_whole_header_and_one_of_the_other_byte_order_are_taken(whole, tmp_path):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(whole)
+    require_sane(path)
+    path.write_bytes(b"GGUF" + struct.pack(">IQQ", 3, 0, 0))
+    require_sane(path)
+
+
+def test_arrays_in_arrays_end_somewhere(tmp_path):
+    path = tmp_path / "a.gguf"
+    head = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"k" + struct.pack("<I", 9)
+    path.write_bytes(head + struct.pack("<IQ", 9, 1) * 10_000)
+    with pytest.raises(FedKSeedError, match="a value of kind 9, 2 arrays deep"):
+        require_sane(path)
+    path.write_bytes(head + struct.pack("<IQ", 0, MAX_ITEMS + 1) + bytes(MAX_ITEMS + 1))
+    with pytest.raises(FedKSeedError, match="an array of 4,194,305 items"):
+        require_sane(path)
+
+
+def test_every_cut_and_200_flipped_bytes_are_taken_or_refused(whole, tmp_path):
+    path, rng = tmp_path / "a.gguf", np.random.default_rng(4)
+    for length in range(0, len(whole), 11):
+        path.write_bytes(whole[:length])
+        with suppress(FedKSeedError):
+            require_sane(path)
+    for _ in range(200):
+        flipped = bytearray(whole)
+        flipped[rng.integers(400)] ^= int(rng.integers(1, 256))
+        path.write_bytes(flipped)
+        with suppress(FedKSeedError):
+            require_sane(path)
+
+
+def test_weights_in_a_pickle_are_not_read(model_folder, tmp_path):
+    """Reading a pickle can run code, and the safe kind of reading is a promise of one release of PyTorch."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((model_folder / name).read_bytes())
+    torch.save(tiny_llama().state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(FedKSeedError, match=r"can't be loaded: .*safetensors"):
+        load_model(str(tmp_path))
+
+
+def test_code_that_comes_with_a_model_is_not_run(model_folder, tmp_path):
+    for path in model_folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Model: pass\n")
+    config = json.loads((tmp_path / "config.json").read_text())
+    names = {"AutoConfig": "evil.Model", "AutoModelForCausalLM": "evil.Model"}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": "evil", "auto_map": names}))
+    with pytest.raises(FedKSeedError, match="contains custom code which must be executed"):
+        load_model(str(tmp_path))
+    assert not (tmp_path / "ran").exists()
