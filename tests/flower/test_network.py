@@ -117,7 +117,7 @@ def exposed(tmp_path_factory):
         pytest.skip("nginx is not installed")
     folder = tmp_path_factory.mktemp("exposed")
     make(folder / "keys", 2, ["localhost"], 2)
-    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), "8m", Silent())
+    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
     with host.running():
         yield host
 

@@ -60,6 +60,7 @@ def server(
     from ..recipe.reading import load_recipe
     from ..run.store import Store
     from ..tools.display import print_result
+    from .recipes import largest_request
     from .server.processes import Host
 
     _stop_when_told()
@@ -77,7 +78,7 @@ def server(
             pass
     try:
         with Bars(wanted.training.rounds) as bars:
-            running = Host(directory, certs, host, port, _largest(wanted.training.algorithm), bars)
+            running = Host(directory, certs, host, port, largest_request(wanted), bars)
             with running.running():  # no other server works on the run now
                 write_atomically(directory / "recipe.toml", wanted.to_toml().encode())  # [network] may have changed
                 bars.note(f"clients connect to port {port} of {host}")
@@ -134,13 +135,6 @@ def client(
     with suppress(KeyboardInterrupt):
         node.serve(lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
     console.print("stopped")
-
-
-def _largest(algorithm: str) -> str:
-    """The largest request of a client, as nginx writes sizes: K numbers are small, weights are not."""
-    from ..recipe.algorithms import algorithm_of
-
-    return "8m" if algorithm_of(algorithm).pooled else "2g"
 
 
 def _stop_when_told() -> None:

@@ -4,8 +4,11 @@ from pathlib import Path
 
 from ..data.reading import SAMPLES
 from ..errors import FedKSeedError
-from ..recipe.algorithms import ALGORITHMS
+from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.schema import OBJECTIVES, Network, Recipe
+from .compat import MAX_MESSAGE
+
+ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
 
 
 def require_networked(recipe: Recipe) -> None:
@@ -46,3 +49,13 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     clients = recipe.clients.model_copy(update={"count": count})
     parts = {"model": model, "data": data, "clients": clients, "network": Network()}
     return recipe.model_copy(update=parts).to_toml().encode()
+
+
+def largest_request(recipe: Recipe) -> int:
+    """The bytes that a client's request may have; nothing larger is read.
+
+    An upload of K numbers has 4 bytes for each, so this is twice as much and the envelope.
+    """
+    if not algorithm_of(recipe.training.algorithm).pooled:
+        return MAX_MESSAGE + ENVELOPE
+    return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes)

@@ -46,24 +46,34 @@ class Numbers:
 
     def __init__(self, directory: Path, count: int | None) -> None:
         self.path = directory / NUMBERS
-        self._known, self._fixed = _read(self.path)
+        self._known, self._fixed, revoked = _read(self.path)
         registered = len(self._known) if self._fixed else None
         if registered is None and count is None:
             raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
         if None not in (registered, count) and registered != count:
             raise FedKSeedError(f"[clients] count says {count}, {registered} clients are registered")
         self.count: int = registered or count or 0
+        self.expected = {*range(self.count)} - {*revoked}  # the others have no key any more
 
     @staticmethod
-    def register(directory: Path, nodes: Sequence[int]) -> None:
-        """Fix the numbers of a run's clients: 0 for the first node."""
-        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, fixed=True)
+    def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
+        """Fix the numbers of a run's clients: 0 for the first node.
+
+        Args:
+            revoked: clients whose keys were revoked; nobody waits for them.
+        """
+        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, True, revoked)
 
     @staticmethod
     def registered(directory: Path) -> int:
         """Number of clients of a run that are registered."""
-        known, fixed = _read(directory / NUMBERS)
-        return len(known) if fixed else 0
+        return len(Numbers.nodes(directory))
+
+    @staticmethod
+    def nodes(directory: Path) -> dict[int, int]:
+        """Client -> node, for the registered clients of a run."""
+        known, fixed, _ = _read(directory / NUMBERS)
+        return {number: node for node, number in known.items()} if fixed else {}
 
     def of(self, nodes: Sequence[int]) -> dict[int, int]:
         """Client -> node, for those of the given nodes that have a number or get one now."""
@@ -74,17 +84,17 @@ class Numbers:
         return {self._known[node]: node for node in nodes if node in self._known}
 
 
-def _read(path: Path) -> tuple[dict[int, int], bool]:
-    """Node -> client, and whether the numbers are fixed; empty if there is no file."""
+def _read(path: Path) -> tuple[dict[int, int], bool, list[int]]:
+    """Node -> client, whether the numbers are fixed, and the clients without a key; empty if there is no file."""
     if not path.exists():
-        return {}, False
+        return {}, False, []
     with border(f"can't read {path}"):
         table = json.loads(path.read_bytes())
-    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"]
+    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"], table["revoked"]
 
 
-def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
-    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known}).encode())
+def _write(path: Path, known: Mapping[int, int], fixed: bool, revoked: Sequence[int] = ()) -> None:
+    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known, "revoked": list(revoked)}).encode())
 
 
 @dataclass(frozen=True, slots=True)
