@@ -17,11 +17,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
 from threading import Thread
+from tomllib import loads
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.directions import Pool
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.flower import cli as commands
 from fedkseed.flower.certs import make
@@ -29,16 +32,19 @@ from fedkseed.flower.children import SECRET, Child, environment, secret, wait_un
 from fedkseed.flower.client import supervisor as node
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
-from fedkseed.flower.compat import CLIENTAPP, QUIET
+from fedkseed.flower.compat import CLIENTAPP, MAX_MESSAGE, QUIET
+from fedkseed.flower.recipes import largest_request
 from fedkseed.flower.server import processes as host
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.processes import Host, nginx_conf
 from fedkseed.flower.server.status_file import Follower, Journal
 from fedkseed.flower.server.superlink import Notices
-from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
 from fedkseed.run.watchers import Silent
+from fedkseed.wire.codec import encode
+from fedkseed.wire.records import Run, Upload
 
 from ..conftest import Notes
 from ..network import wait_for
@@ -57,6 +63,18 @@ def test_the_nginx_example_is_what_a_server_writes(monkeypatch, request):
     written = nginx_conf(folder, Path("/srv/fedkseed/keys"), ANYWHERE, 8443, 8000, 1 << 16)
     assert (request.config.rootpath / "deploy" / "nginx.conf").read_text() == written
     assert "listen [::]:8443 ssl;" in nginx_conf(folder, folder, "::", 8443, 8000, 1 << 16)
+
+
+@pytest.mark.parametrize("exact", [4096, 100_000])
+def test_the_largest_request_that_is_taken_holds_the_largest_upload_and_not_much_more(setting, exact):
+    """K derivatives, or a scalar for each probe, in float32."""
+    size, steps = 4096, exact // 2
+    recipe = parse(loads(setting.text(steps=f"steps = {steps}\nprobes = 2", size=f"size = {size}")))
+    upload = Upload(Run(Pool(1, size), bytes(32)), 0, 0, 10, 1.0, np.ones(exact, np.float32))
+    data = len(encode(upload))
+    assert data + 4000 < largest_request(recipe) < 3 * data + (1 << 16)
+    weights = recipe.model_copy(update={"training": recipe.training.model_copy(update={"algorithm": "fedavg"})})
+    assert largest_request(weights) > MAX_MESSAGE
 
 
 def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
