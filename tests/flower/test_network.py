@@ -188,7 +188,7 @@ def test_a_request_that_is_larger_than_the_recipe_needs_is_refused_without_a_key
 
 def test_a_key_that_is_replaced_while_the_server_runs_is_refused_at_once(setting, undisturbed, tmp_path):
     """Its client is connected and has taken part; the owner of the new key goes on in its place."""
-    recipe = setting.text("minimum = 3\ndeadline = 120.0", rounds="rounds = 30")
+    recipe = setting.text("minimum = 3\ndeadline = 120.0", rounds="rounds = 12")
     alone = start(parse(loads(recipe)), tmp_path / "alone").digest
     with network(tmp_path, recipe, setting.files, setting.model) as federation:
         server = federation.server()
