@@ -184,7 +184,7 @@ def polls(clients: int, through: str) -> "Row":
         folder = Path(name)
         make_keys(folder / "keys", clients, ["localhost"], 40)
         (folder / "run").mkdir()
-        host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), "8m", Silent())
+        host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
         with host.running(), ProcessPoolExecutor(clients, get_context("spawn")) as pool:
             port = host.port if through == "nginx" else host.inner
             begin = time.time() + CONNECT

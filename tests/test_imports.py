@@ -32,8 +32,9 @@ round recipe.own_code recipe.schema recipe.algorithms recipe.reading data.readin
 data.natural_instructions evaluation.statistics run.loop run.store run.watchers run.metrics run.cohort
 tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
 flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
-flower.server.status_file flower.server.processes flower.signatures flower.client.app flower.client.consent
-flower.client.policy flower.client.executor flower.client.sockets flower.client.supervisor cli
+flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink flower.server.executor
+flower.superexec flower.signatures flower.client.app flower.client.consent flower.client.policy flower.client.executor
+flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -64,7 +65,9 @@ TESTED_IN = {
     "flower.messages": "flower/server/test_clients.py",
     "flower.recipes": "flower/client/test_consent.py",
     "flower.server.app": "flower/server/test_clients.py",
+    "flower.server.executor": "flower/server/test_processes.py",
     "flower.server.status_file": "flower/server/test_processes.py",
+    "flower.superexec": "flower/server/test_processes.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",

@@ -10,6 +10,7 @@ from importlib.metadata import entry_points
 from inspect import getsource, signature
 from pathlib import Path
 
+import httpx
 import pytest
 import uvicorn
 from flwr.app import Message
@@ -29,6 +30,7 @@ SAID = {  # what is looked for in Flower, and who says it
     compat.STUCK[1]: "flwr.supercore.retry.http_retry",
     compat.LEFT_OVER: "flwr.supernode.start_client_internal",
     compat.REGISTERED: "flwr.server.superlink.linkstate.sql_linkstate",
+    compat.UNREGISTERED: "flwr.supercore.error.catalog",
     "Exit Code: {": "flwr.supercore.exit.exit",
     "FLWR_TELEMETRY_ENABLED": "flwr.supercore.telemetry",
     "FLWR_DISABLE_UPDATE_CHECK": "flwr.supercore.constant",
@@ -87,6 +89,39 @@ def test_flower_pulls_replies_where_that_is_guarded():
 def test_flower_installs_and_loads_an_app_where_ours_is_put_in():
     theirs = import_module(compat.INSTALLS)
     assert {compat.INSTALL, compat.LOAD} <= {*theirs.run_clientapp.__code__.co_names}
+
+
+def test_the_superlink_calls_what_is_put_in():
+    """tests/flower/server/test_superlink.py shows that it has its effect."""
+    router = getsource(import_module("flwr.superlink.routers.fleet.router"))
+    assert "fleet_handlers.push_messages(request=request, state=state)" in router
+    assert "fleet_handlers.activate_node(request=request, state=state)" in router
+    assert "*extensions.get_middleware()," in getsource(import_module("flwr.superlink.main")), "the first of all"
+    nodes = import_module(compat.NODES)
+    assert compat.AUTHENTICATE in nodes.NodeAuthMiddleware.dispatch.__code__.co_names
+    assert httpx.codes.SERVICE_UNAVAILABLE in import_module("flwr.supercore.retry.http_retry")._RETRYABLE_STATUS_CODES
+
+
+def test_an_executor_starts_processes_where_tokens_are_hidden():
+    started = getsource(import_module(compat.STARTS).SubprocessExecutor.launch)
+    assert "subprocess.Popen(args)" in started
+    assert f'"{compat.TOKEN_FLAG}",\n            spec.token,' in started
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "guard"),
+    [
+        (compat.HANDLERS, compat.ACTIVATE, lambda: compat.guard_fleet(1, bool, print, print)),
+        (compat.NODES, compat.AUTHENTICATE, lambda: compat.guard_fleet(1, bool, print, print)),
+        (compat.STARTS, "SubprocessExecutor", compat.hide_tokens),
+    ],
+)
+def test_a_superlink_or_an_executor_that_cannot_be_guarded_is_not_started(monkeypatch, module, function, guard):
+    monkeypatch.delattr(import_module(module), function)
+    before = getattr(import_module(compat.MIDDLEWARES), compat.MIDDLEWARE)
+    with pytest.raises(FedKSeedError, match="this version of Flower was not tested"):
+        guard()
+    assert getattr(import_module(compat.MIDDLEWARES), compat.MIDDLEWARE) is before
 
 
 @pytest.mark.parametrize("guard", [lambda: compat.guard_pulls(1.0), lambda: compat.run_only(None)])

@@ -320,8 +320,7 @@ def test_a_reply_that_is_lost_or_half_or_comes_twice_does_not_show_and_an_old_on
             )
         else:
             assert federation.digest() == undisturbed.digest
-            assert ("round 2: client 2 is silent; it is asked again" in server.output) == (name == "lost")
-            assert ("round 2: client 2 did not answer: its reply is missing" in server.output) == (name == "half")
+            assert ("round 2: client 2 is silent; it is asked again" in server.output) == (name in ("lost", "half"))
             log = (federation.run / "flower" / "superlink.log").read_text()
             assert ("Failed to store Message reply" in log) == (name == "twice")
 

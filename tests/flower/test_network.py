@@ -92,8 +92,9 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
 
 
 KINDS = (  # what, and whose
-    ("flower-superlink", "run"), ("flwr-serverapp", "run"), ("nginx: master", "run"), ("flower-superexec", "run"),
-    ("flower-superexec", "c0"), ("flower-supernode", "c1"), ("fedkseed.flower.client.worker", "c2"),
+    ("fedkseed.flower.server.superlink", "run"), ("fedkseed.flower.server.executor", "run"), ("nginx: master", "run"),
+    ("fedkseed.flower.superexec", "run"), ("fedkseed.flower.superexec", "c0"),
+    ("flower-supernode", "c1"), ("fedkseed.flower.client.worker", "c2"),
 )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ def exposed(tmp_path_factory):
         pytest.skip("nginx is not installed")
     folder = tmp_path_factory.mktemp("exposed")
     make(folder / "keys", 2, ["localhost"], 2)
-    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), "8m", Silent())
+    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
     with host.running():
         yield host
 
@@ -183,6 +184,38 @@ def test_clients_cannot_reach_the_runtime_or_anything_else(exposed, path):
 def test_clients_reach_the_fleet_and_need_a_registered_key_for_it(exposed):
     assert ask(exposed, exposed.port, "POST", "/v1/fleet/pull-messages") == 401
     assert ask(exposed, exposed.port, "GET", "/v1/fleet/pull-messages") == 403
+
+
+@pytest.mark.parametrize("port", ["port", "inner"])
+def test_a_request_that_is_larger_than_the_recipe_needs_is_refused_without_a_key(exposed, port):
+    """By nginx, and by the SuperLink, where there is no nginx."""
+    for path in ("/v1/fleet/push-object", "/v1/fleet/push-messages"):
+        assert ask(exposed, getattr(exposed, port), "POST", path, bytes(exposed.largest)) in (401, 400)
+        assert ask(exposed, getattr(exposed, port), "POST", path, bytes(exposed.largest + 1)) == 413
+
+
+def test_a_key_that_is_replaced_while_the_server_runs_is_refused_at_once(setting, undisturbed, tmp_path):
+    """Its client is connected and has taken part; the owner of the new key goes on in its place."""
+    recipe = setting.text("minimum = 3\ndeadline = 120.0", rounds="rounds = 12")
+    alone = start(parse(loads(recipe)), tmp_path / "alone").digest
+    with network(tmp_path, recipe, setting.files, setting.model) as federation:
+        server = federation.server()
+        clients = [federation.client(number) for number in range(3)]
+        wait_for(lambda: federation.done >= 1, 240, federation.everything)
+        clients[1].stop()
+        old = tmp_path / "old"
+        old.mkdir()
+        for name in ("client-1", "client-1.pub"):
+            (federation.keys / name).rename(old / name)
+        make(federation.keys, 3, [], 2)
+        server.wait_for("registering the key of client 1")
+        thief = federation.client(1, "--key", old / "client-1", "--state", tmp_path / "thief")
+        thief.wait_for("refused")
+        thief.stop()
+        federation.client(1)
+        assert server.wait(300) == 0
+        assert "revoking the key of client 1" in server.output
+        assert federation.digest() == alone
 
 
 def test_flowers_own_commands_fail_at_the_public_port(exposed, tmp_path):

@@ -19,6 +19,7 @@ from ..files import border, private
 from .compat import QUIET
 
 GRACE = 10.0  # seconds for a process to end by itself before it is killed
+SECRET = 48  # bytes; base 64 makes 64 characters of them
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -42,6 +43,11 @@ def program(name: str) -> str:
     if not path.exists():
         raise FedKSeedError(f"there is no {path}; install it with: pip install 'fedkseed[flower]'")
     return str(path)
+
+
+def superexec() -> list[str]:
+    """The command of Flower's executor."""
+    return [sys.executable, "-m", "fedkseed.flower.superexec"]
 
 
 class Child:
@@ -126,12 +132,29 @@ def flwr(arguments: Sequence[str], env: Mapping[str, str], seconds: float = 180.
     return table
 
 
+def write_program(folder: Path, name: str, module: str) -> None:
+    """Write a script under the name of one of Flower's programs that runs a module of ours.
+
+    Executors start programs by their names: this folder has to come first on their path.
+    """
+    with border(f"can't make {folder}"):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        path = folder / name
+        path.write_text(f"#!/bin/sh\nexec '{sys.executable}' -m {module} \"$@\"\n")
+        path.chmod(0o700)
+
+
 def secret(path: Path) -> Path:
-    """The file of the secret by which Flower's executor gets work; made if it is missing."""
-    if not path.exists():
+    """The file of the secret by which Flower's executor gets work; made if it is missing or empty."""
+    if not path.exists() or path.stat().st_size < SECRET:  # cut short by a crash; no program that uses it runs now
+        part = path.with_name(f".{path.name}.part")
         with border(f"can't write {path}"):
-            path.touch(mode=0o600)
-            path.write_text(secrets.token_urlsafe(48))
+            part.unlink(missing_ok=True)
+            with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(SECRET))
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
     return path
 
 

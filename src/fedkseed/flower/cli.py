@@ -150,17 +150,16 @@ def server(
     docs/deployment.md describes the setup.
     """
     require_flower()
-    from ..files import write_atomically
     from ..recipe.reading import load_recipe
     from ..run.store import Store
     from ..tools.display import print_result
+    from .recipes import largest_request, networked
     from .server.processes import Host
 
     _prepare()
-    wanted, directory = load_recipe(recipe).absolute(), output or Path("runs") / recipe.stem
+    wanted, directory = networked(load_recipe(recipe)).absolute(), output or Path("runs") / recipe.stem
     if (directory / "recipe.toml").exists():
-        store = Store(directory)
-        begun = load_recipe(store.recipe)
+        begun = Store(directory).load_recipe()
         if begun.model_copy(update={"network": wanted.network}) != wanted:
             raise FedKSeedError(
                 f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
@@ -171,9 +170,9 @@ def server(
             pass
     try:
         with Bars(wanted.training.rounds) as bars:
-            running = Host(directory, certs, host, port, _largest(wanted.training.algorithm), bars)
+            running = Host(directory, certs, host, port, largest_request(wanted), bars)
             with running.running():  # no other server works on the run now
-                write_atomically(directory / "recipe.toml", wanted.to_toml().encode())  # [network] may have changed
+                Store(directory).change_recipe(wanted.to_toml())  # [network] may have changed
                 bars.note(f"clients connect to port {port} of {host}")
                 result = running.run()
     except KeyboardInterrupt:
@@ -239,13 +238,6 @@ def client(
     with suppress(KeyboardInterrupt):
         node.serve(lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
     console.print("stopped")
-
-
-def _largest(algorithm: str) -> str:
-    """The largest request of a client, as nginx writes sizes: K numbers are small, weights are not."""
-    from ..recipe.algorithms import algorithm_of
-
-    return "8m" if algorithm_of(algorithm).pooled else "2g"
 
 
 def _prepare() -> None:

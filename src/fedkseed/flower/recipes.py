@@ -1,11 +1,17 @@
 """Recipes over a network: a check that they can be followed there, and the form in which clients get them."""
 
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from ..data.reading import SAMPLES
 from ..errors import FedKSeedError
-from ..recipe.algorithms import ALGORITHMS
+from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.schema import OBJECTIVES, Network, Recipe
+from .compat import MAX_MESSAGE
+
+ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
 
 
 def require_networked(recipe: Recipe) -> None:
@@ -38,6 +44,33 @@ def require_networked(recipe: Recipe) -> None:
         raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
 
 
+CLIP = 1000.0  # largest |ρ| where neither the recipe nor `fedkseed tune` says: models of 15 to 135 M weights have 10 to 300
+BATCH = 4  # what clients ask for, unless their owners say otherwise (client/policy.py)
+
+
+def networked(recipe: Recipe) -> Recipe:
+    """A recipe with the defaults of a federation whose members may be hostile, where it names no values of its own.
+
+    They are written out, so that `fedkseed run` on the same recipe gives the same digest.
+    """
+    algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
+    wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
+    if "[trust]" in algorithm.strategy.reads:
+        wished["trust"] = {"rule": "clipped", "agreement": True, "most_examples": 1}
+        if training.wire != "sign":
+            wished["training"]["clip"] = CLIP
+    tables = {}
+    for name, values in wished.items():
+        given = getattr(recipe, name)
+        mine = {key: value for key, value in values.items() if getattr(given, key) is None or _is_default(given, key)}
+        tables[name] = given.model_copy(update=mine)
+    return recipe.model_copy(update=tables)
+
+
+def _is_default(table: BaseModel, key: str) -> bool:
+    return key not in table.model_fields_set
+
+
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     """The recipe as clients get it, without paths of the server's machine, its columns and its settings of the network.
 
@@ -50,3 +83,13 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     clients = recipe.clients.model_copy(update={"count": count})
     parts = {"model": model, "data": data, "clients": clients, "network": Network()}
     return recipe.model_copy(update=parts).to_toml().encode()
+
+
+def largest_request(recipe: Recipe) -> int:
+    """The bytes that a client's request may have; nothing larger is read.
+
+    An upload of K numbers has 4 bytes for each, so this is twice as much and the envelope.
+    """
+    if not algorithm_of(recipe.training.algorithm).pooled:
+        return MAX_MESSAGE + ENVELOPE
+    return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes)

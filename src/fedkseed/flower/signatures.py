@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -134,7 +135,7 @@ class ServerSigning:
     """The signing of a server's tasks, and the verification of its clients' answers.
 
     Args:
-        clients: public keys of clients 0, 1, …
+        clients: public keys of clients 0, 1, …; None for one whose key was removed.
         nonce: 16 bytes drawn once for the run.
     """
 
@@ -142,19 +143,29 @@ class ServerSigning:
         self,
         key: ec.EllipticCurvePrivateKey,
         certificate: x509.Certificate,
-        clients: Sequence[ec.EllipticCurvePublicKey],
+        clients: Sequence[ec.EllipticCurvePublicKey | None],
         nonce: bytes,
     ) -> None:
         self.key, self.clients, self.nonce = key, tuple(clients), nonce
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
-        self._fingerprints = [fingerprint(client) for client in self.clients]
+        self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
         self._issued = 0
 
     @staticmethod
     def write(folder: Path, certs: Path, clients: Sequence[str]) -> None:
-        """Write down in a run's folder flower/ which files sign, and the public keys that are registered."""
-        table = {"key": str(certs / "server.key"), "certificate": str(certs / "server.pem"), "clients": [*clients]}
-        write_atomically(folder / SIGNING, json.dumps(table).encode())
+        """Write down in a run's folder flower/ which files sign, and the public keys that are registered.
+
+        Args:
+            clients: public keys by number; empty for a client whose key was removed. Keys that were replaced are kept
+                as `former` ones: by them, uploads of earlier rounds are verified.
+        """
+        former: list[list[str]] = [[] for _ in clients]
+        if (folder / SIGNING).exists():
+            old = _read(folder / SIGNING)
+            for number, (before, key) in enumerate(zip(old["clients"], clients, strict=False)):
+                former[number] = old["former"][number] + ([before] if before and before != key else [])
+        table = {"key": str(certs / "server.key"), "certificate": str(certs / "server.pem")}
+        write_atomically(folder / SIGNING, json.dumps(table | {"clients": [*clients], "former": former}).encode())
 
     @classmethod
     def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
@@ -166,9 +177,11 @@ class ServerSigning:
         path = folder / SIGNING
         if not path.exists():
             return None
-        with border(f"can't read {path}"):
-            table = json.loads(path.read_bytes())
-        clients = [public_key(text.encode(), f"the entry of client {k}") for k, text in enumerate(table["clients"])]
+        table = _read(path)
+        clients = [
+            public_key(text.encode(), f"the entry of client {k}") if text else None
+            for k, text in enumerate(table["clients"])
+        ]
         return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce)
 
     def signed(self, task: Task) -> Task:
@@ -187,10 +200,27 @@ class ServerSigning:
         """
         if signature == UNSIGNED:
             raise FedKSeedError(f"its answer is not signed; client {client} must run `fedkseed client`, with its key")
-        if not verify(self.clients[client], upload_statement(self.nonce, client, broadcast, upload), signature):
+        key = self.clients[client]
+        if key is None or not verify(key, upload_statement(self.nonce, client, broadcast, upload), signature):
             raise FedKSeedError(
                 f"its answer is not signed with the key of client {client} for this run and broadcast; it is left out"
             )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    with border(f"can't read {path}"):
+        return json.loads(path.read_bytes())
+
+
+def keys_of_run(folder: Path) -> list[list[ec.EllipticCurvePublicKey]]:
+    """The public keys that each client of a run has had, from the run's folder flower/; empty if they have none."""
+    if not (folder / SIGNING).exists():
+        return []
+    table = _read(folder / SIGNING)
+    return [
+        [public_key(text.encode(), f"an entry of client {number}") for text in (*former, now) if text]
+        for number, (now, former) in enumerate(zip(table["clients"], table["former"], strict=True))
+    ]
 
 
 @dataclass(slots=True)

@@ -219,6 +219,7 @@ class Network(Part):
 
     minimum: Count | None = None  # number of answers that make a round; default: half of the cohort, rounded up
     deadline: Positive = 600.0  # seconds of a round; later answers are left out, if there is the minimum
+    grace: Positive | None = None  # seconds for the others once the minimum has answered; None: 10, or half its time
     attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
     patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
 

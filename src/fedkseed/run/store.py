@@ -99,6 +99,11 @@ class Store:
         with _lock(self.directory):
             yield
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has a state, that before its first round or a later one."""
+        return self._row(None) is not None
+
     def load_recipe(self) -> Recipe:
         """The run's recipe.
 

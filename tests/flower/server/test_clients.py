@@ -4,6 +4,8 @@ import time
 from collections import Counter
 from dataclasses import asdict
 from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -37,6 +39,7 @@ def _impatient(monkeypatch):
     """A loopback Grid answers when it is asked; no need to look seldom."""
     monkeypatch.setattr(remote, "POLL", 0.01)
     monkeypatch.setattr(remote, "LOOK", 0.0)
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
 
 
 def number_of(message: Message) -> int:
@@ -365,6 +368,112 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
     assert [r["clients"] for r in result.reports] == [[1, 2], [0, 1, 2], [0, 1, 2]]
     assert notes.has("round 1 goes on without client 0")
     assert notes.has("the answer of client 0 to round 1 is too late")
+
+
+@pytest.mark.parametrize(("network", "most"), [("", 0.5), ("grace = 0.2", 0.2), ("grace = 30.0", 30.0)])
+def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp_path, monkeypatch, network, most):
+    """The minimum has answered. The clock is moved by the wait for answers, so that the test does not wait."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(remote, "GRACE", 0.5)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    deliver, begun = setting.deliver(), []
+
+    def silent(message):
+        if number_of(message) == 0:
+            begun.append(clock.now)
+        return [] if number_of(message) == 2 else deliver(message)
+
+    text = f"minimum = 2\ndeadline = 600.0\nattempts = 1\n{network}"
+    result = setting.serve(setting.begin(tmp_path / "run", text), silent)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    assert all(b - a < most + 0.1 for a, b in pairwise(begun))
+    assert all(b - a >= most for a, b in pairwise(begun)), "the others have had that long"
+
+
+def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "REST", 3)
+    deliver, notes, asked = setting.deliver(), Notes(), Counter()
+
+    def breaking(message):
+        asked[round_of(message), number_of(message)] += 1
+        (reply,) = deliver(message)
+        yield Message(packed(b"nonsense"), reply_to=message) if number_of(message) == 0 else reply
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0", rounds="rounds = 6")
+    result = setting.serve(directory, breaking, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[1, 2]] * 6
+    assert [round_ for round_ in range(6) if asked[round_, 0]] == [0, 4], "three times in each"
+    assert notes.has("client 0 has sent 3 answers that can't be used; it is not asked in the next 3 rounds")
+
+
+def test_a_client_whose_answers_cannot_be_used_is_asked_where_all_are_needed(setting, undisturbed, tmp_path):
+    deliver, broken = setting.deliver(), Counter()
+
+    def mended(message):
+        (reply,) = deliver(message)
+        broken[number_of(message)] += 1
+        first = number_of(message) == 0 and broken[0] <= 2
+        yield Message(packed(b"nonsense"), reply_to=message) if first else reply
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "OFFENCES", 1)
+        assert setting.serve(setting.begin(tmp_path / "run", ALL), mended).digest == undisturbed.digest
+
+
+class Failing(LoopbackGrid):
+    """A Grid each of whose calls fails a few times, as when the SuperLink answers 500."""
+
+    def __init__(self, *arguments, times: int = 3) -> None:
+        super().__init__(*arguments)
+        self.left = Counter(dict.fromkeys(("nodes", "push", "pull"), times))
+
+    def fail(self, what: str) -> None:
+        self.left[what] -= 1
+        if self.left[what] >= 0:
+            raise RuntimeError(f"Server error 500: database is locked, {what}")
+
+    def get_node_ids(self):
+        self.fail("nodes")
+        return super().get_node_ids()
+
+    def push_messages(self, messages):
+        self.fail("push")
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        self.fail("pull")
+        yield from super().pull_messages(message_ids)
+
+
+def test_errors_of_flowers_do_not_end_a_run(setting, undisturbed, tmp_path):
+    from fedkseed.flower.server.app import serve
+
+    notes = Notes()
+    grid = Failing(lambda: NODES, setting.deliver())
+    assert serve(setting.begin(tmp_path / "run", ALL), grid, notes).digest == undisturbed.digest
+    said = [line for line in notes.told if line.startswith("Flower can't")]
+    assert len(said) == 3, "once for errors in a row"
+    assert notes.has("Flower can't fetch answers (RuntimeError: Server error 500: database is locked, pull); trying")
+
+
+def test_an_error_of_flowers_that_lasts_until_the_deadline_ends_the_process_and_not_the_run(setting, tmp_path):
+    """A new process is started then (processes.py); as a `FedKSeedError` it would end the server."""
+    from fedkseed.flower.server.app import serve
+
+    directory = setting.begin(tmp_path / "run", "minimum = 3\ndeadline = 1.0\npatience = 0.5")
+    grid = Failing(lambda: NODES, setting.deliver())
+    grid.left["push"] = 1 << 30
+    with pytest.raises(RuntimeError, match="database is locked, push"):
+        serve(directory, grid, Notes())
+
+
+def test_nobody_waits_for_a_client_whose_key_was_revoked(setting, tmp_path):
+    directory, notes = setting.begin(tmp_path / "run", "minimum = 2\npatience = 600.0"), Notes()
+    Numbers.register(directory, NODES, revoked=[1])
+    result = setting.serve(directory, nodes=lambda: (NODES[0], NODES[2]), notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
+    assert notes.has("without client 1")
 
 
 def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on(setting, tmp_path, capsys):

@@ -8,33 +8,43 @@ import ssl
 import subprocess
 import sys
 import time
+from ast import literal_eval
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import count
 from pathlib import Path
 from threading import Thread
+from tomllib import loads
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
+from fedkseed.directions import Pool
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.flower import cli as commands
 from fedkseed.flower.certs import make
-from fedkseed.flower.children import Child, environment, wait_until
+from fedkseed.flower.children import SECRET, Child, environment, secret, wait_until, write_program
 from fedkseed.flower.client import supervisor as node
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
-from fedkseed.flower.compat import CLIENTAPP, QUIET
+from fedkseed.flower.compat import CLIENTAPP, MAX_MESSAGE, QUIET
+from fedkseed.flower.recipes import largest_request
 from fedkseed.flower.server import processes as host
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.processes import Host, nginx_conf
 from fedkseed.flower.server.status_file import Follower, Journal
-from fedkseed.recipe.reading import load_recipe
+from fedkseed.flower.server.superlink import Notices
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
 from fedkseed.run.watchers import Silent
+from fedkseed.wire.codec import encode
+from fedkseed.wire.records import Run, Upload
 
 from ..conftest import Notes
 from ..network import wait_for
@@ -50,9 +60,21 @@ ANYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound
 def test_the_nginx_example_is_what_a_server_writes(monkeypatch, request):
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     folder = Path("/srv/fedkseed/run/flower")
-    written = nginx_conf(folder, Path("/srv/fedkseed/keys"), ANYWHERE, 8443, 8000, "8m")
+    written = nginx_conf(folder, Path("/srv/fedkseed/keys"), ANYWHERE, 8443, 8000, 1 << 16)
     assert (request.config.rootpath / "deploy" / "nginx.conf").read_text() == written
-    assert "listen [::]:8443 ssl;" in nginx_conf(folder, folder, "::", 8443, 8000, "8m")
+    assert "listen [::]:8443 ssl;" in nginx_conf(folder, folder, "::", 8443, 8000, 1 << 16)
+
+
+@pytest.mark.parametrize("exact", [4096, 100_000])
+def test_the_largest_request_that_is_taken_holds_the_largest_upload_and_not_much_more(setting, exact):
+    """K derivatives, or a scalar for each probe, in float32."""
+    size, steps = 4096, exact // 2
+    recipe = parse(loads(setting.text(steps=f"steps = {steps}\nprobes = 2", size=f"size = {size}")))
+    upload = Upload(Run(Pool(1, size), bytes(32)), 0, 0, 10, 1.0, np.ones(exact, np.float32))
+    data = len(encode(upload))
+    assert data + 4000 < largest_request(recipe) < 3 * data + (1 << 16)
+    weights = recipe.model_copy(update={"training": recipe.training.model_copy(update={"algorithm": "fedavg"})})
+    assert largest_request(weights) > MAX_MESSAGE
 
 
 def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
@@ -60,15 +82,15 @@ def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
     with pytest.raises(
         FedKSeedError, match=r"whoever reaches 0.0.0.0:8443 could start programs.*apt-get install nginx"
     ):
-        Host(tmp_path, tmp_path, ANYWHERE, 8443, "8m", Silent())
+        Host(tmp_path, tmp_path, ANYWHERE, 8443, 1 << 16, Silent())
     for loopback in ("127.0.0.1", "localhost", "::1"):
-        assert Host(tmp_path, tmp_path, loopback, 8443, "8m", Silent()).inner == 8443
+        assert Host(tmp_path, tmp_path, loopback, 8443, 1 << 16, Silent()).inner == 8443
 
 
 def test_a_server_without_certificates_starts_nothing(tmp_path):
     with (
         pytest.raises(FedKSeedError, match="make it with: fedkseed certs"),
-        Host(tmp_path, tmp_path, "127.0.0.1", 8443, "8m", Silent()).running(),
+        Host(tmp_path, tmp_path, "127.0.0.1", 8443, 1 << 16, Silent()).running(),
     ):
         pytest.fail("something was started")
 
@@ -195,6 +217,7 @@ def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_wh
         tmp_path / "c", Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0"), Owner(str(data_file)), 60
     )
     monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(node, "superexec", lambda: [str(tmp_path / "flower-superexec")])
     (tmp_path / "flower-supernode").write_text(f"#!/bin/sh\necho '{line}'\nexec sleep 1000\n")
     (tmp_path / "flower-superexec").write_text("#!/bin/sh\nexec sleep 1000\n")
     for name in ("flower-supernode", "flower-superexec"):
@@ -251,7 +274,7 @@ def test_a_refused_client_compares_its_clock_with_the_servers(tmp_path, data_fil
 def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, tmp_path):
     """It was killed before it wrote down which node that is."""
     make(tmp_path / "keys", 2, ["localhost"], 2)
-    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, "8m", Silent())
+    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, Silent())
     nodes: dict[str, int] = {}
 
     def superlink(arguments, env, seconds=60.0):
@@ -267,28 +290,152 @@ def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, t
     (served.folder).mkdir(parents=True)
     keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(2)]
     nodes[str(keys[0])] = 5
-    served._register(keys)
+    served._register()
     assert Numbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
     served._nodes.unlink()
     with pytest.raises(FedKSeedError, match="already in use"):
-        served._register(keys)
+        served._register()
 
 
 def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_came_since(monkeypatch, tmp_path):
     make(tmp_path / "keys", 3, ["localhost"], 2)
-    keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(3)]
     fresh = iter(range(7, 20))
     monkeypatch.setattr(host, "flwr", lambda arguments, env, seconds=60.0: {"node-id": str(next(fresh))})
     for name, expected in (("begun", {0: 7, 1: 8}), ("new", {0: 9, 1: 10, 2: 11})):
         notes = Notes()
-        served = Host(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, "8m", notes)
+        served = Host(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
         served.folder.mkdir(parents=True)
         if name == "begun":
-            served._register(keys[:2])
+            third = (tmp_path / "keys" / "client-2.pub").rename(tmp_path / "later")
+            served._register()
             (served.directory / "run.sqlite").touch()
-        served._register(keys)
+            third.rename(tmp_path / "keys" / "client-2.pub")
+        assert not served._register()
         assert Numbers(served.directory, None).of(range(7, 20)) == expected
         assert notes.has("the run began with 2 clients") == (name == "begun")
+
+
+@dataclass
+class Nodes:
+    """The SuperLink's nodes, as `flwr supernode` shows and changes them."""
+
+    of: dict[str, int] = field(default_factory=dict)  # key -> node, for those that may connect
+    gone: set[str] = field(default_factory=set)
+    fresh: Iterator[int] = field(default_factory=lambda: count(7))
+
+    def __call__(self, arguments, env, seconds=60.0):
+        match arguments[:3]:
+            case ["supernode", "list", _]:
+                return {"nodes": []}
+            case ["supernode", "unregister", node]:
+                for key in [key for key, known in self.of.items() if known == int(node)]:
+                    del self.of[key]
+                    self.gone.add(key)
+                    return {}
+                raise FedKSeedError("flwr supernode unregister failed: Node ID not found for account.")
+            case ["supernode", "register", path]:
+                key = Path(path).read_text().strip()
+                if key in self.of or key in self.gone:
+                    raise FedKSeedError("flwr supernode register failed: Public key already in use.")
+                self.of[key] = next(self.fresh)
+                return {"node-id": str(self.of[key])}
+        raise AssertionError(arguments)
+
+
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int) -> tuple[Host, Nodes, Notes]:
+    """A server whose run has begun."""
+    make(tmp_path / "keys", clients, ["localhost"], 2)
+    nodes, notes = Nodes(), Notes()
+    monkeypatch.setattr(host, "flwr", nodes)
+    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
+    served.folder.mkdir(parents=True)
+    served._register()
+    (served.directory / "run.sqlite").touch()
+    return served, nodes, notes
+
+
+def text_of(served: Host, client: int) -> str:
+    return (served.keys / f"client-{client}.pub").read_text().strip()
+
+
+def replace_key(served: Host, client: int) -> str:
+    """Make another key for a client, as docs/deployment.md says; returns the old one."""
+    old = text_of(served, client)
+    for name in (f"client-{client}", f"client-{client}.pub"):
+        (served.keys / name).unlink()
+    make(served.keys, 3, [], 2)
+    return old
+
+
+def test_a_key_that_was_replaced_is_revoked_and_the_new_one_has_its_number(monkeypatch, tmp_path):
+    served, nodes, notes = begun(tmp_path, monkeypatch, 3)
+    before = Numbers.nodes(served.directory)
+    assert not served._new_keys()
+    old = replace_key(served, 1)
+    assert served._new_keys(), "the running server sees it"
+    assert old not in nodes.of
+    assert Numbers.nodes(served.directory) == {**before, 1: nodes.of[text_of(served, 1)]}
+    assert notes.has("revoking the key of client 1")
+    assert not served._new_keys()
+    again = Host(served.directory, served.keys, "127.0.0.1", 1, 1 << 16, notes)
+    assert not again._register(), "and one that is started again"
+    (served.keys / "client-1.pub").write_text(old)
+    with pytest.raises(FedKSeedError, match=r"client-1.pub was revoked, and can't come back; make another"):
+        again._register()
+
+
+def test_a_key_that_was_removed_is_revoked_and_nobody_waits_for_its_client(monkeypatch, tmp_path):
+    served, nodes, _ = begun(tmp_path, monkeypatch, 3)
+    old, before = text_of(served, 2), Numbers.nodes(served.directory)
+    (served.keys / "client-2.pub").unlink()
+    assert not served._new_keys(), "the others have the keys that they had"
+    assert old not in nodes.of
+    assert Numbers.nodes(served.directory) == before
+    numbers = Numbers(served.directory, None)
+    assert (numbers.count, numbers.expected) == (3, {0, 1})
+
+
+def test_a_server_that_is_killed_while_it_revokes_a_key_has_revoked_it_when_it_is_back(monkeypatch, tmp_path):
+    served, nodes, _ = begun(tmp_path, monkeypatch, 3)
+    replace_key(served, 0)
+    known = served._nodes.read_bytes()
+    served._register()
+    served._nodes.write_bytes(known)  # it was killed before it wrote
+    nodes.gone.discard(text_of(served, 0))
+    del nodes.of[text_of(served, 0)]
+    assert served._register()
+    assert Numbers.nodes(served.directory)[0] == nodes.of[text_of(served, 0)]
+
+
+def test_a_running_server_survives_a_key_that_it_cannot_take_up(monkeypatch, tmp_path):
+    served, nodes, notes = begun(tmp_path, monkeypatch, 3)
+    old = text_of(served, 1)
+    (served.keys / "client-1.pub").write_text(text_of(served, 2))
+    assert not served._new_keys()
+    assert notes.has("two clients of")
+    assert nodes.of[old], "nothing has happened"
+    (served.keys / "client-1.pub").write_text(old + "\n")
+    assert not served._new_keys()
+    assert sum("can't be taken up" in line for line in notes.told) == 1
+
+
+def test_notices_of_the_superlink_are_shown_once_and_name_the_client(monkeypatch, tmp_path):
+    served, nodes, notes = begun(tmp_path, monkeypatch, 2)
+    notices = Notices(served._notices)
+    served._show_notices()
+    notices.refused(nodes.of[text_of(served, 1)])
+    with served._notices.open("a") as file:
+        file.write('{"node": 5, ')
+    served._show_notices()
+    with served._notices.open("a") as file:
+        file.write('"text": "is strange"}\n')
+    served._show_notices()
+    served._show_notices()
+    assert notes.told[2:] == [
+        "client 1 wanted to connect while it is connected: it was killed and is back within a minute, or somebody else "
+        "has its key",
+        "node 5 is strange",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -302,13 +449,14 @@ def test_whatever_fails_on_a_full_disk_is_told_as_that(monkeypatch, tmp_path, fr
     monkeypatch.setattr(Host, "_ready", lambda *_: None)
     monkeypatch.setattr(host.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(FedKSeedError, match=match):
-        Host(tmp_path, tmp_path, "127.0.0.1", 1, "8m", Silent()).run()
+        Host(tmp_path, tmp_path, "127.0.0.1", 1, 1 << 16, Silent()).run()
 
 
 def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_path, data_file):
     make(tmp_path, 1, ["localhost"], 2)
     connection = Connection("localhost:1", tmp_path / "ca.pem", tmp_path / "client-0")
     monkeypatch.setattr(node, "program", lambda name: str(tmp_path / name))
+    monkeypatch.setattr(node, "superexec", lambda: [str(tmp_path / "flower-superexec")])
     for name in ("flower-supernode", "flower-superexec"):
         (tmp_path / name).write_text(f"#!/bin/sh\necho $$ >> {tmp_path}/{name}.pids\nexec sleep 1000\n")
         (tmp_path / name).chmod(0o700)
@@ -346,6 +494,53 @@ def test_no_program_of_flowers_runs_what_a_server_sends(tmp_path):
             done = subprocess.run([name, "--help"], env=env, capture_output=True, text=True, check=False)
             assert (done.returncode, done.stdout) == (1, "")
             assert f"{name} is refused" in done.stderr
+
+
+@pytest.mark.parametrize("left", [b"", b"half of a sec"])
+def test_a_secret_that_a_crash_has_cut_short_is_made_anew(tmp_path, left):
+    """An empty one let no server and no client start again."""
+    path = tmp_path / "superexec.secret"
+    path.write_bytes(left)
+    written = secret(path).read_bytes()
+    assert len(written) >= SECRET
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert secret(path).read_bytes() == written, "a whole one is kept"
+    assert [*tmp_path.iterdir()] == [path]
+
+
+def test_the_token_of_a_task_is_not_in_the_table_of_processes_and_reaches_its_process_alone(tmp_path):
+    """Every user of a machine can read the commands of all."""
+    (tmp_path / "bin").mkdir()
+    for number, kind in enumerate(("flwr-serverapp", "flwr-clientapp")):
+        write_program(tmp_path / "bin", kind, "shows")
+        (tmp_path / "shows.py").write_text(
+            "import os, sys, time\n"
+            "from pathlib import Path\n"
+            "from fedkseed.flower.compat import take_token\n"
+            "before = Path('/proc/self/cmdline').read_text() if Path('/proc/self').exists() else ''\n"
+            "take_token()\n"
+            f"Path({str(tmp_path)!r}, 'seen').write_text(repr((before, sys.argv[1:], dict(os.environ))))\n"
+        )
+        code = f"""
+from fedkseed.flower.compat import hide_tokens
+hide_tokens()
+from flwr.supercore.constant import TaskType
+from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+from flwr.supercore.superexec.executor.types import ExecutionSpec
+kind = (TaskType.SERVER_APP, TaskType.CLIENT_APP)[{number}]
+SubprocessExecutor().launch(ExecutionSpec(
+    task_id=1, task_type=kind, runtime_api_address="127.0.0.1:1", token="a-token-of-a-task", insecure=True,
+    root_certificates_path=None, parent_pid=None, runtime_dependency_install=False, suppress_output=False,
+))
+import os; os.wait()
+"""
+        env = environment(tmp_path / "home", [tmp_path / "bin"])
+        paths = [str(tmp_path), *filter(None, [env.get("PYTHONPATH")])]
+        subprocess.run([sys.executable, "-c", code], env={**env, "PYTHONPATH": os.pathsep.join(paths)}, check=True)
+        command, arguments, variables = literal_eval((tmp_path / "seen").read_text())
+        assert "a-token-of-a-task" not in command
+        assert arguments[arguments.index("--token") + 1] == "a-token-of-a-task", "Flower finds it where it looks"
+        assert "a-token-of-a-task" not in variables.values(), "no process that it starts has it"
 
 
 def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):

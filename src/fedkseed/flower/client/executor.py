@@ -7,12 +7,13 @@ clients. The SuperNode of `fedkseed client` finds this program first on its path
 import sys
 
 from ...errors import FedKSeedError
-from ..compat import run_only
+from ..compat import run_only, take_token
 from .app import app
 
 
 def main() -> None:
     """Answer one message with our ClientApp."""
+    take_token()
     try:
         run_only(app)
     except FedKSeedError as refusal:

@@ -18,7 +18,7 @@ import tomli_w
 
 from ...errors import FedKSeedError
 from ...files import border, exclusive, locked, write_atomically
-from ..children import COLOURS, Child, environment, free_port, program, secret
+from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
 from . import sockets
 from .consent import Owner, Settings
@@ -159,7 +159,7 @@ class Node:
             "--isolation", "process", "--host", "127.0.0.1", "--port", port, *known,
         ]  # fmt: skip
         executor = [
-            program("flower-superexec"), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *known,
+            *superexec(), "--insecure", "--runtime-api-address", f"127.0.0.1:{port}", *known,
             "--parent-pid", str(os.getpid()),
         ]  # fmt: skip
         env = environment(folder / "home", [programs])

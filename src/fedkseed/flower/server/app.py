@@ -8,7 +8,6 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...recipe.algorithms import algorithm_of
-from ...recipe.reading import load_recipe
 from ...run.loop import Result, work
 from ...run.store import Store
 from ...run.watchers import Progress, Silent
@@ -31,7 +30,7 @@ def main(grid: Grid, context: Context) -> None:
     die_with_parent(signal.SIGKILL)
     directory = Path(str(context.run_config["run"]))
     with Journal(directory) as journal:
-        algorithm = load_recipe(Store(directory).recipe).training.algorithm
+        algorithm = Store(directory).load_recipe().training.algorithm
         guard_pulls(PULL_SMALL if algorithm_of(algorithm).pooled else PULL_LARGE)
         journal.result(serve(directory, grid, journal))
 
@@ -45,7 +44,7 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
     """
     store, progress = Store(directory), progress or Silent()
     with store.locked():
-        recipe = load_recipe(store.recipe)
+        recipe = store.load_recipe()
         numbers = Numbers(directory, recipe.clients.count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
         text = recipe_for_clients(recipe, numbers.count)

@@ -1,7 +1,9 @@
 """The transport of a round, to clients behind a Flower Grid.
 
-A round ends when all clients that can answer have answered, or at its deadline. No message from the network can break a
-round: answers that are late, duplicate, broken, refused, or from an unknown node are reported and left out.
+A round ends when all clients that can answer have answered, a little after the minimum has, or at its deadline. No
+message from the network can break a round: answers that are late, duplicate, broken, refused, or from an unknown node
+are reported and left out, and a client that sends them again and again is not asked for a while. An error of Flower's
+does not end a round either, unless it lasts until the deadline.
 """
 
 import json
@@ -11,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
@@ -31,8 +33,12 @@ NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds between two looks for answers; 3 in Flower's own loop
 LOOK = 1.0  # seconds between two looks at the list of connected clients
 TRIES = 3  # number of times that a client is asked in vain before a deadline
+PAUSE = 1.0  # seconds after an error of Flower's
+GRACE = 10.0  # seconds at least that the others have after the minimum has answered, see `Network.grace`
+OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds in which it is not asked after them
 
 Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
+Value = TypeVar("Value")
 
 
 class Numbers:
@@ -49,24 +55,34 @@ class Numbers:
 
     def __init__(self, directory: Path, count: int | None) -> None:
         self.path = directory / NUMBERS
-        self._known, self._fixed = _read(self.path)
+        self._known, self._fixed, revoked = _read(self.path)
         registered = len(self._known) if self._fixed else None
         if registered is None and count is None:
             raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
         if None not in (registered, count) and registered != count:
             raise FedKSeedError(f"[clients] count says {count}, {registered} clients are registered")
         self.count: int = registered or count or 0
+        self.expected = {*range(self.count)} - {*revoked}  # the others have no key any more
 
     @staticmethod
-    def register(directory: Path, nodes: Sequence[int]) -> None:
-        """Fix the numbers of a run's clients: 0 for the first node."""
-        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, fixed=True)
+    def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
+        """Fix the numbers of a run's clients: 0 for the first node.
+
+        Args:
+            revoked: clients whose keys were revoked; nobody waits for them.
+        """
+        _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, True, revoked)
 
     @staticmethod
     def registered(directory: Path) -> int:
         """Number of clients of a run that are registered."""
-        known, fixed = _read(directory / NUMBERS)
-        return len(known) if fixed else 0
+        return len(Numbers.nodes(directory))
+
+    @staticmethod
+    def nodes(directory: Path) -> dict[int, int]:
+        """Client -> node, for the registered clients of a run."""
+        known, fixed, _ = _read(directory / NUMBERS)
+        return {number: node for node, number in known.items()} if fixed else {}
 
     def of(self, nodes: Sequence[int]) -> dict[int, int]:
         """Client -> node, for those of the given nodes that have a number or get one now."""
@@ -77,17 +93,17 @@ class Numbers:
         return {self._known[node]: node for node in nodes if node in self._known}
 
 
-def _read(path: Path) -> tuple[dict[int, int], bool]:
-    """Node -> client, and whether the numbers are fixed; empty if there is no file."""
+def _read(path: Path) -> tuple[dict[int, int], bool, list[int]]:
+    """Node -> client, whether the numbers are fixed, and the clients without a key; empty if there is no file."""
     if not path.exists():
-        return {}, False
+        return {}, False, []
     with border(f"can't read {path}"):
         table = json.loads(path.read_bytes())
-    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"]
+    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"], table["revoked"]
 
 
-def _write(path: Path, known: Mapping[int, int], fixed: bool) -> None:
-    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known}).encode())
+def _write(path: Path, known: Mapping[int, int], fixed: bool, revoked: Sequence[int] = ()) -> None:
+    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known, "revoked": list(revoked)}).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +139,10 @@ class Remote:
         self._online: dict[int, int] = {}
         self._looked = -LOOK
         self._exchange = 0
+        self._took = 0.0  # seconds that the minimum of the last round took
+        self._offences = Counter[int]()  # by client: answers that could not be used
+        self._resting: dict[int, int] = {}  # client -> the round in which it is asked again
+        self._trouble: dict[str, Exception] = {}  # by kind of call of Flower's: the error, if the last one failed
 
     def gather(self) -> None:
         """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
@@ -131,7 +151,7 @@ class Remote:
             FedKSeedError: fewer clients than the minimum are connected.
         """
         end, seen = time.monotonic() + self.options.patience, -1
-        while len(online := self.online()) < self.numbers.count:
+        while not self.numbers.expected.issubset(online := self.online()):
             if len(online) != seen:
                 seen = len(online)
                 self._say(f"{seen} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
@@ -144,12 +164,13 @@ class Remote:
                     f"{self.minimum}: start them, or look at their logs, and start the server again"
                 )
             time.sleep(POLL)
-        self._say(f"all {self.numbers.count} clients are connected")
+        count = self.numbers.count
+        self._say(f"all {count} clients are connected" if len(online) == count else f"without {self._others(online)}")
 
     def online(self) -> dict[int, int]:
         """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
         if time.monotonic() - self._looked >= LOOK:
-            nodes = list(self.grid.get_node_ids())
+            nodes = self._tried("list the clients", lambda: list(self.grid.get_node_ids()), [*self._online.values()])
             self._online, self._looked = self.numbers.of(nodes), time.monotonic()
             for node in set(nodes) - set(self._online.values()) - self._strangers:
                 self._strangers.add(node)
@@ -173,6 +194,8 @@ class Remote:
         self._exchange += 1
         minimum = min(minimum, len(sent))
         done, refused = set[int](), dict[int, str]()
+        if len(awake := {c: m for c, m in sent.items() if self._resting.get(c, 0) <= round_}) >= max(minimum, 1):
+            sent = awake  # else all are needed
         if away := [client for client in sent if client not in self.online()]:
             self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
         self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
@@ -189,6 +212,7 @@ class Remote:
                 except FedKSeedError as error:
                     refused[client] = str(error)
                     self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
+                    self._offend(client, round_)
                     continue
                 done.add(client)
                 self.signatures[client] = outcome.signature
@@ -206,7 +230,8 @@ class Remote:
     ) -> Iterator[tuple[int, Reply]]:  # fmt: skip
         """Ask the clients of a round that have not answered, and again those that fail, until the deadline.
 
-        The attempt ends before the deadline when no connected client owes an answer, and the others are not needed.
+        The attempt ends before the deadline when no connected client owes an answer, and the others are not needed; or
+        a little after the minimum has answered.
 
         Args:
             done: clients that have answered; the caller adds them.
@@ -214,10 +239,17 @@ class Remote:
 
         Raises:
             FedKSeedError: the minimum can't be reached any more, since clients refuse or were asked in vain too often.
+            Exception: an error of Flower's that lasts until the deadline.
         """
-        end = time.monotonic() + self.options.deadline
+        begin, enough = time.monotonic(), minimum == 0
+        end = begin + self.options.deadline
         tries, asked_at = Counter[int](), dict[int, float]()
         while (now := time.monotonic()) < end:
+            if not enough and len(done) >= minimum:
+                enough, self._took = True, now - begin
+            # Where nobody is needed, clients do again what the others have done in the call before.
+            if enough and now - begin >= self._took + (self.options.grace or max(GRACE, self._took / 2)):
+                return
             online = self.online()
             owing = [client for client in sent if client not in done and client not in refused]
             asked_now = {asked.client for asked in self._asked.values() if asked.exchange == self._exchange}
@@ -244,7 +276,7 @@ class Remote:
                 if client in done or client in refused:  # asked twice, although no message was lost
                     continue
                 if outcome.status is Status.DONE:
-                    outcome = self._proven(client, outcome, sent[client], whole[client])
+                    outcome = self._proven(client, round_, outcome, sent[client], whole[client])
                 if outcome.status is Status.DONE:
                     yield client, outcome
                 elif outcome.status is Status.REFUSED:
@@ -256,6 +288,8 @@ class Remote:
             if done.issuperset(sent):
                 return
             time.sleep(POLL)
+        if self._trouble and len(done) < minimum:
+            raise next(iter(self._trouble.values()))  # a new process may help
 
     def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
         """Send clients their tasks (`tasks`: client -> node); returns the clients whose tasks Flower did not take."""
@@ -272,7 +306,11 @@ class Remote:
             content, ttl = packed(data), seconds + (0 if again else LATE)
             messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))
             asked.append(Asked(client, node, self._exchange, round_, new))
-        keys = list(self.grid.push_messages(messages)) or [None] * len(asked)
+        none: list[str | None] = [None] * len(asked)
+        pushed = self._tried("send tasks", lambda: list(self.grid.push_messages(messages)), None)
+        if pushed is None:
+            return []
+        keys = pushed or none
         self._asked |= {key: task for key, task in zip(keys, asked, strict=True) if key}
         return [task.client for key, task in zip(keys, asked, strict=True) if not key]
 
@@ -280,7 +318,7 @@ class Remote:
         """Replies to the present call of `transport`, with their clients; others are reported and left out."""
         if not self._asked:
             return
-        for message in self.grid.pull_messages(list(self._asked)):
+        for message in self._tried("fetch answers", lambda: list(self.grid.pull_messages(list(self._asked))), []):
             asked = self._asked.pop(message.metadata.reply_to_message_id, None)
             if asked is None:
                 self._say("a reply came twice, or to no task; it is left out")
@@ -307,21 +345,50 @@ class Remote:
             text = ERRORS.get(code, f"Flower's error {code}")
             return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")
         if message.metadata.src_node_id != asked.node:
+            self._offend(asked.client, asked.round)
             return Reply(Status.FAILED, text=f"its reply is by node {message.metadata.src_node_id}, not {asked.node}")
         try:
             return Reply.decode(unpacked(message))
         except FedKSeedError as error:
+            self._offend(asked.client, asked.round)
             return Reply(Status.FAILED, text=f"its reply is broken: {error}")
 
-    def _proven(self, client: int, outcome: Reply, sent: bytes, whole: bytes) -> Reply:
+    def _proven(self, client: int, round_: int, outcome: Reply, sent: bytes, whole: bytes) -> Reply:
         """The answer of a client, or the reason why its signature can't be accepted."""
         if self.signing is not None:
             broadcast = sent if kind_of(outcome.message) is Lack else whole
             try:
                 self.signing.require(client, broadcast, outcome.message, outcome.signature)
             except FedKSeedError as error:
+                self._offend(client, round_)
                 return Reply(Status.FAILED, text=str(error))
         return outcome
+
+    def _offend(self, client: int, round_: int) -> None:
+        """Count an answer that can't be used; after a few of them, the client is not asked for some rounds."""
+        self._offences[client] += 1
+        if self._offences[client] % OFFENCES == 0:
+            self._resting[client] = round_ + 1 + REST
+            self._say(
+                f"client {client} has sent {self._offences[client]} answers that can't be used; it is not asked in the "
+                f"next {REST} rounds, if there are enough others"
+            )
+
+    def _tried(self, what: str, call: Callable[[], Value], otherwise: Value) -> Value:
+        """The result of a call of Flower's; in place of an error, which is reported, another value.
+
+        The first of several errors in a row is reported, and `_attempt` raises those that last.
+        """
+        try:
+            result = call()
+        except Exception as error:
+            if what not in self._trouble:
+                self._say(f"Flower can't {what} ({type(error).__name__}: {shown(str(error))[:200]}); trying again")
+            self._trouble[what] = error
+            time.sleep(PAUSE)
+            return otherwise
+        self._trouble.pop(what, None)
+        return result
 
     def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
         why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])

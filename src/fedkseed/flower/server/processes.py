@@ -1,7 +1,8 @@
 """The processes of a server: Flower's SuperLink on loopback, the executor of our ServerApp, nginx on the public port.
 
     nginx        host:port, TLS: passes on the path /v1/fleet/, which clients need, and nothing else
-    SuperLink    127.0.0.1, TLS: one port for clients, for the commands that start runs, and for executors
+    SuperLink    127.0.0.1, TLS: one port for clients, for the commands that start runs, and for executors; it takes
+                 nothing of clients but answers to what they were sent (superlink.py)
     superexec    starts the ServerApp in a process of its own, which outlives a SuperLink that is restarted
 
 All of them, and the ServerApp, end when this process does. The folder `flower/` of a run's directory can be deleted
@@ -12,9 +13,11 @@ import ipaddress
 import json
 import os
 import shutil
+import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from string import Template
 
@@ -23,10 +26,11 @@ import tomli_w
 from ...errors import FedKSeedError
 from ...files import border, exclusive, locked, write_atomically
 from ...run.loop import Result
+from ...run.store import Store
 from ...run.watchers import Progress
 from .. import certs
-from ..children import GRACE, Child, accepts, environment, flwr, free_port, program, secret, wait_until
-from ..compat import FLEET, KEEP_ALIVE, REGISTERED
+from ..children import GRACE, Child, accepts, environment, flwr, free_port, secret, superexec, wait_until, write_program
+from ..compat import ADDRESS, FLEET, KEEP_ALIVE, REGISTERED, UNREGISTERED
 from ..signatures import ServerSigning
 from .clients import Numbers
 from .status_file import Follower
@@ -36,6 +40,7 @@ FRUITLESS = 3  # restarts of processes without a finished round between them, be
 SPACE = 1 << 20  # bytes; with less free space the disk counts as full: SQLite and all logs need some
 LOOK = 0.2  # seconds between two looks at the journal and the processes
 CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
+KEYS = 2.0  # seconds between two looks at the clients' keys
 NGINX = Template("""\
 # Made by `fedkseed server`: clients reach $fleet of Flower's SuperLink and nothing else of it.
 daemon off;
@@ -47,10 +52,18 @@ events { worker_connections 4096; }
 http {
   access_log off;
   server_tokens off;
-  client_max_body_size $largest;
-  client_body_buffer_size 1m;
-  client_body_timeout 60s;
-  limit_conn_zone $$binary_remote_addr zone=address:10m;
+  client_max_body_size $largest;  # what a client of this recipe has to send
+  client_body_buffer_size 64k;
+  client_header_timeout 10s;  # of a handshake, too
+  client_body_timeout 10s;    # between two parts of a body
+  send_timeout 10s;
+  keepalive_timeout 30s;
+  reset_timedout_connection on;
+  large_client_header_buffers 4 4k;  # Flower's are 800 bytes
+  limit_conn_zone $$binary_remote_addr zone=connections:10m;
+  limit_req_zone $$binary_remote_addr zone=requests:10m rate=50r/s;
+  limit_conn_status 503;  # with 503, a SuperNode asks again later
+  limit_req_status 503;
   client_body_temp_path $folder/nginx-body;
   proxy_temp_path $folder/nginx-proxy;
   fastcgi_temp_path $folder/nginx-other;
@@ -62,7 +75,8 @@ http {
     keepalive_timeout ${kept}s;  # the SuperLink ends them after $ended
   }
   server {
-    limit_conn address 256;  # bodies are kept before Flower looks at their keys
+    limit_conn connections 128;  # bodies are kept before Flower looks at their keys
+    limit_req zone=requests burst=400 delay=200;  # a client sends 0.4 a second, and 13 more in a round
     listen $address ssl;
     ssl_certificate $certs/server.pem;
     ssl_certificate_key $certs/server.key;
@@ -72,6 +86,7 @@ http {
       proxy_pass https://superlink$fleet;
       proxy_http_version 1.1;
       proxy_set_header Connection "";
+      proxy_set_header $real $$remote_addr;
       proxy_ssl_verify on;
       proxy_ssl_trusted_certificate $certs/ca.pem;
       proxy_ssl_name localhost;
@@ -102,10 +117,10 @@ class Host:
         directory: directory of the run.
         keys: directory made by `fedkseed certs`.
         host, port: address that clients connect to.
-        largest: largest body of a request, as nginx writes sizes: 8m, 2g.
+        largest: bytes of the largest request of a client.
     """
 
-    def __init__(self, directory: Path, keys: Path, host: str, port: int, largest: str, progress: Progress) -> None:
+    def __init__(self, directory: Path, keys: Path, host: str, port: int, largest: int, progress: Progress) -> None:
         self.directory, self.keys = directory.resolve(), keys.resolve()
         self.folder = self.directory / "flower"
         self.host, self.port, self.largest, self.progress = host, port, largest, progress
@@ -117,9 +132,11 @@ class Host:
             )
         # Where nginx listens at the public port, the SuperLink takes any other.
         self.inner = port if self.nginx is None else free_port()
-        self.env = environment(self.folder / "home")
+        self.env = environment(self.folder / "home", [self.folder / "bin"])
         self.children: dict[str, Child] = {}
-        self._fruitless = 0
+        self._fruitless, self._rekeyed = 0, False
+        self._seen: dict[str, tuple[int, int]] = {}  # the clients' public keys: name -> time and size
+        self._noticed = 0  # bytes of the SuperLink's notices that were shown
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -130,7 +147,8 @@ class Host:
         """
         if warning := certs.check(self.keys):
             self.progress.note(warning)
-        keys = certs.public_keys(self.keys)
+        if not self._begun:
+            certs.public_keys(self.keys)  # refuses a gap
         with border(f"can't make {self.folder}"):
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.folder / "home").mkdir(mode=0o700, exist_ok=True)
@@ -148,7 +166,7 @@ class Host:
                 raise FedKSeedError(f"port {self.port} of {self.host} is taken; choose another with --port")
             self._launch(stack, "SuperLink", self._superlink())
             self._ready("SuperLink", self.inner)
-            self._register(keys)
+            self._register()
             self._launch(stack, "superexec", self._superexec())
             if self.nginx is not None:
                 self._launch(stack, "nginx", [self.nginx, "-c", str(self.folder / "nginx.conf"), "-e", "stderr"])
@@ -185,12 +203,24 @@ class Host:
                 follower.close()
             if result is not None:
                 return result
+            if self._rekeyed:
+                self._rekeyed = False
+                continue
             self._again(f"the ServerApp of Flower's run {started.get('run-id')} has died", follower.committed)
 
     def _follow(self, follower: Follower) -> Result | None:
-        """The result of a run; None if its ServerApp has died."""
+        """The result of a run; None if its ServerApp has died, or was ended because clients have new keys."""
         begin, committed = time.monotonic(), 0
+        looked = begin
         while True:
+            self._show_notices()
+            if time.monotonic() - looked > KEYS:
+                looked = time.monotonic()
+                if follower.pid is not None and self._new_keys():
+                    # It reads the keys when it starts, and goes on from the last finished round.
+                    with suppress(ProcessLookupError):
+                        os.kill(follower.pid, signal.SIGKILL)
+                    self._rekeyed = True
             if (result := follower.read()) is not None:
                 return result
             if self._revive(follower.committed - committed):
@@ -245,7 +275,8 @@ class Host:
 
     def _superlink(self) -> list[str]:
         return [
-            program("flower-superlink"), "--host", "127.0.0.1", "--port", str(self.inner),
+            sys.executable, "-m", "fedkseed.flower.server.superlink", str(self.largest), str(self._notices),
+            "--host", "127.0.0.1", "--port", str(self.inner),
             "--ssl-ca-certfile", str(self.keys / "ca.pem"), "--ssl-certfile", str(self.keys / "server.pem"),
             "--ssl-keyfile", str(self.keys / "server.key"), "--enable-supernode-auth", "--isolation", "process",
             "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
@@ -254,7 +285,7 @@ class Host:
 
     def _superexec(self) -> list[str]:
         return [
-            program("flower-superexec"), "--runtime-api-address", f"127.0.0.1:{self.inner}",
+            *superexec(), "--runtime-api-address", f"127.0.0.1:{self.inner}",
             "--root-certificates", str(self.keys / "ca.pem"),
             "--superexec-auth-secret-file", str(secret(self.folder / "superexec.secret")),
             "--parent-pid", str(os.getpid()),
@@ -265,6 +296,8 @@ class Host:
         connection = {"address": f"127.0.0.1:{self.inner}", "root-certificates": str(self.keys / "ca.pem")}
         table = {"superlink": {"default": CONNECTION, CONNECTION: connection}}
         write_atomically(self.folder / "home" / "config.toml", tomli_w.dumps(table).encode())
+        write_program(self.folder / "bin", "flwr-serverapp", "fedkseed.flower.server.executor")
+        self._notices.unlink(missing_ok=True)
         written = nginx_conf(self.folder, self.keys, self.host, self.port, self.inner, self.largest)
         write_atomically(self.folder / "nginx.conf", written.encode())
         with border(f"can't make {self.folder / 'app'}"):
@@ -274,29 +307,98 @@ class Host:
 
     @property
     def _nodes(self) -> Path:
-        """The file with the registered clients: public key -> node."""
+        """The file with the nodes of the clients' keys, `registered` and `revoked`: public key -> node."""
         return self.folder / "nodes.json"
 
-    def _register(self, keys: list[Path]) -> None:
-        """Register the clients' keys with the SuperLink, once; the order of the keys decides the clients' numbers.
+    @property
+    def _notices(self) -> Path:
+        """The file in which the SuperLink writes what whoever runs the server should know of."""
+        return self.folder / "notices.jsonl"
 
-        A run that has begun continues with the number of clients that it began with.
+    @property
+    def _begun(self) -> int:
+        """The number of clients of a run that has begun; 0 if there is none."""
+        return Numbers.registered(self.directory) if Store(self.directory).begun else 0
+
+    def _register(self) -> bool:
+        """Let the SuperLink know the clients' keys as they are now; their order decides the clients' numbers.
+
+        A key that was removed or replaced is refused from its next request on, and can't come back. A run that has
+        begun continues with the number of clients that it began with.
+
+        Returns:
+            Whether clients have other keys than before.
+
+        Raises:
+            FedKSeedError: two clients have one key, or a key is one that was revoked.
         """
-        if (self.directory / "run.sqlite").exists() and (begun := Numbers.registered(self.directory)):
-            if len(keys) > begun:
+        self._seen = self._public()
+        if begun := self._begun:
+            keys = [self.keys / f"client-{number}.pub" for number in range(begun)]
+            if len(self._seen) > begun:
                 self.progress.note(
                     f"the run began with {begun} clients; those that have come since take part in new runs"
                 )
-            keys = keys[:begun]
-        known: dict[str, int] = json.loads(self._nodes.read_bytes()) if self._nodes.exists() else {}
-        texts = [key.read_text().strip() for key in keys]
+        else:
+            keys = certs.public_keys(self.keys)
+        known: dict[str, dict[str, int]] = {"registered": {}, "revoked": {}}
+        if self._nodes.exists():
+            known = json.loads(self._nodes.read_bytes())
+        registered, revoked = known["registered"], known["revoked"]
+        texts = [key.read_text().strip() if key.exists() else "" for key in keys]
+        given = [text for text in texts if text]
+        if len({*given}) < len(given):
+            raise FedKSeedError(f"two clients of {self.keys} have the same key; each needs one of its own")
+        before = Numbers.nodes(self.directory)
+        for text in [text for text in registered if text not in given]:
+            node = registered[text]
+            self.progress.note(f"revoking the key of {self._whose(node)}")
+            try:
+                flwr(["supernode", "unregister", str(node), CONNECTION], self.env)
+            except FedKSeedError as error:
+                if UNREGISTERED not in str(error):  # by a server that was killed before it wrote that down
+                    raise
+            revoked[text] = registered.pop(text)
+            write_atomically(self._nodes, json.dumps(known).encode())
         for number, (key, text) in enumerate(zip(keys, texts, strict=True)):
-            if text not in known:
+            if text in revoked:
+                raise FedKSeedError(f"the key {key} was revoked, and can't come back; make another for client {number}")
+            if text and text not in registered:
                 self.progress.note(f"registering the key of client {number}")
-                known[text] = self._node(key, {*known.values()})
+                registered[text] = self._node(key, {*registered.values(), *revoked.values()})
                 write_atomically(self._nodes, json.dumps(known).encode())
-        Numbers.register(self.directory, [known[text] for text in texts])
+        nodes = [registered[text] if text else before[number] for number, text in enumerate(texts)]
+        Numbers.register(self.directory, nodes, [number for number, text in enumerate(texts) if not text])
         ServerSigning.write(self.folder, self.keys, texts)
+        return bool(before) and dict(enumerate(nodes)) != before
+
+    def _public(self) -> dict[str, tuple[int, int]]:
+        """The clients' public keys, and when each was written, in which size."""
+        found = {path.name: path.stat() for path in self.keys.glob("client-*.pub")}
+        return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
+
+    def _new_keys(self) -> bool:
+        """Take up changes of the clients' keys while the server runs; returns whether a client has another key."""
+        try:
+            return self._public() != self._seen and self._register()
+        except (FedKSeedError, OSError) as error:  # a key that is half written, too: it is read again when it is whole
+            self.progress.note(f"the keys in {self.keys} have changed, and can't be taken up: {error}")
+            return False
+
+    def _show_notices(self) -> None:
+        if not self._notices.exists():
+            return
+        with self._notices.open("rb") as file:
+            file.seek(self._noticed)
+            for line in file.read().splitlines(keepends=True):
+                if line.endswith(b"\n"):  # else it is being written
+                    self._noticed += len(line)
+                    notice = json.loads(line)
+                    self.progress.note(f"{self._whose(notice['node'])} {notice['text']}")
+
+    def _whose(self, node: int) -> str:
+        numbers = {known: number for number, known in Numbers.nodes(self.directory).items()}
+        return f"client {numbers[node]}" if node in numbers else f"node {node}"
 
     def _node(self, key: Path, others: set[int]) -> int:
         """Register a key, and return its node.
@@ -320,12 +422,12 @@ class Host:
                 flwr(["stop", str(known["run-id"]), CONNECTION], self.env)
 
 
-def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, largest: str) -> str:
+def nginx_conf(folder: Path, keys: Path, host: str, port: int, inner: int, largest: int) -> str:
     """The configuration of nginx; deploy/nginx.conf is such a file."""
     return NGINX.substitute(
         user="user root;\n" if os.geteuid() == 0 else "",  # else nginx could not write to root's directory of the run
         folder=folder, certs=keys, port=inner, largest=largest, fleet=FLEET, kept=KEEP_ALIVE - 1, ended=KEEP_ALIVE,
-        address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+        real=ADDRESS, address=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
     )  # fmt: skip
 
 
