@@ -53,7 +53,7 @@ from fedkseed.run.store import Store
 from fedkseed.wire.codec import kind_of
 from fedkseed.wire.records import Delta, Lack
 
-from .conftest import NODES, Notes
+from .conftest import NODES, OPEN, Notes
 
 NONCE = bytes(range(16))
 NOW = datetime.now(UTC)
@@ -96,7 +96,7 @@ class Untouched:
             self.parsed += 1
             return Member(owner, recipe)
 
-        self.worker = Worker(follow, client_of(keys, number))
+        self.worker = Worker(follow, client_of(keys, number), disclose=lambda code, text: text)
 
     def refuses(self, task: Task, status: Status = Status.REFUSED) -> str:
         reply = self.worker.reply(task.encode())
@@ -107,9 +107,9 @@ class Untouched:
 
 def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting, keys, first):
     """The attack: client 1 has the node id of client 0 and all that clients have, and wants its examples' scalars."""
-    assert Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model)))).reply(first.encode()).status is (
-        Status.DONE
-    ), "without signatures the attack succeeds"
+    assert Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
+        first.encode()
+    ).status is (Status.DONE), "without signatures the attack succeeds"
     victim = Untouched(setting, keys)
     assert "the task is not signed" in victim.refuses(first)
     own = private_key(keys / "client-1")
@@ -237,7 +237,7 @@ def test_a_certificate_that_is_no_certificate_is_refused(keys, first):
 
 def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, keys, first):
     server = server_of(keys)
-    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model))), client_of(keys, 0))
+    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0))
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, first.message, reply.message, reply.signature)
     statement = UPLOADS + NONCE + struct.pack("<I", 0) + sha256(first.message).digest() + sha256(reply.message).digest()
@@ -277,7 +277,7 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
 
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
-    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model))), client_of(keys, 0))
+    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0))
     for nonce in (NONCE, bytes(16)):
         server = server_of(keys, nonce)
         reply = worker.reply(server.signed(first).encode())
@@ -466,7 +466,7 @@ def test_a_server_reads_what_it_has_written_down_and_nothing_where_there_are_no_
 
 
 def test_a_clients_settings_name_the_files_that_sign(setting, keys, tmp_path):
-    owner = Owner(str(setting.files[0]), str(setting.model))
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     Settings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")
     assert (tmp_path / "c" / "owner.json").stat().st_mode & 0o777 == 0o600
     signing = Settings.read(tmp_path / "c").signing()

@@ -3,8 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from ..data.reading import SAMPLES
 from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
@@ -44,7 +42,7 @@ def require_networked(recipe: Recipe) -> None:
         raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
 
 
-CLIP = 1000.0  # largest |ρ| where neither the recipe nor `fedkseed tune` says: models of 15 to 135 M weights have 10 to 300
+CLIP = 1000.0  # largest |ρ| where a recipe names none: models of 15 to 135 million weights have 10 to 300
 BATCH = 4  # what clients ask for, unless their owners say otherwise (client/policy.py)
 
 
@@ -62,13 +60,8 @@ def networked(recipe: Recipe) -> Recipe:
     tables = {}
     for name, values in wished.items():
         given = getattr(recipe, name)
-        mine = {key: value for key, value in values.items() if getattr(given, key) is None or _is_default(given, key)}
-        tables[name] = given.model_copy(update=mine)
+        tables[name] = given.model_copy(update={k: v for k, v in values.items() if k not in given.model_fields_set})
     return recipe.model_copy(update=tables)
-
-
-def _is_default(table: BaseModel, key: str) -> bool:
-    return key not in table.model_fields_set
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
