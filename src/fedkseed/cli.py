@@ -142,6 +142,40 @@ def report(
 
 
 @_command
+def verify(
+    directory: Directory,
+    seen: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The file history.json of a client's directory: is what it saw in this run? May be repeated."
+        ),
+    ] = None,
+) -> None:
+    """Recompute every round of a run from its kept uploads, and say whether each state follows from them.
+
+    Needs no model and no data, takes seconds, and finds the same on any machine: a changed upload, one that was left
+    out, a changed state, a signature that is not the client's. The exit code is 2 if something does not follow.
+    """
+    from .run.store import Store
+    from .run.verify import verify as recompute
+
+    store = Store(directory)
+    check = None
+    if (directory / "flower").is_dir():
+        from .flower.receipts import checks, require_seen
+
+        check = checks(store)
+        for path in seen or ():
+            require_seen(store, path)
+    found = recompute(store, check)
+    signed = f"{found.signed} signatures" if check else "no signatures (its clients have no keys)"
+    console.print(
+        f"{directory}: {found.rounds} rounds follow from {found.uploads} uploads, {signed} checked\nhead {found.head}",
+        highlight=False,
+    )
+
+
+@_command
 def rollback(
     directory: Directory, to: Annotated[int, typer.Option(help="Number of finished rounds to keep.", min=0)]
 ) -> None:

@@ -30,7 +30,7 @@ from fedkseed.flower.loopback import to_apps
 from fedkseed.flower.messages import packed, unpacked
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.server import clients as remote
-from fedkseed.flower.server.app import _nonce
+from fedkseed.flower.server.app import current_nonce
 from fedkseed.flower.server.clients import Remote
 from fedkseed.flower.signatures import (
     SIGNING,
@@ -445,7 +445,7 @@ def test_the_nonce_of_a_run_is_drawn_once(tmp_path):
     found = set()
     for name in "ab":
         with Store.create(tmp_path / name, "") as store:
-            found |= {_nonce(store), _nonce(Store(tmp_path / name))}
+            found |= {current_nonce(store), current_nonce(Store(tmp_path / name))}
     assert len(found) == 2
     assert {len(nonce) for nonce in found} == {16}
 

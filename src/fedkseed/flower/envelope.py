@@ -1,8 +1,9 @@
 """Envelopes of messages: a task to a client and its reply, in Flower's records and on a worker's socket alike.
 
     task     "FKSt", version, 0, client u32, seconds f32, digest of the recipe (16 bytes), length of the recipe u32,
-             length of the certificate u16, nonce of the run (16), issued u64, the recipe (TOML, or nothing if the
-             client has it), the certificate (DER, of the server, with a recipe only), the message, the signature (64)
+             length of the certificate u16, nonce of the run (16), issued u64, since u32, number of links u16, head of
+             the run's history (32), the recipe (TOML, or nothing if the client has it), the certificate (DER, of the
+             server, with a recipe only), the links (32 each), the message, the signature (64)
     reply    "FKSt", version, status; then, if the status is DONE, the client's signature (64) and the message, else a
              text
 
@@ -24,11 +25,14 @@ from ..errors import FedKSeedError
 
 MAGIC, VERSION = b"FKSt", 2
 HEAD = struct.Struct("<4sBB")
-TASK = struct.Struct("<If16sIH16sQ")  # client, seconds, digest, bytes of recipe and certificate, nonce, issued
+# Client, seconds, digest, bytes of recipe and certificate, nonce, issued, since, links, head.
+TASK = struct.Struct("<If16sIH16sQIH32s")
 UNSIGNED = bytes(64)  # in place of a signature
 NO_NONCE = bytes(16)
 MAX_RECIPE = 1 << 16  # bytes
 MAX_CERTIFICATE = (1 << 16) - 1  # bytes
+LINK = 32  # bytes of a link and of a head
+MAX_LINKS = (1 << 16) - 1
 MAX_TEXT = 1000  # characters of another party's text that are shown
 
 
@@ -89,6 +93,9 @@ class Task:
     nonce: bytes = NO_NONCE  # of the run
     issued: int = 0  # nanoseconds since 1970, greater from task to task
     certificate: bytes = b""  # the server's, DER; empty: that of the task before
+    since: int = 0  # number of rounds before the first link
+    links: bytes = b""  # of the run's history up to the state that the message is about, see history.py
+    head: bytes = bytes(LINK)  # of that history
     signature: bytes = UNSIGNED  # the server's
 
     def __post_init__(self) -> None:
@@ -98,6 +105,8 @@ class Task:
             raise FedKSeedError(f"a task's recipe has at most {MAX_RECIPE} bytes, got {len(self.recipe)}")
         if self.recipe and self.digest != digest_of(self.recipe):
             raise FedKSeedError("a task's recipe does not have the digest that it names")
+        if len(self.links) % LINK or len(self.links) > LINK * MAX_LINKS:
+            raise FedKSeedError(f"a task has up to {MAX_LINKS} links of {LINK} bytes, got {len(self.links)} bytes")
         if len(self.certificate) > MAX_CERTIFICATE:
             raise FedKSeedError(f"a certificate has at most {MAX_CERTIFICATE} bytes, got {len(self.certificate)}")
 
@@ -113,8 +122,9 @@ class Task:
 
     def _parts(self) -> tuple[bytes, ...]:
         sizes = len(self.recipe), len(self.certificate)
-        fixed = TASK.pack(self.client, self.seconds, self.digest, *sizes, self.nonce, self.issued)
-        return HEAD.pack(MAGIC, VERSION, 0), fixed, self.recipe, self.certificate, self.message
+        links = self.since, len(self.links) // LINK, self.head
+        fixed = TASK.pack(self.client, self.seconds, self.digest, *sizes, self.nonce, self.issued, *links)
+        return HEAD.pack(MAGIC, VERSION, 0), fixed, self.recipe, self.certificate, self.links, self.message
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
@@ -129,16 +139,17 @@ class Task:
             raise FedKSeedError(
                 f"a task has status 0 and at least {HEAD.size + fixed} bytes, got status {zero} and {len(data)} bytes"
             )
-        client, seconds, digest, recipe, certificate, nonce, issued = TASK.unpack_from(rest)
-        if recipe + certificate > len(rest) - fixed:
+        client, seconds, digest, recipe, certificate, nonce, issued, since, count, head = TASK.unpack_from(rest)
+        if recipe + certificate + LINK * count > len(rest) - fixed:
             raise FedKSeedError(
-                f"a task announces a recipe of {recipe} bytes and a certificate of {certificate}, "
-                f"{len(rest) - fixed} are there"
+                f"a task announces a recipe of {recipe} bytes, a certificate of {certificate} and {count} links of "
+                f"{LINK}, {len(rest) - fixed} bytes are there"
             )
-        ends = (0, recipe, recipe + certificate, len(rest) - fixed, len(rest) - TASK.size)
+        certified = recipe + certificate
+        ends = (0, recipe, certified, certified + LINK * count, len(rest) - fixed, len(rest) - TASK.size)
         parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
-        text, proof, message, signature = parts
-        return cls(client, seconds, digest, text, message, nonce, issued, proof, signature)
+        text, proof, links, message, signature = parts
+        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, head, signature)
 
 
 @dataclass(frozen=True, slots=True)

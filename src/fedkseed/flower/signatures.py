@@ -2,7 +2,8 @@
 
     statement of a task      TASKS, nonce (16), issued u64, fingerprint of the client's public key (32), SHA-256 of the
                              encoded task without its signature
-    statement of an upload   UPLOADS, nonce (16), client u32, SHA-256 of the broadcast, SHA-256 of the upload
+    statement of an upload   UPLOADS, nonce (16), client u32, head of the run's history (32), SHA-256 of the broadcast,
+                            SHA-256 of the upload
 
 The nonce belongs to a run. The fingerprint is not sent, since each client knows its own key: a task that is forwarded
 to another client is refused there. The broadcast is the whole message with which a client has trained, or for a `Lack`
@@ -29,6 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
 from .envelope import UNSIGNED, Reply, Status, Task
+from .history import History
 
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
 TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
@@ -43,10 +45,10 @@ def task_statement(task: Task, fingerprint: bytes) -> bytes:
     return TASKS + task.nonce + struct.pack("<Q", task.issued) + fingerprint + task.hashed()
 
 
-def upload_statement(nonce: bytes, client: int, broadcast: bytes, upload: bytes) -> bytes:
-    """The statement that a client signs: its answer to a broadcast of a run."""
+def upload_statement(nonce: bytes, client: int, head: bytes, broadcast: bytes, upload: bytes) -> bytes:
+    """The statement that a client signs: its answer to a broadcast of a run, after the history that it knows."""
     digests = hashlib.sha256(broadcast).digest() + hashlib.sha256(upload).digest()
-    return UPLOADS + nonce + struct.pack("<I", client) + digests
+    return UPLOADS + nonce + struct.pack("<I", client) + head + digests
 
 
 def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:
@@ -192,8 +194,11 @@ class ServerSigning:
         )
         return replace(dated, signature=sign(self.key, task_statement(dated, self._fingerprints[task.client])))
 
-    def require(self, client: int, broadcast: bytes, upload: bytes, signature: bytes) -> None:
+    def require(self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes) -> None:
         """Refuse an answer that is not signed with its client's key.
+
+        Args:
+            head: of the history that the client was sent.
 
         Raises:
             FedKSeedError: the signature is missing or wrong.
@@ -201,7 +206,7 @@ class ServerSigning:
         if signature == UNSIGNED:
             raise FedKSeedError(f"its answer is not signed; client {client} must run `fedkseed client`, with its key")
         key = self.clients[client]
-        if key is None or not verify(key, upload_statement(self.nonce, client, broadcast, upload), signature):
+        if key is None or not verify(key, upload_statement(self.nonce, client, head, broadcast, upload), signature):
             raise FedKSeedError(
                 f"its answer is not signed with the key of client {client} for this run and broadcast; it is left out"
             )
@@ -229,10 +234,12 @@ class ClientSigning:
 
     Args:
         ca: the authority that must have signed the server's certificate.
+        history: what the client knows of the runs that it took part in; None: tasks' histories are not checked.
     """
 
     key: ec.EllipticCurvePrivateKey
     ca: x509.Certificate
+    history: History | None = None
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
 
@@ -262,7 +269,11 @@ class ClientSigning:
                 "comes a second time, or the server's clock was set back",
             )
         self._server, self._issued[task.nonce] = server, task.issued
-        return None
+        try:
+            known = self.history is None or self.history.follow(task)
+        except FedKSeedError as error:
+            return Reply(Status.REFUSED, text=str(error))
+        return None if known else Reply(Status.UNPREPARED)
 
     def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
         """The signature of the answer to a task.
@@ -270,7 +281,7 @@ class ClientSigning:
         Args:
             broadcast: the message with which the client has trained.
         """
-        return sign(self.key, upload_statement(task.nonce, task.client, broadcast, upload))
+        return sign(self.key, upload_statement(task.nonce, task.client, task.head, broadcast, upload))
 
 
 def _certificate(data: bytes) -> x509.Certificate:

@@ -46,6 +46,7 @@ CREATE TABLE IF NOT EXISTS uploads (done INTEGER, client INTEGER, upload BLOB, s
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT, digest BLOB);
 CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT, digest BLOB);
 """
+NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
@@ -166,11 +167,12 @@ class Store:
             raise self._damaged(f"an upload of round {done} is of another type")
         return {client: Receipt(upload, signature) for client, upload, signature in rows}
 
-    def links(self, since: int = 0) -> list[bytes]:
-        """The links of the chain from the state after `since` rounds on."""
+    def history(self, since: int, done: int) -> tuple[list[bytes], bytes]:
+        """The links of the chain from the state after `since` rounds to that after `done`, and the head there."""
         with self._connect() as database:
-            rows = database.execute("SELECT parts FROM rounds WHERE done >= ? ORDER BY done", (since,)).fetchall()
-        return [chain.link(parts) for (parts,) in rows]
+            asked = "SELECT parts FROM rounds WHERE done BETWEEN ? AND ? ORDER BY done"
+            rows = database.execute(asked, (since, done)).fetchall()
+        return [chain.link(parts) for (parts,) in rows], self.head(done)
 
     def parts(self, done: int) -> bytes:
         """The digests of the state after `done` rounds, of its report and of its receipts."""
@@ -305,6 +307,8 @@ class Store:
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction."""
         self.require_sound(done)
+        if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
+            self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
         row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
         if row is not None and not row.state and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(

@@ -34,7 +34,7 @@ Signed = Callable[[int, int, bytes, bytes, bytes], bool]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What was found right."""
+    """The extent of what was found right."""
 
     rounds: int
     uploads: int

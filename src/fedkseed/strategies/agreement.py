@@ -25,7 +25,7 @@ from .sums import Contribution
 WHOLE = 16  # weight of a client of which all is believed
 # Bounds of μ. The lower one is what honest clients reach after some rounds: with it, a client that turns its gradient
 # around counts for a tenth as soon as in the first rounds (5 clients of 40 steps, K = 256), and honest ones lose 2 % of
-# their number. The upper one lets clients whose data are of their own kind, and agree less, count in full from z = 2 on.
+# their number. With the upper one, clients whose data are of their own kind, and agree less, count in full from z = 2.
 WEAKEST, STRONGEST = 2.0, 3.0
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
 FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile

@@ -16,6 +16,7 @@ from ...files import border, private, write_atomically
 from ...recipe.reading import parse, tables, typed
 from ...recipe.schema import Recipe
 from ..envelope import Code, RefusedError, digest_of, refusing, shown
+from ..history import History
 from ..recipes import require_networked
 from ..signatures import ClientSigning, certificate, private_key
 from .policy import Policy, View
@@ -73,15 +74,18 @@ class Settings:
         owner = table.pop("owner")
         return cls(Owner(**{**owner, "policy": typed(Policy, owner.get("policy", {}))}), **table)
 
-    def signing(self) -> ClientSigning | None:
+    def signing(self, directory: Path) -> ClientSigning | None:
         """The verification of tasks and signing of answers by the files of these settings.
+
+        Args:
+            directory: of the client, in which it keeps the histories that it has seen.
 
         Raises:
             FedKSeedError: a file can't be read.
         """
         if self.key is None or self.ca is None:
             return None
-        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)))
+        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), History(directory))
 
 
 class Journal:

@@ -76,7 +76,7 @@ class Node:
     def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
         self.directory, self.connection = directory.resolve(), connection
         self.settings = Settings(owner, idle, str(connection.key.resolve()), str(connection.ca.resolve()))
-        self.settings.signing()  # a key of another kind is refused now, and not by each worker
+        self.settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
         sockets.place(self.directory)
 
     def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:

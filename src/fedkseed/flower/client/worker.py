@@ -213,7 +213,7 @@ def serve(directory: Path) -> None:
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        worker = Worker(partial(journaled, Journal(directory), settings.owner), settings.signing())
+        worker = Worker(partial(journaled, Journal(directory), settings.owner), settings.signing(directory))
         listener.settimeout(settings.idle)
         while True:
             try:

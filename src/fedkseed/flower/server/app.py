@@ -9,7 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...recipe.algorithms import algorithm_of
 from ...run.loop import Result, work
-from ...run.store import Store
+from ...run.store import NONCES, Store
 from ...run.watchers import Progress, Silent
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
@@ -50,12 +50,18 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
         text = recipe_for_clients(recipe, numbers.count)
         remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
         parts = federation(recipe, remote, progress)
-        remote.signing = ServerSigning.read(directory / "flower", _nonce(store))
+        remote.signing = ServerSigning.read(directory / "flower", current_nonce(store))
+        remote.history = None if remote.signing is None else store.history
         return work(store, parts)
 
 
-def _nonce(store: Store) -> bytes:
-    """The random bytes that tell this run's tasks and answers from those of any other run."""
-    if (known := store.recall("nonce")) is None:
-        store.remember("nonce", known := secrets.token_bytes(len(NO_NONCE)).hex())
-    return bytes.fromhex(known)
+def current_nonce(store: Store) -> bytes:
+    """The random bytes that tell this run's tasks and answers from those of any other run, and of any other history.
+
+    They are drawn when there are none since the beginning, or since the last rollback.
+    """
+    known = store.recall(NONCES) or [[0, None]]
+    if known[-1][1] is None:
+        known[-1][1] = secrets.token_bytes(len(NO_NONCE)).hex()
+        store.remember(NONCES, known)
+    return bytes.fromhex(known[-1][1])

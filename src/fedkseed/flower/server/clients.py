@@ -11,7 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -25,7 +25,7 @@ from ...run.watchers import Progress
 from ...wire.codec import kind_of
 from ...wire.records import Lack
 from ..compat import AGAIN, ERRORS, GONE, LATE, MAX_MESSAGE
-from ..envelope import Reply, Status, Task, digest_of, shown
+from ..envelope import LINK, Reply, Status, Task, digest_of, shown
 from ..messages import packed, unpacked
 from ..signatures import ServerSigning
 
@@ -132,6 +132,10 @@ class Remote:
     ) -> None:  # fmt: skip
         self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
         self.digest, self.minimum, self.signing = digest_of(recipe), minimum, signing
+        # (since, rounds done) -> the links from the state after `since` rounds on, and the head; None: none is sent
+        self.history: Callable[[int, int], tuple[list[bytes], bytes]] | None = None
+        self._seen: dict[int, int] = {}  # client -> rounds done in the last history that it has followed
+        self._heads: dict[int, bytes] = {}  # client -> head of the last history that it was sent
         self.signatures: dict[int, bytes] = {}  # client -> signature of its accepted answer; the caller empties it
         self._asked: dict[str, Asked] = {}  # also tasks of earlier rounds, so that late answers can be reported
         self._holding: set[int] = set()  # clients that have answered, and so hold the recipe
@@ -299,6 +303,10 @@ class Remote:
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
+            if self.history is not None:
+                since = 0 if new else self._seen.get(client, -1) + 1
+                links, head = self.history(since, round_)
+                task, self._heads[client] = replace(task, since=since, links=b"".join(links), head=head), head
             data = (task if self.signing is None else self.signing.signed(task)).encode()
             if len(data) > MAX_MESSAGE:
                 raise FedKSeedError(f"Flower takes messages of {MAX_MESSAGE:,} bytes, this one has {len(data):,}")
@@ -326,6 +334,7 @@ class Remote:
             outcome = self._read(message, asked)
             if outcome.status is Status.DONE:
                 self._holding.add(asked.client)
+                self._seen[asked.client] = max(asked.round, self._seen.get(asked.client, -1))
             elif outcome.status is Status.UNPREPARED:
                 self._holding.discard(asked.client)
                 if asked.with_recipe:
@@ -358,7 +367,8 @@ class Remote:
         if self.signing is not None:
             broadcast = sent if kind_of(outcome.message) is Lack else whole
             try:
-                self.signing.require(client, broadcast, outcome.message, outcome.signature)
+                head = self._heads.get(client, bytes(LINK))
+                self.signing.require(client, head, broadcast, outcome.message, outcome.signature)
             except FedKSeedError as error:
                 self._offend(client, round_)
                 return Reply(Status.FAILED, text=str(error))

@@ -10,6 +10,7 @@ from ...errors import FedKSeedError
 from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.schema import Recipe
 from ...round import Report, run_round
+from ...run.chain import Receipt
 from ...run.cohort import cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
@@ -44,6 +45,8 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
     if not is_here(recipe.data.source):
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
+    keeps = recipe.trust.receipts and algorithm.pooled
+    rounds = Rounds(recipe.seed, strategy, remote, size, keeps)
     return Federation(
         recipe=recipe,
         strategy=strategy,
@@ -53,9 +56,10 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
             "held-out data of digest": held_out,
             "a number of clients of": str(remote.numbers.count),
         },
-        round=Rounds(recipe.seed, strategy, remote, size).next,
+        round=rounds.next,
         evaluator=evaluator,
         progress=progress,
+        receipts=lambda: rounds.receipts,
     )
 
 
@@ -95,12 +99,15 @@ class Rounds:
 
     Args:
         size: number of clients in a cohort.
+        keeps: whether the uploads of a round are kept as receipts.
     """
 
     seed: int
     strategy: Strategy[Any]
     remote: Remote
     size: int
+    keeps: bool = False
+    receipts: dict[int, Receipt] = field(default_factory=dict)  # the uploads of the last round, where they are kept
     gathered: bool = False
     kept: dict[int, bytes] = field(default_factory=dict)  # client that answered last round -> that round's broadcast
 
@@ -112,6 +119,7 @@ class Rounds:
         asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size)
         needed = min(self.remote.minimum, len(asked))
         self.remote.signatures.clear()
+        self.receipts = {}
 
         def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             nonlocal needed
@@ -133,6 +141,8 @@ class Rounds:
                     del self.remote.signatures[client]  # no upload, but a wish for the whole broadcast
                 else:
                     needed -= 1
+                    if self.keeps:
+                        self.receipts[client] = Receipt(reply, self.remote.signatures[client])
                 yield client, reply
 
         after, report = run_round(self.strategy, state, asked, transport, kept=self.kept)
