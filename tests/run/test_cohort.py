@@ -19,6 +19,7 @@ from fedkseed.run.cohort import Step, asynchronous, cohort, durations, synchrono
 from fedkseed.run.loop import NEWCOMER, work
 from fedkseed.run.store import Store
 from fedkseed.wire.delta import shorten
+from fedkseed.wire.numbers import GRID, scalars
 
 from ..conftest import recipe_text
 
@@ -115,7 +116,7 @@ def test_every_plan_keeps_its_promises(times, data, seed, limit):
 # ----------------------------------------------------------------------------------------------- the weight
 
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
-NOW = State(5, np.zeros(4), np.zeros(4), np.zeros(4, np.int64))
+NOW = State(5, np.zeros(4), np.zeros(4, np.int64), np.zeros(4, np.int64))
 
 
 def strategy(**changes) -> KSeed:
@@ -124,8 +125,8 @@ def strategy(**changes) -> KSeed:
     return KSeed(RUN, local, **{"max_staleness": 4, "staleness_power": 0.5, "wire": "exact", **changes})
 
 
-def upload(client: int, round_: int, scalar: float, examples: int = 1) -> Upload:
-    return Upload(RUN, round_, client, examples, 1.0, np.array([scalar], np.float32))
+def upload(client: int, round_: int, found: float, examples: int = 1) -> Upload:
+    return Upload(RUN, round_, client, examples, 1.0, scalars(np.array([found])))
 
 
 def drawn(client: int, round_: int) -> int:
@@ -139,8 +140,8 @@ def test_a_stale_contribution_is_damped_and_nothing_makes_up_for_it():
     after, late, fresh = strategy().aggregate(NOW, uploads), drawn(1, 2), drawn(2, 5)
     assert late != fresh
     np.testing.assert_array_equal(after.coefficients[[late, fresh]], [-0.5 * 0.75 * 0.5 * 8, -0.5 * 0.25 * 8])
-    np.testing.assert_array_equal(after.magnitudes[[late, fresh]], [8, 8])
-    assert after.magnitudes.sum() == 16
+    np.testing.assert_array_equal(after.magnitudes[[late, fresh]] * GRID, [8, 8])
+    assert after.magnitudes.sum() * GRID == 16
     assert after.round == 6
 
 
@@ -152,7 +153,8 @@ def test_the_power_is_a_setting(power, factor):
 
 def test_the_learning_rate_is_that_of_the_round_that_the_client_began_with():
     after = strategy(schedule="linear", staleness_power=0.0).aggregate(NOW, [upload(1, 2, 8.0)])
-    assert after.coefficients[drawn(1, 2)] == -0.5 * 0.8 * 8  # of round 2 of 10; that of round 5 is half
+    # Of round 2 of 10; that of round 5, in whose unit it is rounded, is half.
+    assert after.coefficients[drawn(1, 2)] == pytest.approx(-0.5 * 0.8 * 8, abs=0.25 * GRID / 2)
 
 
 def test_fresh_uploads_count_as_in_synchronous_rounds_bit_for_bit():
