@@ -55,6 +55,7 @@ from fedkseed.wire.records import Delta, Lack
 
 from .conftest import NODES, OPEN, Notes
 
+HEAD0 = bytes(32)  # of a task without a history
 NONCE = bytes(range(16))
 NOW = datetime.now(UTC)
 
@@ -239,20 +240,22 @@ def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, k
     server = server_of(keys)
     worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0))
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
-    server.require(0, first.message, reply.message, reply.signature)
-    statement = UPLOADS + NONCE + struct.pack("<I", 0) + sha256(first.message).digest() + sha256(reply.message).digest()
-    assert upload_statement(NONCE, 0, first.message, reply.message) == statement
+    server.require(0, HEAD0, first.message, reply.message, reply.signature)
+    digests = sha256(first.message).digest() + sha256(reply.message).digest()
+    statement = UPLOADS + NONCE + struct.pack("<I", 0) + HEAD0 + digests
+    assert upload_statement(NONCE, 0, HEAD0, first.message, reply.message) == statement
     broken = bytes([reply.message[0] ^ 1]) + reply.message[1:]
-    for client, broadcast, upload, nonce in (
-        (1, first.message, reply.message, NONCE),
-        (0, first.message + b"x", reply.message, NONCE),
-        (0, first.message, broken, NONCE),
-        (0, first.message, reply.message, bytes(16)),
+    for client, head, broadcast, upload, nonce in (
+        (1, HEAD0, first.message, reply.message, NONCE),
+        (0, b"x" * 32, first.message, reply.message, NONCE),
+        (0, HEAD0, first.message + b"x", reply.message, NONCE),
+        (0, HEAD0, first.message, broken, NONCE),
+        (0, HEAD0, first.message, reply.message, bytes(16)),
     ):
         with pytest.raises(FedKSeedError, match=f"not signed with the key of client {client} for this run"):
-            server_of(keys, nonce).require(client, broadcast, upload, reply.signature)
+            server_of(keys, nonce).require(client, head, broadcast, upload, reply.signature)
     with pytest.raises(FedKSeedError, match="its answer is not signed"):
-        server.require(0, first.message, reply.message, UNSIGNED)
+        server.require(0, HEAD0, first.message, reply.message, UNSIGNED)
 
 
 def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
@@ -263,7 +266,7 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
     def taken(answer: bytes) -> bool:
         try:
             reply = Reply.decode(answer)
-            server.require(0, task.message, reply.message, reply.signature)
+            server.require(0, HEAD0, task.message, reply.message, reply.signature)
         except FedKSeedError:
             return False
         return reply.status is Status.DONE
@@ -282,7 +285,7 @@ def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, k
         server = server_of(keys, nonce)
         reply = worker.reply(server.signed(first).encode())
         assert worker.reply(server.signed(first).encode()) == reply, "the same, for the same run"
-        server.require(0, first.message, reply.message, reply.signature)
+        server.require(0, HEAD0, first.message, reply.message, reply.signature)
 
 
 @given(st.binary(max_size=200), st.binary(min_size=64, max_size=64))
@@ -356,7 +359,8 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
 
     def watching(message):
         task = Task.decode(unpacked(message))
-        sizes.add((len(task.recipe) > 0, len(unpacked(message)) - len(task.recipe) - len(task.message)))
+        beside = len(task.recipe) + len(task.message) + len(task.links)
+        sizes.add((len(task.recipe) > 0, len(unpacked(message)) - beside, len(task.links)))
         assert (kind_of(task.message) is Delta) == (not task.recipe)
         for reply in deliver(message):
             receipts.append((task, Reply.decode(unpacked(reply))))
@@ -364,23 +368,23 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
 
     notes = Notes()
     assert setting.serve(signed_run, watching, notes=notes).digest == undisturbed.digest
-    nonce = bytes.fromhex(Store(signed_run).recall("nonce"))
+    nonce = current_nonce(Store(signed_run))
     assert {task.nonce for task, _ in receipts} == {nonce}
     assert not notes.has("not signed")
     last = {task.client: reply.signature for task, reply in receipts}  # of the last round
     assert made[0].signatures == last
     assert len(last) == 3
     der = len(certificate(keys / "server.pem").public_bytes(Encoding.DER))
-    assert sizes == {(False, 124), (True, 124 + der)}, "docs/wire.md has these numbers"
+    assert sizes == {(False, 162, 32), (True, 162 + der, 32)}, "docs/wire.md has these numbers"
     task, reply = receipts[0]
     key = public_key((keys / f"client-{task.client}.pub").read_bytes(), task.client)
-    assert verify(key, upload_statement(nonce, task.client, task.message, reply.message), reply.signature)
+    assert verify(key, upload_statement(nonce, task.client, task.head, task.message, reply.message), reply.signature)
 
 
 @pytest.mark.parametrize(
     ("third", "match"),
     [
-        (1, "client 2 refuses: the task is not signed by the server for this client"),
+        (1, "client 2 refuses: task"),
         (None, "client 2 did not answer: its answer is not signed"),
     ],
 )
@@ -403,7 +407,7 @@ def test_an_upload_that_is_signed_with_another_clients_key_is_left_out_before_it
             outcome = Reply.decode(unpacked(reply))
             if message.metadata.dst_node_id == NODES[2]:
                 task = Task.decode(unpacked(message))
-                statement = upload_statement(task.nonce, 2, task.message, b"poison")
+                statement = upload_statement(task.nonce, 2, task.head, task.message, b"poison")
                 outcome = Reply(Status.DONE, b"poison", signature=sign(private_key(keys / "client-1"), statement))
                 forged.append(outcome)
             yield Message(packed(outcome.encode()), reply_to=message)
@@ -438,7 +442,7 @@ def test_a_lack_is_signed_for_the_difference_that_was_sent_and_is_no_receipt(
     assert setting.serve(signed_run, forgetting).digest == undisturbed.digest
     assert len(lacks) == 2
     for task, outcome in lacks:
-        server_of(keys, task.nonce).require(1, task.message, outcome.message, outcome.signature)
+        server_of(keys, task.nonce).require(1, task.head, task.message, outcome.message, outcome.signature)
 
 
 def test_the_nonce_of_a_run_is_drawn_once(tmp_path):
@@ -469,11 +473,11 @@ def test_a_clients_settings_name_the_files_that_sign(setting, keys, tmp_path):
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     Settings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")
     assert (tmp_path / "c" / "owner.json").stat().st_mode & 0o777 == 0o600
-    signing = Settings.read(tmp_path / "c").signing()
+    signing = Settings.read(tmp_path / "c").signing(tmp_path / "c")
     assert signing is not None
     assert fingerprint(signing.key.public_key()) == fingerprint(server_of(keys).clients[0])
     Settings(owner).write(tmp_path / "c")
-    assert Settings.read(tmp_path / "c").signing() is None
+    assert Settings.read(tmp_path / "c").signing(tmp_path / "c") is None
     with pytest.raises(FedKSeedError, match="a key and a ca, or neither"):
         Settings(owner, key="x")
 

@@ -1,17 +1,35 @@
 """Kill the process at any moment, then resume: nothing shows."""
 
+import contextlib
+import math
 import random
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from fedkseed import resume, start
-from fedkseed.recipe.reading import load_recipe
+from fedkseed import (
+    FedKSeedError,
+    KSeed,
+    LocalWork,
+    Pool,
+    Run,
+    State,
+    Upload,
+    encode,
+    resume,
+    run_round,
+    start,
+)
+from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
+from fedkseed.run.loop import UNDONE, Federation, Finished, Result, work
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
 from fedkseed.weights.adapter import Adapter
@@ -91,6 +109,60 @@ def test_rolled_back_and_resumed_gives_the_same_adapter(recipe, undisturbed, tmp
     assert len(store.reports()) == 5
     resume(tmp_path / "run")
     assert store.adapter.read_bytes() == undisturbed
+
+
+@dataclass
+class Scored:
+    """An evaluator whose losses are given, by the number of rounds done."""
+
+    losses: dict[int, float]
+
+    def evaluate(self, state, what, write) -> Evaluation:
+        return Evaluation([self.losses[state.round], self.losses[state.round] + 1], [], [])
+
+    def finish(self, state, store) -> Finished:
+        return Finished(None)
+
+
+def guarded(directory: Path, losses: dict[int, float], guard: float) -> Result:
+    table = {
+        "model": {"name": "none"},
+        "trust": {"guard": guard},
+        "training": {"rounds": 6},
+        "evaluation": {"every": 2},
+    }
+    recipe, run = parse({**table, "trust": {"guard": guard}}), Run(Pool(1, 8, "hadamard"), bytes(32))
+    strategy = KSeed(run, LocalWork(rounds=6, steps=2), wire="exact")
+
+    def next_round(state, earlier):
+        upload = Upload(run, state.round, 5, 1, 1.0, np.ones(2, np.float32))
+        return run_round(strategy, state, [5], lambda sent: [(5, encode(upload))])
+
+    with contextlib.ExitStack() as stack:
+        new = not (directory / "recipe.toml").exists()
+        store = stack.enter_context(Store.create(directory, recipe.to_toml())) if new else Store(directory)
+        return work(store, Federation(recipe, strategy, {"a": "b"}, next_round, Scored(losses)))
+
+
+@pytest.mark.parametrize("bad", [9.0, math.nan])
+def test_a_run_that_is_destroyed_goes_back_to_its_last_good_round_and_says_which_clients_took_part(tmp_path, bad):
+    losses = {0: 7.9, 2: 7.6, 4: bad, 6: 11743.0}
+    with pytest.raises(FedKSeedError, match=r"after 4 rounds .* The run is back at 2 finished rounds.*clients \[5\]"):
+        guarded(tmp_path / "run", losses, 0.5)
+    store = Store(tmp_path / "run")
+    assert store.state(State).round == 2
+    assert sorted(store.evaluations()) == [0, 2]
+    (undone,) = store.recall(UNDONE)
+    assert [report["round"] for report in undone["reports"]] == [2, 3]
+    after = guarded(tmp_path / "run", {**losses, 4: 7.9, 6: 7.5}, 0.5)  # as with other clients
+    assert np.mean(after.after.losses) == 8.0
+    assert [report["round"] for report in after.reports] == [*range(6)]
+
+
+def test_a_guard_looks_at_the_last_round_too_and_lets_small_rises_pass(tmp_path):
+    with pytest.raises(FedKSeedError, match=r"after 6 rounds the held-out loss is 9\.0000.*back at 4 finished"):
+        guarded(tmp_path / "run", {0: 7.9, 2: 7.6, 4: 7.8, 6: 8.5}, 0.5)
+    assert guarded(tmp_path / "other", {0: 7.9, 2: 7.6, 4: 8.0, 6: 7.7}, 0.5).reports
 
 
 def test_resuming_a_finished_run_changes_nothing(recipe, undisturbed, tmp_path):

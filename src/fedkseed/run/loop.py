@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..recipe.schema import Recipe
 from ..round import Report
@@ -27,6 +28,7 @@ from .chain import Receipt
 from .store import Store
 from .watchers import Progress, Silent
 
+UNDONE = "undone"  # the fact with the rounds that the guard has undone
 NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round: its broadcast gives the whole model
 
 
@@ -109,11 +111,12 @@ def work(store: Store, federation: Federation) -> Result:
     before = _evaluated(store, federation, strategy.init())
     while state.round < rounds:
         if every and state.round % every == 0:
-            _evaluated(store, federation, state)
+            _guard(store, federation, state.round, _evaluated(store, federation, state))
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
         store.commit(state, report, keep=2 + federation.reach, receipts=federation.receipts())
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
+    _guard(store, federation, state.round, after)
     finished = evaluator.finish(state, store)
     store.remember("peak_memory", peak_memory())
     return Result(
@@ -140,6 +143,33 @@ def _evaluated(store: Store, federation: Federation, state: Any) -> Evaluation:
     if found != NOT_EVALUATED:
         store.evaluated(state.round, asdict(found))
     return found
+
+
+def _guard(store: Store, federation: Federation, done: int, found: Evaluation) -> None:
+    """Go back to the last good round where the held-out loss has risen more than `[trust] guard` over its lowest.
+
+    Raises:
+        FedKSeedError: it has. The run is at the last round whose loss was within the limit, and the reports of what was
+            undone are kept as the fact UNDONE.
+    """
+    limit = federation.recipe.trust.guard
+    if limit is None or not found.losses:
+        return
+    losses = {rounds: float(np.mean(known["losses"])) for rounds, known in store.evaluations().items()}
+    loss, lowest = losses[done], min(losses.values())
+    if loss <= lowest + limit:
+        return
+    good = max(rounds for rounds, known in losses.items() if rounds < done and known <= lowest + limit)
+    undone = [report for report in store.reports() if report["round"] >= good]
+    store.remember(UNDONE, [*(store.recall(UNDONE) or []), {"loss": loss, "lowest": lowest, "reports": undone}])
+    store.rollback(good)
+    clients = sorted({client for report in undone for client in report["clients"]})
+    raise FedKSeedError(
+        f"after {done} rounds the held-out loss is {loss:.4f}, more than [trust] guard = {limit:g} above its lowest, "
+        f"{lowest:.4f}. The run is back at {good} finished rounds. In those undone, clients {clients} took part: look "
+        "for one that should not, choose another [trust] rule or a smaller lr in a new run, or go on as it is: "
+        f"fedkseed resume {store.directory}"
+    )
 
 
 class Coefficients:

@@ -28,6 +28,7 @@ from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
+from fedkseed.run import chain
 from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
 
@@ -99,6 +100,7 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
     genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
     attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
+    first = replace(first, links=bytes(32), head=chain.head(None, bytes(32)))
     try:
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
             reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
@@ -106,7 +108,7 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
         assert "is not signed" in (tmp_path / "c" / sockets.LOG).read_text()
         task = genuine.signed(first)
         reply = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
-        genuine.require(1, task.message, reply.message, reply.signature)
+        genuine.require(1, task.head, task.message, reply.message, reply.signature)
         again = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
         assert (again.status, again.text) == (Status.FAILED, "task")
     finally:
