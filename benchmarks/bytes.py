@@ -6,7 +6,7 @@ from rich.table import Table
 
 from fedkseed import KSeed, LocalWork, Pool, Run, State, Upload, encode
 from fedkseed.wire.delta import shorten
-from fedkseed.wire.numbers import WIRES
+from fedkseed.wire.numbers import WIRES, scalars
 
 STEPS = 200  # τ of the paper
 SIZES = {"fedkseed": 4096, "fedkseed-pro": 1024}  # K of the paper
@@ -43,12 +43,7 @@ def made(name: str, wire: str) -> KSeed:
 
 def upload(strategy: KSeed, round_: int, client: int) -> Upload:
     """An upload with scalars from Student's t with 4 degrees of freedom, of which a few are large, as in training."""
-    found = 8 * np.random.default_rng([round_, client]).standard_t(4, STEPS).astype(np.float32)
-    match strategy.wire:
-        case "compact":
-            found = (found.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
-        case "sign":
-            found = np.sign(found)
+    found = scalars(8 * np.random.default_rng([round_, client]).standard_t(4, STEPS), strategy.wire)
     return Upload(strategy.run, round_, client, 10, 1.0, found, strategy.wire)
 
 

@@ -32,6 +32,7 @@ import numpy as np
 from bytes import SIZES, made, upload
 from fedkseed import KSeed, Upload, decode, encode
 from fedkseed.strategies.checks import drawn_by
+from fedkseed.strategies.sums import Contribution, Sum, require_summable, summed
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
     from fedkseed.flower.server.processes import Host
@@ -123,35 +124,28 @@ def grid(clients: int, model: Path) -> "Row":
 
 
 def shards(count: int, clients: int) -> "Row":
-    """A row that compares sums of uploads grouped in shards of neighbouring clients with the sums of one server."""
+    """A row that compares sums of uploads grouped in shards of neighbouring clients with the sum of one server."""
     strategy = made("fedkseed", "compact")
-    state = strategy.init()
+    size = strategy.run.pool.size
     uploads = [upload(strategy, 0, client) for client in range(clients)]
-    groups = [uploads[s * clients // count : (s + 1) * clients // count] for s in range(count)]
-    whole, total = strategy.aggregate(state, uploads), sum(u.examples for u in uploads)
-    parts = [(sum(u.examples for u in group), strategy.aggregate(state, group)) for group in groups]
-    tree = np.sum([examples / total * part.coefficients for examples, part in parts], 0)
-    magnitudes, counts = (np.sum([getattr(part, name) for _, part in parts], 0) for name in ("magnitudes", "counts"))
-    grouped = np.sum([fixed_point(strategy, group) for group in groups], 0)
+    taken = [
+        Contribution.of_scalars(one.client, one.examples, drawn_by(one, strategy.run, None), one.scalars[one.found])
+        for one in uploads
+    ]
+    require_summable(taken)
+    groups = [taken[s * clients // count : (s + 1) * clients // count] for s in range(count)]
+    whole, tree = summed(taken, size), Sum(np.zeros(size, np.int64), 0)
+    for group in groups:
+        tree = tree + summed(group, size)
+    floats = np.sum([summed(group, size).values * 1e-9 for group in groups], 0)  # as float64 would have it
     return {
         "shards": count,
         "clients": clients,
-        "c that differ": int(np.sum(tree != whole.coefficients)),
-        "by, of the largest": float(abs(tree - whole.coefficients).max() / abs(whole.coefficients).max()),
-        "as broadcast": int(np.sum(strategy.rounded(tree) != strategy.rounded(whole.coefficients))),
-        "Σ |ρ|": int(np.sum(magnitudes != whole.magnitudes)),
-        "counts": int(np.sum(counts != whole.counts)),
-        "in fixed point": int(np.sum(grouped != fixed_point(strategy, uploads))),
+        "sums that differ": int(np.sum(tree.values != whole.values)),
+        "weights that differ": int(tree.weight != whole.weight),
+        "in float64": int(np.sum(floats != whole.values * 1e-9)),
+        "bytes a shard hands up": 8 * size + 8,
     }
-
-
-def fixed_point(strategy: KSeed, uploads: list[Upload]) -> np.ndarray:
-    """Σ n ρ of every direction in units of 2^-24, (K,), i64: sums of integers do not depend on the grouping."""
-    sums = np.zeros(strategy.run.pool.size, np.int64)
-    for one in uploads:
-        scaled = np.rint(np.ldexp(one.scalars[one.found].astype(np.float64), 24)).astype(np.int64)
-        np.add.at(sums, drawn_by(one, strategy.run, None), one.examples * scaled)
-    return sums
 
 
 def poll(number: int, folder: Path, port: int, begin: float) -> int:

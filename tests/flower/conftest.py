@@ -8,6 +8,7 @@ from pathlib import Path
 from tomllib import loads
 
 import pytest
+from tomli_w import dumps
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
@@ -19,10 +20,12 @@ from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
+from fedkseed.flower.recipes import networked
 from fedkseed.flower.server.app import serve
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
+from fedkseed.recipe.schema import Trust
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
 
@@ -76,7 +79,12 @@ class Setting:
             "rounds": "rounds = 3",
             "generated": "generated = 0",
         } | changes
-        return recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n"
+        text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n"
+        # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
+        resolved = networked(parse(loads(text)))
+        trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != Trust() else ""
+        clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
+        return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as `fedkseed server` makes it."""

@@ -96,7 +96,7 @@ def test_a_task_that_announces_more_than_it_holds_is_refused():
         Task.decode(bytes(data))
     with pytest.raises(FedKSeedError, match="at least 162 bytes, got status 0 and"):
         Task.decode(task(recipe=b"", message=b"").encode()[:-1])
-    with pytest.raises(FedKSeedError, match="at least 124 bytes, got status 1 and"):
+    with pytest.raises(FedKSeedError, match="at least 162 bytes, got status 1 and"):
         Task.decode(b"FKSt\x02\x01" + task().encode()[6:])
 
 

@@ -150,7 +150,7 @@ def test_a_run_that_is_destroyed_goes_back_to_its_last_good_round_and_says_which
     with pytest.raises(FedKSeedError, match=r"after 4 rounds .* The run is back at 2 finished rounds.*clients \[5\]"):
         guarded(tmp_path / "run", losses, 0.5)
     store = Store(tmp_path / "run")
-    assert store.state(State).round == 2
+    assert (kept := store.state(State)) is not None and kept.round == 2  # noqa: PT018
     assert sorted(store.evaluations()) == [0, 2]
     (undone,) = store.recall(UNDONE)
     assert [report["round"] for report in undone["reports"]] == [2, 3]

@@ -94,6 +94,14 @@ def test_two_of_ten_cannot_turn_the_sum_around(rule, lie):
     assert not 0.25 < free @ clean / clean @ clean < 4  # as it was without a rule
 
 
+def test_a_client_that_says_nothing_does_not_make_the_step_of_the_others_smaller():
+    x = rows(4, 0)
+    silent = np.vstack([x, np.zeros((1, SIZE))])
+    assert sum_of("clipped", cut(made(silent)), SIZE, 0.2).mean(1.0).tolist() == (
+        sum_of("clipped", cut(made(x)), SIZE, 0.2).mean(1.0).tolist()
+    )
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_one_client_alone_is_believed_and_nobody_is_divided_by_zero(rule):
     x = rows(1, 0)

@@ -16,7 +16,7 @@ from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.tools.eps_ladder import LADDER, judge, measure
+from fedkseed.tools.eps_ladder import LADDER, Rung, Scalars, judge, measure
 from fedkseed.tools.tune import FACTOR, TRIALS, Bench, Trial, Tuning, limits, rates, try_rates, tune
 from fedkseed.weights.layout import Layout
 
@@ -165,6 +165,18 @@ def test_a_gain_that_may_be_luck_is_not_suggested():
     assert found.alike == [sure.lr, luck.lr]
     assert replace(found, trials=[luck]).lr is None
     assert replace(found, trials=[luck]).suggested == found.recipe
+
+
+def test_a_clip_is_suggested_that_honest_scalars_hardly_reach():
+    rung = Rung(1e-3, 8.0, 0.1, 0.1, 0.01, 0.0)
+    found = Tuning(parse({"model": {"name": "none"}}), [0], 1, scalars=Scalars([rung], 0.0, 4, 100.0, Estimate(1, 0)))
+    assert found.clip == 80
+    assert found.suggested.training.clip == 80
+    own = replace(found, recipe=parse({"model": {"name": "none"}, "training": {"clip": 5.0}}))
+    assert own.clip is None
+    assert own.suggested.training.clip == 5
+    signs = parse({"model": {"name": "none"}, "training": {"wire": "sign", "lr": 1e-3}})
+    assert replace(found, recipe=signs).clip is None
 
 
 def test_the_climb_ends_where_the_model_is_lost():

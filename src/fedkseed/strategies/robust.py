@@ -45,7 +45,12 @@ def norm(numbers: NDArray[np.int64]) -> float:
 
 
 def cut(contributions: Sequence[Contribution]) -> list[Contribution]:
-    """Contributions with norms of at most the median norm, and weights of at most twice the median weight."""
+    """Contributions with norms of at most the median norm, and weights of at most twice the median weight.
+
+    Those that say nothing, of zeros or of probes that moved nothing, are left out: with their weights they would only
+    make the step of the others smaller.
+    """
+    contributions = [one for one in contributions if one.values.any()] or contributions
     norms = [norm(one.values) for one in contributions]
     longest, heaviest = median(norms), math.floor(2 * median(one.weight for one in contributions))
     return [

@@ -45,6 +45,8 @@ def print_tuning(found: Tuning) -> None:
     else:
         why = "no trial lowered the loss by two standard errors" if found.trials else "there was no time for a trial"
         lines.append(f"lr = {found.own:g} # unchanged: {why}")
+    if found.clip is not None and not derives(found.recipe):
+        lines.append(f"clip = {found.clip:g} # 8 times the root mean square of rho: what one client can claim")
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
 
 

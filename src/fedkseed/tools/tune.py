@@ -28,6 +28,7 @@ EXAMPLES = 64  # number of the clients' training examples on which trials are co
 LOCAL_STEPS = 32  # of all clients of a trial together
 FACTOR = 4  # between learning rates; the best one times and over √FACTOR are tried last
 TRIALS = 12  # at most
+RARE = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,14 @@ class Tuning:
         return None if self.scalars is None else self.scalars.eps
 
     @property
+    def clip(self) -> float | None:
+        """A largest |ρ| that honest clients hardly ever reach; None where no scalars travel, or the recipe has one."""
+        training = self.recipe.training
+        if self.scalars is None or training.clip is not None or training.wire == "sign" or not self.scalars.square:
+            return None
+        return float(f"{RARE * math.sqrt(self.scalars.square):.1g}")
+
+    @property
     def best(self) -> Trial:
         return min(self.trials, key=lambda trial: (trial.mean, trial.lr))
 
@@ -92,8 +101,8 @@ class Tuning:
 
     @property
     def suggested(self) -> Recipe:
-        """The recipe with the values found in place of its own eps and lr."""
-        found = {"eps": self.eps, "lr": self.lr}
+        """The recipe with the values found in place of its own eps and lr, and with a clip if it has none."""
+        found = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
         update = {name: value for name, value in found.items() if value is not None}
         table = "derivatives" if derives(self.recipe) else "training"
         return self.recipe.model_copy(update={table: getattr(self.recipe, table).model_copy(update=update)})

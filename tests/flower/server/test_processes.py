@@ -42,7 +42,9 @@ from fedkseed.flower.server.superlink import Notices
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
+from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
+from fedkseed.strategies.averaging import State
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run, Upload
 
@@ -308,7 +310,7 @@ def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_cam
         if name == "begun":
             third = (tmp_path / "keys" / "client-2.pub").rename(tmp_path / "later")
             served._register()
-            (served.directory / "run.sqlite").touch()
+            begin(served)
             third.rename(tmp_path / "keys" / "client-2.pub")
         assert not served._register()
         assert Numbers(served.directory, None).of(range(7, 20)) == expected
@@ -350,8 +352,14 @@ def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int) -> tupl
     served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
     served.folder.mkdir(parents=True)
     served._register()
-    (served.directory / "run.sqlite").touch()
+    begin(served)
     return served, nodes, notes
+
+
+def begin(served: Host) -> None:
+    """Write the state before the first round, as the ServerApp does."""
+    with Store.create(served.directory, "") as store:
+        store.commit(State(0, np.zeros(1, np.float32)), None)
 
 
 def text_of(served: Host, client: int) -> str:

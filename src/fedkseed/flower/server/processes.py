@@ -318,7 +318,8 @@ class Host:
     @property
     def _begun(self) -> int:
         """The number of clients of a run that has begun; 0 if there is none."""
-        return Numbers.registered(self.directory) if Store(self.directory).begun else 0
+        made = (self.directory / "recipe.toml").exists()
+        return Numbers.registered(self.directory) if made and Store(self.directory).begun else 0
 
     def _register(self) -> bool:
         """Let the SuperLink know the clients' keys as they are now; their order decides the clients' numbers.
