@@ -5,7 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -202,3 +202,20 @@ except FedKSeedError as error:
     assert same(store.state(State), state(3))
     store.commit(state(4), report(3))
     assert same(store.state(State), state(4))
+
+
+def test_a_run_of_an_earlier_release_is_refused_as_such_and_left_as_it_was(tmp_path):
+    directory = tmp_path / "run"
+    directory.mkdir()
+    (directory / "recipe.toml").write_text("seed = 1\n")
+    with closing(sqlite3.connect(directory / "run.sqlite")) as old, old:  # as the releases of protocol version 1 did
+        old.execute("CREATE TABLE rounds (done INTEGER PRIMARY KEY, state BLOB NOT NULL, report TEXT)")
+        old.execute("CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        old.execute("INSERT INTO rounds VALUES (0, x'00', NULL)")
+    before = (directory / "run.sqlite").read_bytes()
+    for look in (Store.reports, Store.evaluations, Store.require_sound, lambda run: run.state(State)):
+        with pytest.raises(FedKSeedError, match="made by an earlier release, whose rounds have no digests: look at it"):
+            look(Store(directory))
+    with pytest.raises(FedKSeedError, match="made by an earlier release"):
+        Store(directory).load_recipe()
+    assert (directory / "run.sqlite").read_bytes() == before

@@ -9,6 +9,7 @@ import pytest
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload
 from fedkseed.strategies.kseed import importance
+from fedkseed.strategy import Trust
 from fedkseed.wire.numbers import GRID
 
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
@@ -250,3 +251,15 @@ print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM"
 def test_a_server_aggregates_10_000_uploads_with_no_model_and_under_200_mb():
     done = subprocess.run([sys.executable, "-c", SERVER], capture_output=True, text=True, check=True)
     assert int(done.stdout) * 1024 < 200e6  # getrusage would count what pytest had when it forked
+
+
+@pytest.mark.parametrize("rule", ["mean", "clipped"])
+def test_weights_that_agreement_multiplies_can_not_overflow_a_sum(rule):
+    """Sums of int64 wrap without a word: three clients at the bounds turned the sum around."""
+    of = strategy(clip=math.inf, trust=Trust(rule, agreement=True))
+    all_ = [2.0**20, 2.0**20, 2.0**20]
+    with pytest.raises(FedKSeedError, match="stand for 16777215 examples, integers hold the sum of 1048575: set"):
+        of.aggregate(of.init(), [upload(client, all_, examples=((1 << 24) - 1) // 3) for client in range(3)])
+    after = of.aggregate(of.init(), [upload(client, all_, examples=((1 << 20) - 1) // 3) for client in range(3)])
+    assert (after.coefficients <= 0).all()
+    assert (after.coefficients < 0).any()

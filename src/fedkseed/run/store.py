@@ -368,6 +368,12 @@ class Store:
                 pass
         with border(f"can't use {self._database}"), closing(sqlite3.connect(self._database, timeout=10)) as database:
             database.execute("PRAGMA synchronous = FULL")
+            columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rounds)")]
+            if columns and "parts" not in columns:  # before a table is added to it
+                raise FedKSeedError(
+                    f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it with "
+                    "that release, or start a new run; its adapter can still be applied and exported"
+                )
             database.executescript(SCHEMA)
             with database:
                 yield database

@@ -25,7 +25,7 @@ from ..randomness import draw_directions
 from ..strategy import COEFFICIENTS, OPTIONAL, Settings, Trust
 from ..wire.numbers import GRID, WIRES, rounded, scalars
 from ..wire.records import Broadcast, Change, Run, Upload
-from .agreement import Evidence
+from .agreement import WHOLE, Evidence
 from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 from .robust import RULES, cut, sum_of
 from .sums import MOST, Contribution, require_summable
@@ -237,7 +237,7 @@ class KSeed:
         ordered = in_order(uploads, self.run, state.round, self.max_staleness)
         drawn_with = {old: self.probabilities(began) for old, began in self._began(ordered, state, earlier).items()}
         taken = [self._contribution(upload, state.round, drawn_with) for upload in ordered]
-        require_summable(taken)
+        require_summable(taken, WHOLE if self.trust.agreement else 1)
         if self.trust.rule != "mean":
             taken = cut(taken)
         evidence, size = state.evidence, self.run.pool.size

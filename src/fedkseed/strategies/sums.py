@@ -102,8 +102,11 @@ def summed(contributions: Iterable[Contribution], size: int) -> Sum:
     return Sum(values, weight)
 
 
-def require_summable(contributions: Sequence[Contribution]) -> None:
+def require_summable(contributions: Sequence[Contribution], times: int = 1) -> None:
     """Refuse numbers and weights whose sum int64 might not hold.
+
+    Args:
+        times: the most by which a weight is still multiplied.
 
     Raises:
         FedKSeedError: a client's numbers or the weights are beyond the bounds of this module.
@@ -111,10 +114,10 @@ def require_summable(contributions: Sequence[Contribution]) -> None:
     for one in contributions:
         if np.abs(one.values).max(initial=0) > MOST:
             raise _beyond(one.client)
-    total = sum(one.weight for one in contributions)
-    if total > HEAVIEST:
+    total, most = sum(one.weight for one in contributions), HEAVIEST // times
+    if total > most:
         raise FedKSeedError(
-            f"the clients of this round stand for {total} examples, integers hold the sum of {HEAVIEST}: "
+            f"the clients of this round stand for {total} examples, integers hold the sum of {most}: "
             "set [trust] most_examples, the largest weight of a client"
         )
 

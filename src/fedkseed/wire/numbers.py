@@ -7,7 +7,7 @@
 
 Scalar gradients are rounded before a client applies them, so that both sides hold the same values: to a multiple of
 `GRID`, at most `LARGEST`, and then as they travel. So the server adds up integers, and a sum has one value in any order
-(strategies/integers.py). The scalar of a probe that moved nothing, because a loss was not finite, is NaN.
+(strategies/sums.py). The scalar of a probe that moved nothing, because a loss was not finite, is NaN.
 
 Source of signs: Cai et al., 2025, https://arxiv.org/abs/2501.17610 (there a vote of clients along one direction)
 """
