@@ -57,7 +57,7 @@ class History:
 
 
 def seen(path: Path) -> dict[str, tuple[int, bytes]]:
-    """What a client has seen: by nonce of a run, hexadecimal: rounds done, and the head after them.
+    """The history that a client has seen: by nonce of a run, hexadecimal: rounds done, and the head after them.
 
     Raises:
         FedKSeedError: the file can't be read, or is no such table.
