@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from fedkseed import Adapter
 from fedkseed.cli import app
+from fedkseed.files import write_table
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
 
 from .conftest import recipe_text
+from .run import synthetic
 
 RUNNER = CliRunner()
 
@@ -250,3 +252,29 @@ def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):
     refused = fedkseed("compare", recipe_file, "--algorithm", "fedsgd")
     assert refused.exit_code == 2
     assert "no algorithm is called 'fedsgd'; choose from fedkseed" in refused.output
+
+
+def test_verify_says_what_follows_and_ends_with_2_where_something_does_not(copy):
+    result = fedkseed("verify", copy)
+    assert result.exit_code == 0, result.output
+    assert "3 rounds follow from 6 uploads, no signatures checked (its clients have no keys)" in result.output
+    assert f"head {Store(copy).head(3).hex()}" in result.output
+    synthetic.change(Store(copy), "DELETE FROM uploads WHERE done = 2 AND client = (SELECT min(client) FROM uploads "
+                     "WHERE done = 2)")  # fmt: skip
+    assert "round 2 has changed" in refused("verify", copy)
+    synthetic.mend(Store(copy))
+    assert "round 2: the state is not what the algorithm makes of the 1 uploads" in refused("verify", copy)
+
+
+def test_verify_says_which_signatures_it_could_not_check(copy):
+    """The attack: a server that takes the keys away, so that nobody sees that uploads are not its clients'."""
+    synthetic.change(Store(copy), "UPDATE uploads SET signature = x'01' WHERE done = 3")
+    synthetic.mend(Store(copy))
+    result = fedkseed("verify", copy)
+    assert result.exit_code == 0, result.output
+    assert "2 signatures NOT checked" in result.output
+
+
+def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):
+    write_table(tmp_path / "history.json", {"00" * 16: [3, "00" * 32]})
+    assert "has seen nothing of" in refused("verify", copy, "--seen", tmp_path / "history.json")

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, State, files
-from fedkseed.files import exclusive, folder, part_of, private, sweep, write_atomically
+from fedkseed.files import exclusive, folder, part_of, private, read_table, sweep, write_atomically, write_table
 from fedkseed.round import Report
 from fedkseed.run.store import LARGE, Store
 
@@ -47,7 +47,7 @@ def test_all_files_of_a_run_are_for_their_owner_alone_whatever_the_umask(tmp_pat
 def test_the_journals_of_the_database_are_private_too(tmp_path):
     """SQLite gives them the permissions of the database; a transaction that goes on shows them."""
     with umask(0), Store.create(tmp_path / "run", "") as store, store._connect() as database:
-        database.execute("INSERT INTO facts VALUES ('a', '1', x'')")
+        database.execute("INSERT INTO facts VALUES ('a', '1', NULL)")
         journals = [path for path in store.directory.iterdir() if path.name.startswith("run.sqlite")]
         assert len(journals) == 2
         assert [mode(path) for path in journals] == [0o600, 0o600]
@@ -167,3 +167,38 @@ def test_a_sweep_follows_no_link(tmp_path, victim):
     sweep(tmp_path / "shared", "model")
     assert not part.is_symlink()
     assert (tmp_path / "theirs").is_dir()
+
+
+TABLE = {"nodes": {"111": 0, "222": 1}, "fixed": True, "revoked": [], "text": "a"}
+
+
+def test_one_flipped_bit_anywhere_in_a_table_is_refused(tmp_path):
+    path = tmp_path / "table.json"
+    write_table(path, TABLE)
+    assert read_table(path) == TABLE
+    whole = path.read_bytes()
+    for bit in range(len(whole) * 8):
+        path.write_bytes(whole[: bit // 8] + bytes([whole[bit // 8] ^ 1 << bit % 8]) + whole[bit // 8 + 1 :])
+        with pytest.raises(FedKSeedError, match="damaged"):
+            read_table(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b"5", b"null", b'{"a": 1}', b"[" * 100_000])
+def test_what_is_no_table_with_its_digest_is_refused(tmp_path, content):
+    (tmp_path / "table.json").write_bytes(content)
+    with pytest.raises(FedKSeedError, match=r"table\.json is damaged"):
+        read_table(tmp_path / "table.json")
+
+
+def test_a_person_may_write_a_table_without_a_digest_but_not_with_a_wrong_one(tmp_path):
+    path = tmp_path / "table.json"
+    path.write_text('{"a": 1}')
+    assert read_table(path, by_hand=True) == {"a": 1}
+    path.write_text('{"a": 1, "digest": "00"}')
+    with pytest.raises(FedKSeedError, match="damaged"):
+        read_table(path, by_hand=True)
+
+
+def test_a_tables_numbers_as_keys_are_texts_when_read(tmp_path):
+    write_table(tmp_path / "table.json", {7: "a", 30: "b"})
+    assert read_table(tmp_path / "table.json") == {"7": "a", "30": "b"}

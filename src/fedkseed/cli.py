@@ -161,16 +161,18 @@ def verify(
 
     store = Store(directory)
     check = None
-    if (directory / "flower").is_dir():
+    if seen or (directory / "flower").is_dir():
         from .flower.receipts import checks, require_seen
 
         check = checks(store)
         for path in seen or ():
             require_seen(store, path)
     found = recompute(store, check)
-    signed = f"{found.signed} signatures" if check else "no signatures (its clients have no keys)"
+    signed = f"{found.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
+    if found.unchecked:
+        signed = f"{found.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
     console.print(
-        f"{directory}: {found.rounds} rounds follow from {found.uploads} uploads, {signed} checked\nhead {found.head}",
+        f"{directory}: {found.rounds} rounds follow from {found.uploads} uploads, {signed}\nhead {found.head}",
         highlight=False,
     )
 

@@ -1,19 +1,24 @@
 """Writing of files that are either whole or absent, and operating-system errors reported as one clear line."""
 
 import fcntl
+import hashlib
+import json
 import os
 import secrets
 import shutil
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from .errors import FedKSeedError
+
+DIGEST = "digest"  # the key of a table's digest
 
 
 @contextmanager
@@ -67,6 +72,38 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
             temporary.unlink(missing_ok=True)
             raise
         _sync(path.parent)
+
+
+def write_table(path: Path, table: Mapping[str, Any]) -> None:
+    """Write a table as JSON, with a digest of it."""
+    write_atomically(path, json.dumps({**table, DIGEST: _digest(json.loads(json.dumps(table)))}).encode())
+
+
+def read_table(path: Path, *, by_hand: bool = False) -> dict[str, Any]:
+    """The table that `write_table` has written.
+
+    Args:
+        by_hand: whether a person may have written it, without a digest.
+
+    Raises:
+        FedKSeedError: the file can't be read, or one bit of it has changed.
+    """
+    with border(f"can't read {path}"):
+        data = path.read_bytes()
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FedKSeedError(f"{path} is damaged ({error}); bring back a copy of it") from error
+    whole = isinstance(table, dict)
+    if whole and not (by_hand and DIGEST not in table):
+        whole = table.pop(DIGEST, None) == _digest(table)
+    if not whole:
+        raise FedKSeedError(f"{path} is damaged: it is no table with its digest; bring back a copy of it")
+    return table
+
+
+def _digest(table: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()
 
 
 def part_of(path: Path) -> Path:

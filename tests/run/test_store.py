@@ -2,17 +2,24 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, State
 from fedkseed.round import Report
-from fedkseed.run.store import Store
+from fedkseed.run.store import Store, pack
+from fedkseed.run.verify import verify
+
+from . import synthetic
 
 IDENTITY = {"a base model of digest": "aa", "data of digest": "bb"}
 
@@ -219,3 +226,208 @@ def test_a_run_of_an_earlier_release_is_refused_as_such_and_left_as_it_was(tmp_p
     with pytest.raises(FedKSeedError, match="made by an earlier release"):
         Store(directory).load_recipe()
     assert (directory / "run.sqlite").read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> bytes:
+    """The tuned model of the undisturbed run."""
+    return synthetic.begin(tmp_path_factory.mktemp("whole") / "run").adapter.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def half_done(tmp_path_factory) -> Path:
+    """A run of 6 rounds that was stopped after 3."""
+    return synthetic.begin(tmp_path_factory.mktemp("half") / "run", stop=3).directory
+
+
+@pytest.fixture
+def half(half_done, tmp_path) -> Store:
+    return Store(Path(shutil.copytree(half_done, tmp_path / "half")))
+
+
+def test_a_stopped_run_ends_like_the_undisturbed_one(half, whole):
+    assert synthetic.resume(half.directory) == whole
+
+
+@pytest.mark.parametrize(
+    ("name", "places"), [("recipe.toml", 300), ("run.sqlite", 300), ("metrics.jsonl", 40), ("lock", 40)]
+)
+def test_one_flipped_bit_anywhere_in_a_runs_files_is_refused_or_makes_no_difference(
+    half, whole, tmp_path, name, places
+):
+    """Before there were digests, 72 of 300 places led to another model, or to a traceback."""
+    refusals = 0
+    for where in synthetic.flips(half.directory / name, places):
+        copy = Path(shutil.copytree(half.directory, tmp_path / "copy"))
+        try:
+            assert synthetic.resume(copy) == whole, where
+        except FedKSeedError:
+            refusals += 1
+        shutil.rmtree(copy)
+    assert bool(refusals) == (name in ("recipe.toml", "run.sqlite")), "the other two are written anew"
+
+
+def test_one_flipped_bit_in_a_finished_runs_adapter_is_mended_by_resuming(whole, tmp_path):
+    store = synthetic.begin(tmp_path / "run")
+    for where in synthetic.flips(store.adapter, 300):
+        with pytest.raises(FedKSeedError):
+            verify(store)
+        if where.startswith("bit 0"):
+            assert synthetic.resume(store.directory) == whole, where
+    assert verify(store).rounds == synthetic.ROUNDS
+
+
+def test_one_flipped_bit_never_shows_a_reader_something_else(half):
+    """What `fedkseed rounds`, `report` and `verify` read."""
+    readers = [half.reports, half.evaluations, partial(verify, half)]
+    expected, refusals = [read() for read in readers], 0
+    for where in synthetic.flips(half.directory / "run.sqlite", 300):
+        for read, right in zip(readers, expected, strict=True):
+            if synthetic.refused(read):
+                refusals += 1
+            else:
+                assert read() == right, where
+    assert refusals
+
+
+def test_a_page_of_another_table_is_not_taken_for_that_of_the_rounds(half):
+    """A flipped bit in the number of a table's first page: SQLite then reads whatever is there."""
+    path, expected = half.directory / "run.sqlite", half.reports()
+    with closing(sqlite3.connect(path)) as database:
+        (root,) = database.execute("SELECT rootpage FROM sqlite_master WHERE name = 'rounds'").fetchone()
+        pages = database.execute("PRAGMA page_count").fetchone()[0]
+    data = path.read_bytes()
+    at = data.index(b"tablerounds") + len(b"tableroundsrounds")
+    assert data[at] == root
+    for page in range(pages + 2):
+        path.write_bytes(data[:at] + bytes([page]) + data[at + 1 :])
+        assert page == root or synthetic.refused(half.reports), f"page {page} in place of {root}"
+    path.write_bytes(data)
+    assert half.reports() == expected
+
+
+# What whoever can write run.sqlite can do to it. SQLite keeps any type in any column.
+CHANGES = [
+    "UPDATE rounds SET state = (SELECT state FROM rounds WHERE done = 1) WHERE done = 3",
+    "UPDATE rounds SET state = '' WHERE done = 2",
+    "UPDATE rounds SET state = 'abc' WHERE done = 2",
+    "UPDATE rounds SET state = NULL WHERE done = 2",
+    "UPDATE rounds SET state = x'' WHERE done = 3",
+    """UPDATE rounds SET report = replace(report, '"round": 1', '"round": 2') WHERE done = 2""",
+    "UPDATE rounds SET report = CAST(report AS BLOB) WHERE done = 2",
+    "UPDATE rounds SET report = 5 WHERE done = 2",
+    "UPDATE rounds SET report = NULL WHERE done = 2",
+    "UPDATE rounds SET report = '' WHERE done = 0",
+    "UPDATE rounds SET parts = 7 WHERE done = 2",
+    "UPDATE rounds SET parts = NULL WHERE done = 3",
+    "UPDATE rounds SET head = NULL WHERE done = 2",
+    "UPDATE rounds SET head = 'x' WHERE done = 3",
+    "UPDATE rounds SET done = 10 - done",
+    "UPDATE rounds SET done = 9 WHERE done = 2",
+    "UPDATE rounds SET done = 9223372036854775807 WHERE done = 3",
+    "UPDATE rounds SET done = -1 WHERE done = 0",
+    "UPDATE uploads SET client = 3 - client + 100 WHERE done = 2",
+    "UPDATE uploads SET client = 1099511627777 WHERE done = 2 AND client = 2",
+    "UPDATE uploads SET client = -1 WHERE done = 2 AND client = 2",
+    "UPDATE uploads SET client = 'a' WHERE done = 2 AND client = 2",
+    "UPDATE uploads SET done = 2.5 WHERE done = 2 AND client = 2",
+    "UPDATE uploads SET done = 7 WHERE done = 2 AND client = 2",
+    "UPDATE uploads SET upload = CAST('a' AS TEXT) WHERE done = 2",
+    "UPDATE uploads SET signature = x'00' WHERE done = 2",
+    "UPDATE uploads SET upload = (SELECT upload FROM uploads WHERE done = 1 AND client = 2) WHERE done = 2",
+    "UPDATE facts SET name = x'00' WHERE name = 'reach'",
+    "UPDATE facts SET name = NULL WHERE name = 'reach'",
+    "UPDATE facts SET value = x'00' WHERE name = 'reach'",
+    "UPDATE facts SET value = '99' WHERE name = 'reach'",
+    "UPDATE facts SET value = (SELECT value FROM facts WHERE name = 'recipe') WHERE name = 'identity'",
+    "UPDATE facts SET digest = 'x'",
+    "UPDATE evaluations SET value = replace(value, '1.0', '0.1')",
+    "UPDATE evaluations SET value = 7",
+    "UPDATE evaluations SET digest = NULL",
+    "UPDATE evaluations SET done = 2",
+    "UPDATE evaluations SET done = 1000",
+    "DELETE FROM rounds",
+    "DELETE FROM rounds WHERE done = 0",
+    "DELETE FROM rounds WHERE done = 2",
+    "DELETE FROM rounds WHERE done = 3",
+    "DELETE FROM uploads",
+    "DELETE FROM uploads WHERE done = 2 AND client = 1",
+    "DELETE FROM facts",
+    "DELETE FROM facts WHERE name = 'identity'",
+    "DELETE FROM facts WHERE name = 'recipe'",
+    "ALTER TABLE rounds RENAME TO others",
+    "ALTER TABLE evaluations RENAME TO others",
+    "ALTER TABLE uploads RENAME TO others",
+    "ALTER TABLE facts RENAME TO others",
+]
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+def test_a_change_of_any_kind_in_the_database_is_refused(half, statement):
+    synthetic.change(half, statement)
+    with pytest.raises(FedKSeedError):
+        synthetic.resume(half.directory)
+    with pytest.raises(FedKSeedError):
+        verify(half)
+    for read in (half.reports, half.evaluations):
+        synthetic.refused(read)  # or it reads what was not changed; a traceback would pass on
+
+
+def test_two_rounds_that_change_places_are_refused(half):
+    for statement in (
+        "UPDATE rounds SET done = 99 WHERE done = 1",
+        "UPDATE rounds SET done = 1 WHERE done = 2",
+        "UPDATE rounds SET done = 2 WHERE done = 99",
+    ):
+        synthetic.change(half, statement)
+    with pytest.raises(FedKSeedError, match="the digest of round 1 does not fit"):
+        synthetic.resume(half.directory)
+
+
+def test_a_run_that_has_lost_all_its_rounds_does_not_begin_again_in_silence(half):
+    """A new first round would be the run's second one, of which its clients have signed another."""
+    for statement in ("DELETE FROM rounds", "DELETE FROM uploads", "DELETE FROM evaluations"):
+        synthetic.change(half, statement)
+    with pytest.raises(FedKSeedError, match="rounds or facts are lacking"):
+        synthetic.resume(half.directory)
+
+
+@pytest.mark.parametrize("statement", ["DELETE FROM evaluations", "DELETE FROM facts WHERE name = 'reach'"])
+def test_what_follows_from_the_rest_is_found_again(half, whole, statement):
+    synthetic.change(half, statement)
+    assert synthetic.resume(half.directory) == whole
+
+
+def test_a_learning_rate_a_thousand_times_as_large_is_refused(half):
+    text = half.recipe.read_text()
+    half.recipe.write_text(text.replace("lr = 0.01", "lr = 10.0"))
+    assert half.recipe.read_text() != text
+    with pytest.raises(FedKSeedError, match=r"recipe\.toml has changed since the run began"):
+        synthetic.resume(half.directory)
+
+
+def test_a_run_can_go_back_to_before_the_damage(half, whole):
+    synthetic.change(half, "DELETE FROM rounds WHERE done = 2")
+    with pytest.raises(FedKSeedError, match="roll back to a round before the damage"):
+        synthetic.resume(half.directory)
+    half.rollback(1)
+    assert synthetic.resume(half.directory) == whole
+
+
+def test_a_state_that_says_it_is_of_another_round_is_refused(store):
+    """With digests that fit, as a server could write it: `verify` would look at no round, or at 10^9."""
+    for number in (-1, 2, 1 << 60):
+        packed = pack(replace(state(3), round=number))
+        synthetic.change(store, "UPDATE rounds SET state = ? WHERE done = 3", packed)
+        synthetic.mend(store)
+        with pytest.raises(FedKSeedError, match=r"the state of round 3 says that it is of"):
+            store.state(State)
+
+
+def test_no_digest_of_a_history_is_left_out_in_silence(half):
+    links, head = half.history(0, 3)
+    assert (len(links), head) == (4, half.head(3))
+    assert half.history(4, 3) == ([], head), "a client that has seen all is sent none"
+    synthetic.change(half, "DELETE FROM rounds WHERE done = 1")
+    with pytest.raises(FedKSeedError, match="the digests of rounds 0 to 3 are lacking"):
+        half.history(0, 3)

@@ -8,11 +8,11 @@ clients can prove it (`fedkseed verify`). A server that goes back by `fedkseed r
 another nonce, and clients can see in their files that it did.
 """
 
-import json
+import operator
 from pathlib import Path
 
 from ..errors import FedKSeedError
-from ..files import border, write_atomically
+from ..files import read_table, write_table
 from ..run import chain
 from .envelope import LINK, Task
 
@@ -52,7 +52,7 @@ class History:
         if done > at and head is not None:
             self._heads[task.nonce.hex()] = done, head
             table = {nonce: [rounds, known.hex()] for nonce, (rounds, known) in self._heads.items()}
-            write_atomically(self.path, json.dumps(table).encode())
+            write_table(self.path, table)
         return True
 
 
@@ -62,9 +62,8 @@ def seen(path: Path) -> dict[str, tuple[int, bytes]]:
     Raises:
         FedKSeedError: the file can't be read, or is no such table.
     """
+    table = read_table(path)
     try:
-        with border(f"can't read {path}"):
-            table = json.loads(path.read_bytes())
-        return {nonce: (int(rounds), bytes.fromhex(head)) for nonce, (rounds, head) in table.items()}
-    except (ValueError, TypeError, AttributeError) as error:
+        return {nonce: (operator.index(rounds), bytes.fromhex(head)) for nonce, (rounds, head) in table.items()}
+    except (ValueError, TypeError) as error:
         raise FedKSeedError(f"{path} holds no history of a client: {error}") from error

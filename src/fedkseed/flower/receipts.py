@@ -12,7 +12,7 @@ from .signatures import keys_of_run, upload_statement, verify
 def checks(store: Store) -> Signed | None:
     """A check of uploads' signatures by all keys that a client of the run has had; None where clients have no keys."""
     keys = keys_of_run(store.directory / "flower")
-    if not keys or not store.recall(NONCES):
+    if not keys:
         return None
 
     def signed(done: int, client: int, broadcast: bytes, upload: bytes, signature: bytes) -> bool:
@@ -40,10 +40,15 @@ def require_seen(store: Store, path: Path) -> None:
     Raises:
         FedKSeedError: it is; or the client has seen nothing of the run.
     """
-    known = {value for _, value in store.recall(NONCES) or []}
-    of_run = {nonce: entry for nonce, entry in seen(path).items() if nonce in known}
+    entries, heads = store.recall(NONCES) or [], seen(path)
+    of_run = [(at, *heads[nonce]) for at, (_, nonce) in enumerate(entries) if nonce in heads]
     if not of_run:
         raise FedKSeedError(f"the client of {path} has seen nothing of {store.directory}")
-    for done, head in of_run.values():
-        if store.head(done) != head:
+    for at, done, head in of_run:
+        back = min((first for first, _ in entries[at + 1 :]), default=done)
+        if back < done and at == of_run[-1][0]:
+            raise FedKSeedError(
+                f"the client of {path} has seen {done} rounds of {store.directory}, which has gone back to {back} since"
+            )
+        if back >= done and store.head(done) != head:
             raise FedKSeedError(f"the client of {path} has seen another run than {store.directory}, up to round {done}")

@@ -11,14 +11,12 @@ the message as it was received.
 """
 
 import hashlib
-import json
 import struct
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -28,7 +26,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ..errors import FedKSeedError
-from ..files import border, write_atomically
+from ..files import border, read_table, write_table
 from .envelope import UNSIGNED, Reply, Status, Task
 from .history import History
 
@@ -163,11 +161,11 @@ class ServerSigning:
         """
         former: list[list[str]] = [[] for _ in clients]
         if (folder / SIGNING).exists():
-            old = _read(folder / SIGNING)
+            old = read_table(folder / SIGNING)
             for number, (before, key) in enumerate(zip(old["clients"], clients, strict=False)):
                 former[number] = old["former"][number] + ([before] if before and before != key else [])
         table = {"key": str(certs / "server.key"), "certificate": str(certs / "server.pem")}
-        write_atomically(folder / SIGNING, json.dumps(table | {"clients": [*clients], "former": former}).encode())
+        write_table(folder / SIGNING, table | {"clients": [*clients], "former": former})
 
     @classmethod
     def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
@@ -179,7 +177,7 @@ class ServerSigning:
         path = folder / SIGNING
         if not path.exists():
             return None
-        table = _read(path)
+        table = read_table(path)
         clients = [
             public_key(text.encode(), f"the entry of client {k}") if text else None
             for k, text in enumerate(table["clients"])
@@ -212,16 +210,11 @@ class ServerSigning:
             )
 
 
-def _read(path: Path) -> dict[str, Any]:
-    with border(f"can't read {path}"):
-        return json.loads(path.read_bytes())
-
-
 def keys_of_run(folder: Path) -> list[list[ec.EllipticCurvePublicKey]]:
     """The public keys that each client of a run has had, from the run's folder flower/; empty if they have none."""
     if not (folder / SIGNING).exists():
         return []
-    table = _read(folder / SIGNING)
+    table = read_table(folder / SIGNING)
     return [
         [public_key(text.encode(), f"an entry of client {number}") for text in (*former, now) if text]
         for number, (now, former) in enumerate(zip(table["clients"], table["former"], strict=True))

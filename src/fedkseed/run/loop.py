@@ -25,7 +25,7 @@ from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from .chain import Receipt
-from .store import Store
+from .store import REACH, Store
 from .watchers import Progress, Silent
 
 UNDONE = "undone"  # the fact with the rounds that the guard has undone
@@ -107,7 +107,7 @@ def work(store: Store, federation: Federation) -> Result:
         store.remember("clients", federation.holdings)
     store.copy_metrics()
     rounds, every = federation.recipe.training.rounds, federation.recipe.evaluation.every
-    store.remember("reach", federation.reach)
+    store.remember(REACH, federation.reach)
     before = _evaluated(store, federation, strategy.init())
     while state.round < rounds:
         if every and state.round % every == 0:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from types import NoneType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -40,13 +41,16 @@ from .chain import Receipt
 State = TypeVar("State")
 LARGE = 1 << 20  # bytes of a state that gets a file of its own
 SCHEMA = """
+BEGIN IMMEDIATE;
 CREATE TABLE IF NOT EXISTS rounds (done INTEGER PRIMARY KEY, state BLOB, report TEXT, parts BLOB, head BLOB);
 CREATE TABLE IF NOT EXISTS uploads (done INTEGER, client INTEGER, upload BLOB, signature BLOB,
                                     PRIMARY KEY (done, client));
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT, digest BLOB);
 CREATE TABLE IF NOT EXISTS evaluations (done INTEGER PRIMARY KEY, value TEXT, digest BLOB);
+COMMIT;
 """
 NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
+REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
@@ -133,20 +137,24 @@ class Store:
             FedKSeedError: something has changed since it was written, or is lacking.
         """
         with self._connect() as database:
-            if (found := database.execute("PRAGMA integrity_check").fetchone()[0]) != "ok":
-                raise self._damaged(str(found))
+            self._require_whole(database)
             rows = database.execute("SELECT done, state, report, parts, head FROM rounds ORDER BY done").fetchall()
             names = [name for (name,) in database.execute("SELECT name FROM facts").fetchall()]
-            uploads = database.execute("SELECT count(*) FROM uploads WHERE done > ?", (len(rows) - 1,)).fetchone()[0]
+            later = "SELECT done FROM uploads WHERE done > ?1 UNION SELECT done FROM evaluations WHERE done > ?1"
+            lacking = database.execute(later, (len(rows) - 1,)).fetchone() is not None and done is None
         for name in names:
+            if not isinstance(name, str):
+                raise self._damaged(f"a fact has the name {name!r}")
             self.recall(name)
         self.evaluations()
-        if uploads or (rows and RECIPE not in names):
+        if lacking or (rows and RECIPE not in names) or (not rows and REACH in names):
             raise self._damaged("rounds or facts are lacking")
         before: bytes | None = None
         for number, (round_, state, report, parts, head) in enumerate(rows):
             if round_ != number or not isinstance(parts, bytes) or head != chain.head(before, chain.link(parts)):
                 raise self._damaged(f"the digest of round {number} does not fit")
+            if not isinstance(state, bytes) or not isinstance(report, str if number else NoneType):
+                raise self._damaged(f"the state or the report of round {number} is of another type")
             large = state == b""
             if (
                 chain.parts(b"" if large else state, report, self.receipts(number))[chain.SIZE * large :]
@@ -163,8 +171,11 @@ class Store:
             rows = database.execute(
                 "SELECT client, upload, signature FROM uploads WHERE done = ? ORDER BY client", (done,)
             ).fetchall()
-        if not all(isinstance(a, int) and isinstance(b, bytes) and isinstance(c, bytes) for a, b, c in rows):
-            raise self._damaged(f"an upload of round {done} is of another type")
+        for client, *data in rows:
+            if not (
+                isinstance(client, int) and 0 <= client < 1 << 32 and all(isinstance(part, bytes) for part in data)
+            ):
+                raise self._damaged(f"an upload of round {done} is of another type, or of client {client!r}")
         return {client: Receipt(upload, signature) for client, upload, signature in rows}
 
     def history(self, since: int, done: int) -> tuple[list[bytes], bytes]:
@@ -172,6 +183,8 @@ class Store:
         with self._connect() as database:
             asked = "SELECT parts FROM rounds WHERE done BETWEEN ? AND ? ORDER BY done"
             rows = database.execute(asked, (since, done)).fetchall()
+        if len(rows) != max(0, done + 1 - since) or not all(isinstance(parts, bytes) for (parts,) in rows):
+            raise self._damaged(f"the digests of rounds {since} to {done} are lacking")
         return [chain.link(parts) for (parts,) in rows], self.head(done)
 
     def parts(self, done: int) -> bytes:
@@ -187,6 +200,11 @@ class Store:
         if row is None:
             raise self._damaged("there is no round")
         return row.head
+
+    def _require_whole(self, database: sqlite3.Connection, table: str = "") -> None:
+        """Refuse a database, or a table of it, whose pages do not fit together: rows could be lacking unnoticed."""
+        if (found := database.execute(f"PRAGMA integrity_check{table}").fetchone()[0]) != "ok":
+            raise self._damaged(str(found))
 
     def _damaged(self, what: str) -> FedKSeedError:
         return FedKSeedError(
@@ -265,13 +283,13 @@ class Store:
         if row is None:
             return None
         if row.state:
-            return _unpack(row.state, kind, self._database)
+            return _unpack(row, row.state, kind, self._database)
         path = self._large(row.done)
         with border(f"can't read {path}, the state after {row.done} rounds (large ones are not kept for long)"):
             packed = path.read_bytes()
         if chain.digest(packed) != row.parts[: chain.SIZE]:
             raise self._damaged(f"{path} has changed")
-        return _unpack(packed, kind, path)
+        return _unpack(row, packed, kind, path)
 
     def _row(self, done: int | None) -> "_Round | None":
         with self._connect() as database:
@@ -296,20 +314,21 @@ class Store:
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all finished rounds, in order."""
         with self._connect() as database:
-            rows = database.execute(
-                "SELECT done, report, parts FROM rounds WHERE report IS NOT NULL ORDER BY done"
-            ).fetchall()
-        for done, report, parts in rows:
-            if not isinstance(report, str) or chain.digest(report.encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
-                raise self._damaged(f"the report of round {done} has changed")
-        return [json.loads(report) for _, report, _ in rows]
+            self._require_whole(database)
+            rows = database.execute("SELECT done, report, parts FROM rounds ORDER BY done").fetchall()
+        for number, (done, report, parts) in enumerate(rows):
+            if done != number or not isinstance(report, str if number else NoneType) or not isinstance(parts, bytes):
+                raise self._damaged(f"the report of round {number} is lacking")
+            if chain.digest((report or "").encode()) != parts[chain.SIZE : 2 * chain.SIZE]:
+                raise self._damaged(f"the report of round {number} has changed")
+        return [json.loads(report) for _, report, _ in rows[1:]]
 
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction."""
         self.require_sound(done)
         if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
             self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
-        row, needed = self._row(done), range(max(0, done - (self.recall("reach") or 0)), done + 1)
+        row, needed = self._row(done), range(max(0, done - (self.recall(REACH) or 0)), done + 1)
         if row is not None and not row.state and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
@@ -334,6 +353,7 @@ class Store:
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
         with self._connect() as database:
+            self._require_whole(database, "(evaluations)")
             rows = database.execute("SELECT done, value, digest FROM evaluations ORDER BY done").fetchall()
         return {done: self._opened(str(done), value, seal) for done, value, seal in rows}
 
@@ -366,17 +386,24 @@ class Store:
         if not self._database.exists():  # SQLite would make it for all to read; its journals get the same permissions
             with border(f"can't make {self._database}"), open(self._database, "ab", opener=private):
                 pass
-        with border(f"can't use {self._database}"), closing(sqlite3.connect(self._database, timeout=10)) as database:
-            database.execute("PRAGMA synchronous = FULL")
-            columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rounds)")]
-            if columns and "parts" not in columns:  # before a table is added to it
-                raise FedKSeedError(
-                    f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it with "
-                    "that release, or start a new run; its adapter can still be applied and exported"
-                )
-            database.executescript(SCHEMA)
-            with database:
-                yield database
+        try:
+            with (
+                border(f"can't use {self._database}"),
+                closing(sqlite3.connect(self._database, timeout=10)) as database,
+            ):
+                database.execute("PRAGMA synchronous = FULL")
+                columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rounds)")]
+                if columns and "parts" not in columns:
+                    raise FedKSeedError(
+                        f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it with "
+                        "that release, or start a new run; its adapter can still be applied and exported"
+                    )
+                if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                    database.executescript(SCHEMA)  # in a new file only: else a table that is lacking would seem empty
+                with database:
+                    yield database
+        except (UnicodeDecodeError, MemoryError) as error:  # a damaged file's names in SQLite's errors; its sizes
+            raise self._damaged(str(error)) from error
 
 
 @contextmanager
@@ -411,11 +438,13 @@ def pack(state: Any) -> bytes:
     return save({field.name: np.atleast_1d(getattr(state, field.name)) for field in fields(state)})
 
 
-def _unpack(data: bytes, kind: type[State], where: Path) -> State:
+def _unpack(row: _Round, data: bytes, kind: type[State], where: Path) -> State:
     try:
         tensors = load(data)
-        return kind(**{"round": int(tensors.pop("round")[0])}, **tensors)
-    except (SafetensorError, KeyError, TypeError) as error:
+        if (of := tensors.pop("round").tolist()) != [row.done]:
+            raise ValueError(f"the state of round {row.done} says that it is of {of}")
+        return kind(**{"round": row.done}, **tensors)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FedKSeedError(f"{where} is damaged ({error}); roll back to an earlier round or start again") from error
 
 

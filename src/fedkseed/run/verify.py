@@ -6,13 +6,14 @@ the first round on:
     the chain        every row has its digest, and every digest follows from those before it
     the states       each is what the recipe's algorithm makes of the state before and the round's uploads
     the signatures   each upload is signed by its client, for this run and for the broadcast that the state makes
-    the adapter      its coefficients are those of the last state
+    the adapter      it is that of the last state, of the run's base model and of its recipe
 
 A server that has changed an upload, left one out of the sum, or written another state is found, whatever digests it
-has written down, as long as it lacks its clients' keys.
+has written down, as long as it lacks its clients' keys. No code and no file that a recipe names is run or opened: the
+run may be a stranger's.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +21,15 @@ import numpy as np
 
 from ..errors import FedKSeedError
 from ..recipe.algorithms import chosen
+from ..recipe.own_code import is_own
+from ..recipe.schema import Recipe
 from ..strategy import COEFFICIENTS, Strategy
 from ..weights.adapter import Adapter
 from ..wire.codec import decode, encode
 from ..wire.records import Run
 from . import chain
-from .loop import NEWCOMER, Coefficients
+from .chain import Receipt
+from .loop import NEWCOMER, Coefficients, provenance
 from .store import Store, pack
 
 # Whether a signature is that of a client: (rounds done before, client, broadcast, upload, signature).
@@ -39,6 +43,7 @@ class Verdict:
     rounds: int
     uploads: int
     signed: int  # uploads whose signatures were checked
+    unchecked: int  # uploads with signatures that were not
     head: str  # of the chain, hexadecimal: whoever has it can recognise the run
 
 
@@ -52,45 +57,72 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
         FedKSeedError: something does not follow; the message names the first round where.
     """
     store.require_sound()
-    strategy = _strategy(store)
+    recipe = store.load_recipe()
+    strategy = _strategy(store, recipe)
     states: dict[int, Any] = {0: strategy.init()}
     last = store.state(strategy.state)
     if last is None:
         raise FedKSeedError(f"{store.directory} has no state yet; there is nothing to verify")
-    uploads = 0
+    uploads = unchecked = 0
     for done in range(last.round + 1):
         if done:
-            uploads += _recompute(store, strategy, states, done, signed)
+            receipts = store.receipts(done)
+            states[done] = _recomputed(strategy, states, done, receipts, signed)
+            uploads += len(receipts)
+            unchecked += sum(signed is None and receipt.signature != b"" for receipt in receipts.values())
         if chain.digest(pack(states[done])) != store.parts(done)[: chain.SIZE]:
             raise FedKSeedError(
                 f"round {done}: the state is not what the algorithm makes of the {len(store.receipts(done))} uploads "
                 "that are kept: one was changed or left out, or the state was"
             )
-    _require_adapter(store, strategy, states[last.round])
-    return Verdict(last.round, uploads, uploads if signed else 0, store.head(last.round).hex())
+        if recipe.asynchronous is None:  # else clients may have begun in any round before
+            states.pop(done - 1, None)
+    _require_adapter(store, recipe, strategy, states[last.round])
+    return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
 
 
-def _strategy(store: Store) -> Strategy[Any]:
-    recipe, identity = store.load_recipe(), store.recall("identity") or {}
-    algorithm = chosen(recipe)
+def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
+    if is_own(recipe.training.algorithm):
+        raise FedKSeedError(
+            f"the run's algorithm is {recipe.training.algorithm}: verify runs no code that a run's recipe names"
+        )
+    algorithm, identity = chosen(recipe), store.recall("identity")
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(
             f"the uploads of {recipe.training.algorithm} were not kept: verify takes runs of K coefficients with "
             "[trust] receipts = true"
         )
-    run = Run(algorithm.pool(recipe), bytes.fromhex(identity.get("a base model of digest", "")))
-    if identity.get("directions") != str(run.pool):
-        raise FedKSeedError(f"the run began with {identity.get('directions')}, its recipe says {run.pool}")
-    return algorithm.make(recipe, run)
+    pool = algorithm.pool(recipe)
+    try:
+        directions, base = identity["directions"], bytes.fromhex(identity["a base model of digest"])
+    except (TypeError, KeyError, ValueError) as error:
+        raise FedKSeedError(f"{store.directory} does not say with which base model it began: {error!r}") from error
+    if directions != str(pool):
+        raise FedKSeedError(f"the run began with {directions}, its recipe says {pool}")
+    if recipe.model.digest not in (None, base.hex()):
+        raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
+    return algorithm.make(recipe, Run(pool, base))
 
 
-def _recompute(store: Store, strategy: Strategy[Any], states: dict[int, Any], done: int, signed: Signed | None) -> int:
-    """Add the state after a round to `states`; returns the number of uploads."""
-    receipts, uploads = store.receipts(done), []
+def _recomputed(
+    strategy: Strategy[Any],
+    states: Mapping[int, Any],
+    done: int,
+    receipts: Mapping[int, Receipt],
+    signed: Signed | None,
+) -> Any:
+    """The state after a round, from the states before and the round's uploads."""
+    uploads = []
     for client, receipt in receipts.items():
-        upload: Any = decode(receipt.upload, *strategy.replies)
+        try:
+            upload: Any = decode(receipt.upload, *strategy.replies)
+        except FedKSeedError as error:
+            raise FedKSeedError(f"round {done}: the upload of client {client} can't be read: {error}") from error
         if upload.client != client or upload.round not in states:
-            raise FedKSeedError(f"round {done}: the upload of client {client} is of {upload.client}, {upload.round}")
+            raise FedKSeedError(
+                f"round {done}: the upload of client {client} says that it is of client {upload.client}, who began "
+                f"after {upload.round} rounds"
+            )
         began = states[upload.round]
         if signed is not None:
             broadcast = encode(strategy.broadcast(began, [client])[client])
@@ -100,17 +132,29 @@ def _recompute(store: Store, strategy: Strategy[Any], states: dict[int, Any], do
                 )
         uploads.append(upload)
     try:
-        states[done] = strategy.aggregate(states[done - 1], uploads, states)
+        return strategy.aggregate(states[done - 1], uploads, states)
     except FedKSeedError as error:
         raise FedKSeedError(f"round {done}: its uploads can't be added up: {error}") from error
-    return len(uploads)
 
 
-def _require_adapter(store: Store, strategy: Strategy[Any], state: Any) -> None:
-    """Refuse an adapter of the run that holds other coefficients than its last state."""
+def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], state: Any) -> None:
+    """Refuse an adapter of the run that is not that of its last state, its base model and its recipe."""
     if not store.adapter.exists():
         return
-    weights = Coefficients()
+    found, weights, run = Adapter.load(store.adapter), Coefficients(), strategy.run
+    if (found.pool, found.base) != (run.pool, run.base.hex()):
+        raise FedKSeedError(
+            f"{store.adapter} is for {found.pool} and a base model of digest {found.base}, the run had {run.pool} and "
+            f"{run.base.hex()}"
+        )
+    named = provenance(recipe, state.round)
+    if wrong := [name for name, value in named.items() if found.provenance.get(name) != value]:
+        raise FedKSeedError(
+            f"{store.adapter} says {wrong[0]} = {found.provenance.get(wrong[0])!r}, the run had {named[wrong[0]]!r}"
+        )
+    patterns = recipe.model.tuned or ["*"]
+    if [*found.patterns] != patterns and (recipe.model.tuned or chosen(recipe).tuned == "all"):
+        raise FedKSeedError(f"{store.adapter} tunes {[*found.patterns]}, the run tuned {patterns}")
     strategy.sync(strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
-    if not np.array_equal(Adapter.load(store.adapter).coefficients, weights.c):
+    if not np.array_equal(found.coefficients, weights.c):
         raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the last state")

@@ -13,6 +13,7 @@ from fedkseed.flower.client.policy import View
 from fedkseed.flower.envelope import Code, RefusedError
 from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
 
+from ...run.synthetic import flips, refused
 from ..conftest import OPEN
 
 RECIPE = """
@@ -158,3 +159,53 @@ def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
         with pytest.raises(RefusedError, match="batch_size") as refusal:
             consented(RECIPE.replace("batch_size = 4", change).encode(), owner)
         assert refusal.value.code is code
+
+
+VIEWS = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+
+
+def test_a_view_after_a_line_that_was_cut_short_is_not_forgotten(tmp_path):
+    """The attack: a server whose tasks end the worker while it writes gets each view that is noted next for nothing."""
+    journal = Journal(tmp_path)
+    journal.decided(b"recipe", "followed", VIEWS[0])
+    journal.path.write_bytes(journal.path.read_bytes()[:-20])
+    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
+    assert Journal(tmp_path).views == {VIEWS[1]}
+    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
+    assert Journal(tmp_path).views == {*VIEWS[1:]}
+
+
+def test_one_flipped_bit_in_the_journal_costs_one_line_at_most(tmp_path):
+    journal = Journal(tmp_path)
+    for number, view in enumerate(VIEWS):
+        journal.asked(bytes([65 + number]))
+        journal.decided(bytes([65 + number]), "followed", view)
+    for where in flips(journal.path, 300):
+        assert len(Journal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
+    journal.path.write_text('{"digest": ' + "[" * 100_000 + "\n" + journal.path.read_text())
+    assert Journal(tmp_path).views == {*VIEWS}
+
+
+def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference(owner, tmp_path):
+    Settings(owner, key="/keys/client-0", ca="/keys/ca.pem").write(tmp_path)
+    right = Settings.read(tmp_path)
+    for where in flips(tmp_path / consent.SETTINGS, 300):
+        if not refused(lambda: Settings.read(tmp_path)):
+            assert Settings.read(tmp_path) == right, where
+    assert Settings.read(tmp_path) == right
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"owner": 5}', '{"owner": {}}', '{"owner": {"data": "x", "more": 1}}',
+                '{"owner": {"data": ["x"]}}', '{"owner": {"data": "dolly-sample", "policy": 5}}',
+                '{"owner": {"data": "dolly-sample"}, "more": 1}', "[" * 100_000],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(tmp_path, content):
+    (tmp_path / consent.SETTINGS).write_text(content)
+    with pytest.raises(FedKSeedError):
+        Settings.read(tmp_path)
+
+
+def test_settings_may_be_written_by_hand(owner, tmp_path):
+    (tmp_path / consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
+    assert Settings.read(tmp_path) == Settings(owner)

@@ -27,6 +27,7 @@ from fedkseed.run.store import Store
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
+from ...run.synthetic import flips, refused
 from ..conftest import NODES, OPEN, Notes
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
@@ -605,3 +606,12 @@ def test_a_minimum_above_the_cohort_is_refused():
     with pytest.raises(FedKSeedError, match="minimum = 4 is more than the 3 clients"):
         Network(minimum=4).minimum_of(3)
     assert [Network().minimum_of(count) for count in (1, 2, 3, 10)] == [1, 1, 2, 5]
+
+
+def test_one_flipped_bit_in_the_numbers_of_clients_is_refused(tmp_path):
+    """Another node would have a client's number, or none."""
+    Numbers.register(tmp_path, NODES, revoked=[1])
+    for where in flips(tmp_path / remote.NUMBERS, 300):
+        assert refused(lambda: Numbers(tmp_path, 3)), where
+        assert refused(lambda: Numbers.nodes(tmp_path)), where
+    assert Numbers.nodes(tmp_path) == dict(enumerate(NODES))

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...data.reading import SAMPLES
 from ...errors import FedKSeedError
-from ...files import border, private, write_atomically
+from ...files import border, private, read_table, write_table
 from ...recipe.reading import parse, tables, typed
 from ...recipe.schema import Recipe
 from ..envelope import Code, RefusedError, digest_of, refusing, shown
@@ -65,14 +65,21 @@ class Settings:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.chmod(0o700)
         text = json.dumps(asdict(self), default=lambda policy: policy.model_dump())
-        write_atomically(directory / SETTINGS, text.encode())
+        write_table(directory / SETTINGS, json.loads(text))
 
     @classmethod
     def read(cls, directory: Path) -> "Settings":
-        with border(f"can't read {directory / SETTINGS}"):
-            table = json.loads((directory / SETTINGS).read_bytes())
-        owner = table.pop("owner")
-        return cls(Owner(**{**owner, "policy": typed(Policy, owner.get("policy", {}))}), **table)
+        """The settings that `write` has written, or a person.
+
+        Raises:
+            FedKSeedError: the file can't be read, is damaged, or holds something else.
+        """
+        table = read_table(directory / SETTINGS, by_hand=True)
+        try:
+            owner = table.pop("owner")
+            return cls(Owner(**{**owner, "policy": typed(Policy, owner.get("policy", {}))}), **table)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FedKSeedError(f"{directory / SETTINGS} holds no settings of a client: {error!r}") from error
 
     def signing(self, directory: Path) -> ClientSigning | None:
         """The verification of tasks and signing of answers by the files of these settings.
@@ -99,9 +106,11 @@ class Journal:
         self.path = directory / ASKED
         self._known, self.views = set[str](), set[View]()
         with border(f"can't read {self.path}"):
-            lines = self.path.read_text(errors="replace").splitlines() if self.path.exists() else []
-        for line in lines:
-            with suppress(ValueError, KeyError, TypeError):  # the last one, cut short as the machine went down
+            text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        self._cut = text[-1:] not in ("", "\n")  # then the next line would be one with the last, and both be lost
+        for line in text.split("\n"):
+            # One that was cut short as the machine went down, or damaged.
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
                 self._known |= {entry["digest"]} if "recipe" in entry else set()
                 self.views |= {View(**entry["view"])} if "view" in entry else set()
@@ -142,7 +151,8 @@ class Journal:
                 raise RefusedError(
                     Code.POLICY, f"{self.path} has {file.tell():,} bytes, more than {MAX_ASKED:,} are not kept: move it"
                 )
-            file.write(line)
+            file.write("\n" * self._cut + line)
+            self._cut = False
 
 
 def consented(recipe: bytes, owner: Owner) -> Recipe:

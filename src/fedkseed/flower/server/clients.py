@@ -6,7 +6,6 @@ are reported and left out, and a client that sends them again and again is not a
 does not end a round either, unless it lasts until the deadline.
 """
 
-import json
 import math
 import time
 from collections import Counter
@@ -19,7 +18,7 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from ...errors import FedKSeedError
-from ...files import border, write_atomically
+from ...files import read_table, write_table
 from ...recipe.schema import Network
 from ...run.watchers import Progress
 from ...wire.codec import kind_of
@@ -97,13 +96,12 @@ def _read(path: Path) -> tuple[dict[int, int], bool, list[int]]:
     """Node -> client, whether the numbers are fixed, and the clients without a key; empty if there is no file."""
     if not path.exists():
         return {}, False, []
-    with border(f"can't read {path}"):
-        table = json.loads(path.read_bytes())
+    table = read_table(path)
     return {int(node): number for node, number in table["nodes"].items()}, table["fixed"], table["revoked"]
 
 
 def _write(path: Path, known: Mapping[int, int], fixed: bool, revoked: Sequence[int] = ()) -> None:
-    write_atomically(path, json.dumps({"fixed": fixed, "nodes": known, "revoked": list(revoked)}).encode())
+    write_table(path, {"fixed": fixed, "nodes": known, "revoked": list(revoked)})
 
 
 @dataclass(frozen=True, slots=True)

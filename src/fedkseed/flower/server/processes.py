@@ -24,7 +24,7 @@ from string import Template
 import tomli_w
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive, locked, write_atomically
+from ...files import border, exclusive, locked, read_table, write_atomically, write_table
 from ...run.loop import Result
 from ...run.store import Store
 from ...run.watchers import Progress
@@ -344,7 +344,7 @@ class Host:
             keys = certs.public_keys(self.keys)
         known: dict[str, dict[str, int]] = {"registered": {}, "revoked": {}}
         if self._nodes.exists():
-            known = json.loads(self._nodes.read_bytes())
+            known = read_table(self._nodes)
         registered, revoked = known["registered"], known["revoked"]
         texts = [key.read_text().strip() if key.exists() else "" for key in keys]
         given = [text for text in texts if text]
@@ -360,14 +360,14 @@ class Host:
                 if UNREGISTERED not in str(error):  # by a server that was killed before it wrote that down
                     raise
             revoked[text] = registered.pop(text)
-            write_atomically(self._nodes, json.dumps(known).encode())
+            write_table(self._nodes, known)
         for number, (key, text) in enumerate(zip(keys, texts, strict=True)):
             if text in revoked:
                 raise FedKSeedError(f"the key {key} was revoked, and can't come back; make another for client {number}")
             if text and text not in registered:
                 self.progress.note(f"registering the key of client {number}")
                 registered[text] = self._node(key, {*registered.values(), *revoked.values()})
-                write_atomically(self._nodes, json.dumps(known).encode())
+                write_table(self._nodes, known)
         nodes = [registered[text] if text else before[number] for number, text in enumerate(texts)]
         Numbers.register(self.directory, nodes, [number for number, text in enumerate(texts) if not text])
         ServerSigning.write(self.folder, self.keys, texts)

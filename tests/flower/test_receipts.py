@@ -1,0 +1,190 @@
+"""Receipts of a run: signatures with real keys, current and former ones, and what clients have seen."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.flower.certs import make
+from fedkseed.flower.envelope import Task
+from fedkseed.flower.history import KEPT, History
+from fedkseed.flower.receipts import checks, nonce_of, require_seen
+from fedkseed.flower.server.app import current_nonce
+from fedkseed.flower.signatures import SIGNING, ServerSigning, keys_of_run, private_key, sign, upload_statement
+from fedkseed.run.store import NONCES, Store
+from fedkseed.run.verify import verify
+
+from ..run import synthetic
+from ..run.synthetic import CLIENTS, ROUNDS, change, mend
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("keys")
+    make(folder, CLIENTS + 1, ["localhost"], 365)
+    return folder
+
+
+def public(keys: Path, *numbers: int) -> list[str]:
+    return [(keys / f"client-{number}.pub").read_text().strip() for number in numbers]
+
+
+def go_on(store: Store, keys: Path, numbers: list[int], stop: int | None = None) -> None:
+    """Let a run's clients answer with the keys of these numbers, as a network's do."""
+    (store.directory / "flower").mkdir(exist_ok=True)
+    ServerSigning.write(store.directory / "flower", keys, public(keys, *numbers))
+    nonce = current_nonce(store)
+
+    def signature(done: int, client: int, broadcast: bytes, upload: bytes) -> bytes:
+        statement = upload_statement(nonce, client, store.head(done), broadcast, upload)
+        return sign(private_key(keys / f"client-{numbers[client]}"), statement)
+
+    try:
+        synthetic.resume(store.directory, sign=signature, stop=stop)
+    except synthetic.StoppedError:
+        return
+
+
+@pytest.fixture(scope="module")
+def signed(keys, tmp_path_factory) -> Path:
+    """A finished run, in which client 1 got another key after two rounds."""
+    store = synthetic.begin(tmp_path_factory.mktemp("signed") / "run", stop=0)
+    go_on(store, keys, [0, CLIENTS, 2, 3], stop=2)
+    go_on(store, keys, [0, 1, 2, 3])
+    return store.directory
+
+
+@pytest.fixture
+def run(signed, tmp_path) -> Store:
+    return Store(Path(shutil.copytree(signed, tmp_path / "run")))
+
+
+def test_uploads_are_verified_by_current_and_former_keys(run):
+    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+
+
+def test_an_upload_with_a_former_key_is_refused_where_it_was_never_the_clients(run):
+    path = run.directory / "flower" / SIGNING
+    table = json.loads(path.read_bytes())
+    assert [len(former) for former in table["former"]] == [0, 1, 0, 0]
+    ServerSigning.write(run.directory / "flower", run.directory, table["clients"])  # nothing new: former keys stay
+    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+    path.unlink()
+    ServerSigning.write(run.directory / "flower", run.directory, table["clients"])
+    with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 1 is not signed by it"):
+        verify(run, checks(run))
+
+
+def forged(run: Store, keys: Path, *, key: int, head: int = 5, nonce: bytes | None = None, client: int = 2) -> Store:
+    """The upload of client 2 of the last round, signed anew by a server that has some client's key."""
+    strategy = synthetic.federation(run.recipe.read_text()).strategy
+    broadcast = synthetic.encode(strategy.broadcast(run.state(strategy.state, 5), [2])[2])
+    upload = run.receipts(6)[2].upload
+    statement = upload_statement(nonce or current_nonce(run), client, run.head(head), broadcast, upload)
+    made = sign(private_key(keys / f"client-{key}"), statement)
+    change(run, "UPDATE uploads SET signature = ? WHERE done = 6 AND client = 2", made)
+    mend(run)
+    return run
+
+
+def test_a_signature_with_the_clients_own_key_is_taken(run, keys):
+    """The forgery below differs from it in one thing each time."""
+    store = forged(run, keys, key=2)
+    assert verify(store, checks(store)).signed == ROUNDS * CLIENTS
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"key": 3}, {"key": 2, "head": 4}, {"key": 2, "nonce": bytes(16)}, {"key": 2, "client": 1}],
+    ids=["another client's key", "another head", "another run's nonce", "another client's number"],
+)  # fmt: skip
+def test_a_signature_that_is_not_the_clients_for_this_run_and_history_is_found(run, keys, wrong):
+    store = forged(run, keys, **wrong)
+    with pytest.raises(FedKSeedError, match=r"^round 6: the upload of client 2 is not signed by it"):
+        verify(store, checks(store))
+
+
+def test_a_change_of_an_early_round_leaves_no_later_signature_right(run):
+    """Each upload is signed for the history before it, so even a report that nobody recomputes can't be changed."""
+    change(run, "UPDATE rounds SET report = replace(report, '\"skipped\": 0', '\"skipped\": 1') WHERE done = 2")
+    mend(run)
+    with pytest.raises(FedKSeedError, match=r"^round 3: the upload of client 0 is not signed by it"):
+        verify(run, checks(run))
+    assert verify(run).unchecked == ROUNDS * CLIENTS, "without keys it passes"
+
+
+def test_a_client_beyond_the_registered_ones_is_found(run, keys):
+    ServerSigning.write(run.directory / "flower", keys, public(keys, 0, 1, 2))
+    with pytest.raises(FedKSeedError, match="the upload of client 3 is not signed by it"):
+        verify(run, checks(run))
+
+
+def test_a_run_that_has_lost_its_nonces_is_not_called_one_without_keys(run):
+    """The attack: a server that deletes the fact, so that no signature can be checked."""
+    change(run, "DELETE FROM facts WHERE name = 'nonces'")
+    with pytest.raises(FedKSeedError, match="has no nonce for the tasks after 0 rounds"):
+        verify(run, checks(run))
+
+
+def test_a_run_without_keys_has_no_checks(tmp_path):
+    assert checks(synthetic.begin(tmp_path / "run", stop=1)) is None
+
+
+def test_one_flipped_bit_in_the_file_of_keys_is_refused(run):
+    folder, nonce = run.directory / "flower", current_nonce(run)
+    for where in synthetic.flips(folder / SIGNING, 300):
+        for read in (lambda: ServerSigning.read(folder, nonce), lambda: keys_of_run(folder)):
+            assert synthetic.refused(read), where
+    assert len(keys_of_run(folder)) == CLIENTS
+
+
+def client(run: Store, directory: Path, done: int) -> Path:
+    """The file of a client that has seen `done` rounds."""
+    directory.mkdir(exist_ok=True)
+    links, head = run.history(0, done)
+    nonce = nonce_of(run, done)
+    assert History(directory).follow(Task(0, 1.0, bytes(16), b"", b"", nonce, links=b"".join(links), head=head))
+    return directory / KEPT
+
+
+def test_a_run_that_a_client_has_seen_is_recognised(run, tmp_path):
+    for done in (0, 3, ROUNDS):
+        require_seen(run, client(run, tmp_path / str(done), done))
+
+
+def test_a_run_that_was_computed_anew_is_not_the_one_that_a_client_has_seen(run, keys, tmp_path):
+    """All digests fit, and so do the signatures, of a server that has all keys: only the client's file is left."""
+    path, early = client(run, tmp_path / "client", 5), client(run, tmp_path / "early", 2)
+    nonces = run.recall(NONCES)
+    run.rollback(3)
+    run.remember(NONCES, nonces)
+    synthetic.resume(run.directory, sign=lambda *_: b"other")
+    with pytest.raises(FedKSeedError, match=r"has seen another run than .* up to round 5"):
+        require_seen(run, path)
+    require_seen(run, early)
+
+
+def test_a_run_that_has_fewer_rounds_than_a_client_has_seen_is_refused(run, tmp_path):
+    path, nonces = client(run, tmp_path / "client", 5), run.recall(NONCES)
+    run.rollback(3)
+    run.remember(NONCES, nonces)
+    with pytest.raises(FedKSeedError, match="no state after 5 rounds"):
+        require_seen(run, path)
+
+
+def test_a_rollback_by_the_command_is_named_and_a_client_that_knows_of_it_is_content(run, keys, tmp_path):
+    path = client(run, tmp_path / "client", 5)
+    run.rollback(3)
+    go_on(run, keys, [0, 1, 2, 3])
+    with pytest.raises(FedKSeedError, match=r"has seen 5 rounds of .*, which has gone back to 3 since"):
+        require_seen(run, path)
+    require_seen(run, client(run, tmp_path / "client", 4))
+    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+
+
+def test_a_client_of_another_run_is_refused(run, tmp_path):
+    other = synthetic.begin(tmp_path / "other", stop=1)
+    current_nonce(other)
+    with pytest.raises(FedKSeedError, match="has seen nothing of"):
+        require_seen(run, client(other, tmp_path / "client", 1))

@@ -1,0 +1,193 @@
+"""Evidence about clients, by synthetic gradients: a part that all honest clients have in common, and noise of each."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+from fedkseed import KSeed, LocalWork, Pool, Run, State
+from fedkseed.randomness import draw_directions
+from fedkseed.run.store import Store
+from fedkseed.strategies.agreement import WHOLE, Evidence
+from fedkseed.strategies.robust import cut
+from fedkseed.strategies.sums import Contribution
+from fedkseed.strategy import Trust
+from fedkseed.wire.numbers import GRID
+from fedkseed.wire.records import Upload
+
+K, DRAWN, UNIT = 256, 40, 1e6
+COMMON = np.random.default_rng(1).normal(size=K)
+OTHER = np.random.default_rng(2).normal(size=K)  # of clients whose data are of their own kind
+# The gradient along the drawn directions that a client reports: (round, client, directions).
+Reports = Callable[[int, int, np.ndarray], np.ndarray]
+
+
+def honest(round_: int, client: int, drawn: np.ndarray, common: np.ndarray = COMMON) -> np.ndarray:
+    """A common part, and as much noise of the client's own batches."""
+    return common[drawn] + np.random.default_rng([round_, client, 5]).normal(size=drawn.size)
+
+
+def flipped(round_: int, client: int, drawn: np.ndarray) -> np.ndarray:
+    return -honest(round_, client, drawn)
+
+
+def noise(round_: int, client: int, drawn: np.ndarray) -> np.ndarray:
+    return np.random.default_rng([round_, client, 6]).normal(size=drawn.size)
+
+
+def own_kind(round_: int, client: int, drawn: np.ndarray) -> np.ndarray:
+    """Another task, of which a part is common to all."""
+    return honest(round_, client, drawn, 0.6 * COMMON + 0.8 * OTHER)
+
+
+def contribution(round_: int, client: int, report: Reports = honest) -> Contribution:
+    drawn = np.sort(np.random.default_rng([round_, client]).choice(K, DRAWN, replace=False)).astype(np.uint32)
+    values = np.rint(report(round_, client, drawn) * UNIT).astype(np.int64)
+    return Contribution(client, 1, drawn, values, np.abs(values), np.ones(DRAWN, np.int64))
+
+
+def weights(reports: Sequence[Reports], rounds: int) -> list[list[int]]:
+    """The weights of the clients of each round."""
+    evidence, found = Evidence.none(K), []
+    for number in range(rounds):
+        made = cut([contribution(number, client, report) for client, report in enumerate(reports)])
+        of, evidence = evidence.after(made, 0.2)
+        found.append(of)
+    return found
+
+
+def same(a: object, b: object) -> bool:
+    return all(
+        np.array_equal(x := getattr(a, f.name), y := getattr(b, f.name)) and np.asarray(x).dtype == np.asarray(y).dtype
+        for f in fields(a)
+    )
+
+
+def test_without_evidence_all_count_alike():
+    alone = [contribution(0, 0)]
+    assert Evidence.none(K).after(alone, 0.2)[0][0] > 0
+    drawn = [np.arange(40 * k, 40 * (k + 1), dtype=np.uint32) for k in range(5)]
+    apart = [replace(contribution(0, k), directions=drawn[k]) for k in range(5)]  # nobody has drawn what another has
+    found, after = Evidence.none(K).after(apart, 0.2)
+    assert len({*found}) == 1
+    assert found[0] > 0
+    assert not after.agreement.any()
+
+
+@pytest.mark.parametrize("hostile", [flipped, lambda *which: 10 * flipped(*which)], ids=["flip", "flip x 10"])
+@pytest.mark.parametrize("place", range(5))
+def test_one_of_five_that_turns_its_gradient_around_is_left_out_within_few_rounds(hostile, place):
+    reports: list[Reports] = [honest] * 5
+    reports[place] = hostile
+    found = np.array(weights(reports, 8))
+    assert (found[3:, place] == 0).all(), found
+    others = np.delete(found, place, axis=1)
+    assert (others[3:] >= WHOLE // 2).all(), "no honest one is left out"
+    assert others[3:].mean() > 0.9 * WHOLE
+
+
+def test_five_honest_clients_keep_their_weights():
+    found = np.array(weights([honest] * 5, 10))
+    assert (found[3:] >= WHOLE // 2).all(), found
+    assert found.mean() > 0.9 * WHOLE
+
+
+def test_noise_counts_for_less_than_an_honest_upload():
+    found = np.array(weights([honest, honest, noise, honest, honest], 12))[4:]
+    assert found[:, 2].mean() < WHOLE / 2 < 0.9 * WHOLE < np.delete(found, 2, axis=1).mean(), found
+
+
+def test_a_client_whose_data_are_of_another_kind_keeps_its_weight():
+    found = np.array(weights([honest, honest, own_kind, honest, honest], 12))[4:]
+    assert found[:, 2].mean() > 0.8 * WHOLE, found
+
+
+def test_a_client_that_turns_hostile_later_is_left_out_then():
+    def turning(round_: int, client: int, drawn: np.ndarray) -> np.ndarray:
+        return (flipped if round_ >= 10 else honest)(round_, client, drawn)
+
+    found = np.array(weights([turning] + [honest] * 4, 24))
+    assert found[5:10, 0].mean() > 0.9 * WHOLE
+    assert (found[20:, 0] == 0).all(), found[:, 0]
+
+
+def test_the_order_of_clients_that_were_met_makes_no_difference_to_the_bits():
+    """Contributions come in the order of clients; who took part first must not matter to the kept arrays' order."""
+    _, evidence = Evidence.none(K).after([contribution(0, client) for client in (1, 3)], 0.2)
+    _, evidence = evidence.after([contribution(1, client) for client in (0, 3)], 0.2)
+    assert evidence.clients.tolist() == [0, 1, 3]
+    assert [getattr(evidence, name).shape for name in ("agreement", "directions")] == [(3,), (3,)]
+
+
+def test_the_order_of_a_clients_directions_makes_no_difference_to_the_bits():
+    made = [contribution(0, client) for client in range(5)]
+    order = np.random.default_rng(9).permutation(DRAWN)
+    names = ("directions", "values", "sizes", "counts")
+    turned = [replace(one, **{name: getattr(one, name)[order] for name in names}) for one in made]
+    (one, first), (two, second) = (Evidence.none(K).after(each, 0.2) for each in (made, turned))
+    assert one == two
+    assert same(first, second)
+
+
+RUN = Run(Pool(1, 64, "hadamard"), bytes(32))
+WORK = LocalWork(rounds=6, steps=48, lr=0.01)
+
+
+def strategy(**trust: object) -> KSeed:
+    return KSeed(RUN, WORK, wire="exact", trust=Trust(rule="clipped", **trust))
+
+
+def uploads(round_: int) -> list[Upload]:
+    """Of five clients, of whom client 4 turns its gradient around."""
+    made = []
+    for client in range(5):
+        drawn = draw_directions(RUN.pool.key, round_, client, WORK.scalars, RUN.pool.size, None)
+        found = honest(round_, client, drawn) * (-1 if client == 4 else 1)
+        made.append(Upload(RUN, round_, client, 10, 1.0, (np.rint(found / GRID) * GRID).astype(np.float32), "exact"))
+    return made
+
+
+def test_the_order_of_uploads_makes_no_difference_to_the_bits_of_a_state():
+    of = strategy(agreement=True)
+    state = of.aggregate(of.init(), uploads(0))
+    for order in list(permutations(range(5)))[::17]:
+        made = uploads(1)
+        assert same(of.aggregate(state, [made[k] for k in order]), of.aggregate(state, made))
+
+
+def test_the_state_holds_the_evidence_so_that_resuming_equals_not_stopping(tmp_path):
+    of = strategy(agreement=True)
+    state = of.init()
+    with Store.create(tmp_path / "run", "") as store:
+        store.commit(state, None)
+        for number in range(5):
+            state = of.aggregate(state, uploads(number))
+            store.commit(state, None)
+            kept = Store(store.directory).state(State)  # by another process
+            assert same(kept, state)
+            assert same(of.aggregate(kept, uploads(number + 1)), of.aggregate(state, uploads(number + 1)))
+    assert state.agreement.any()
+    forgotten = replace(of.init(), round=5, coefficients=state.coefficients)
+    assert not np.array_equal(
+        of.aggregate(forgotten, uploads(5)).coefficients, of.aggregate(state, uploads(5)).coefficients
+    ), "a state without its evidence goes on otherwise"
+
+
+def test_a_hostile_client_moves_the_model_less_with_evidence_than_without():
+    def after(of: KSeed, clients: range) -> np.ndarray:
+        state = of.init()
+        for number in range(6):
+            state = of.aggregate(state, [upload for upload in uploads(number) if upload.client in clients])
+        return state.coefficients
+
+    honest_alone = after(strategy(), range(4))
+    away = [np.linalg.norm(after(strategy(agreement=on), range(5)) - honest_alone) for on in (False, True)]
+    assert away[1] < away[0] / 2
+
+
+def test_without_evidence_asked_for_its_arrays_are_empty():
+    of = strategy()
+    state = of.aggregate(of.init(), uploads(0))
+    assert [getattr(state, field.name).size for field in fields(Evidence)] == [0] * len(fields(Evidence))
