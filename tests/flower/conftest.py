@@ -36,6 +36,7 @@ NODES = (111, 222, 333)  # as Flower names them
 POLICY = f"""
 [data]
 held_out = ["capital"]
+secret_batches = false
 min_examples = 1
 [training]
 algorithms = {list(ALGORITHMS)}

@@ -258,8 +258,23 @@ def test_weights_that_agreement_multiplies_can_not_overflow_a_sum(rule):
     """Sums of int64 wrap without a word: three clients at the bounds turned the sum around."""
     of = strategy(clip=math.inf, trust=Trust(rule, agreement=True))
     all_ = [2.0**20, 2.0**20, 2.0**20]
-    with pytest.raises(FedKSeedError, match="stand for 16777215 examples, integers hold the sum of 1048575: set"):
-        of.aggregate(of.init(), [upload(client, all_, examples=((1 << 24) - 1) // 3) for client in range(3)])
-    after = of.aggregate(of.init(), [upload(client, all_, examples=((1 << 20) - 1) // 3) for client in range(3)])
-    assert (after.coefficients <= 0).all()
-    assert (after.coefficients < 0).any()
+    for examples in (((1 << 24) - 1) // 3, ((1 << 20) - 1) // 3, (1 << 32) - 1):
+        after = of.aggregate(of.init(), [upload(client, all_, examples=examples) for client in range(3)])
+        assert (after.coefficients <= 0).all()
+        assert (after.coefficients < 0).any()
+
+
+@pytest.mark.parametrize("agreement", [False, True])
+def test_a_claim_that_passes_alone_does_not_break_the_round_of_the_others(agreement):
+    """One client that claims 2^32 − 1 examples ended a run: its answer was tried alone, and fitted."""
+    of = strategy(trust=Trust("mean", agreement=agreement))
+    after = of.aggregate(of.init(), [upload(0, [1.0], examples=(1 << 32) - 1), upload(1, [1.0], examples=10)])
+    assert after.round == 1
+
+
+def test_numbers_that_cancel_do_not_decide_which_directions_are_drawn():
+    """ρ of ±999 along a direction that a client has drawn twice: no norm, and Σ |ρ| of a hundred honest clients."""
+    twice = next(c for c in range(99) if len({*drawn(c)}) == 2 and drawn(c)[0] == drawn(c)[1])
+    uploads = [upload(c, [1.0, -1.0, 1.0]) for c in range(100, 104)] + [upload(twice, [90.0, -90.0, 1.0])]
+    of = strategy(trust=Trust("clipped"), importance=True)
+    assert of.aggregate(of.init(), uploads).magnitudes.sum() * GRID <= 15.01

@@ -235,6 +235,7 @@ class ClientSigning:
     history: History | None = None
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
+    _numbers: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> the client's number in it
 
     def refusal(self, task: Task, now: datetime | None = None) -> Reply | None:
         """The reply to a task that must not be answered; None for a task of the server, meant for this client, and new.
@@ -262,6 +263,8 @@ class ClientSigning:
                 "comes a second time, or the server's clock was set back",
             )
         self._server, self._issued[task.nonce] = server, task.issued
+        if (number := self._numbers.setdefault(task.nonce, task.client)) != task.client:  # other batches, directions
+            return Reply(Status.REFUSED, text=f"this client is {number} in this run, and the task is for {task.client}")
         try:
             known = self.history is None or self.history.follow(task)
         except FedKSeedError as error:

@@ -90,7 +90,8 @@ def _explain(kind: type[BaseModel], detail: Any) -> str:
         return f"{where}{place[-1]} is missing"
     if detail["type"] == "value_error":
         return f"[{'.'.join(place)}] {detail['ctx']['error']}" if place else str(detail["ctx"]["error"])
-    return f"{where}{place[-1] if place else kind.__name__.lower()}: {detail['msg'][0].lower()}{detail['msg'][1:]}, got {_shown(detail['input'])}"
+    name, words = place[-1] if place else kind.__name__.lower(), detail["msg"][0].lower() + detail["msg"][1:]
+    return f"{where}{name}: {words}, got {_shown(detail['input'])}"
 
 
 def _shown(value: Any) -> str:

@@ -78,13 +78,22 @@ class Setup:
     progress: Progress
 
     def client(
-        self, number: int, count: int, examples: Sequence[Encoded], on_step: Callable[[float], None]
+        self,
+        number: int,
+        count: int,
+        examples: Sequence[Encoded],
+        on_step: Callable[[float], None],
+        secret: int | None = None,
     ) -> Client[Any]:
-        """Client `number` of `count`, with its examples."""
+        """Client `number` of `count`, with its examples.
+
+        Args:
+            secret: seed of the batches; None: the recipe's, which others know.
+        """
         recipe = self.recipe
 
         def batches(round_: int) -> Iterator[Any]:
-            rng = generator(recipe.seed, Purpose.BATCHES, round_, number)
+            rng = generator(recipe.seed if secret is None else secret, Purpose.BATCHES, round_, number)
             return endless_batches(examples, recipe.training.batch_size, self.tokenizer.pad_token_id, rng)
 
         return Client(

@@ -395,8 +395,8 @@ class Store:
                 columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rounds)")]
                 if columns and "parts" not in columns:
                     raise FedKSeedError(
-                        f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it with "
-                        "that release, or start a new run; its adapter can still be applied and exported"
+                        f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it "
+                        "with that release, or start a new run; its adapter can still be applied and exported"
                     )
                 if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                     database.executescript(SCHEMA)  # in a new file only: else a table that is lacking would seem empty

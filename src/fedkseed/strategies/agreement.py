@@ -8,8 +8,10 @@ the odds that it is honest and its upload no noise,
 
     (1 − p) / p · exp(μ z − μ^2 / 2)    p: share of hostile clients, μ: median z of a round, WEAKEST to STRONGEST
 
-While there is no evidence, all count alike. Where half of the clients agree on a lie, honest ones are left out: no rule
-that sees nothing but uploads can know which half is right. docs/security.md has measurements.
+A few that agree on a lie could have the others left out. Therefore nobody counts for more than the median, and where
+more clients than may be hostile would count for half of it or less, all count alike, as they do while there is no
+evidence. Where half of the clients agree on a lie, honest ones are left out: no rule that sees nothing but uploads can
+know which half is right. docs/security.md has measurements.
 """
 
 import math
@@ -27,6 +29,7 @@ WHOLE = 16  # weight of a client of which all is believed
 # around counts for a tenth as soon as in the first rounds (5 clients of 40 steps, K = 256), and honest ones lose 2 % of
 # their number. With the upper one, clients whose data are of their own kind, and agree less, count in full from z = 2.
 WEAKEST, STRONGEST = 2.0, 3.0
+LOUDEST = 3  # times the median: honest numbers are about normal, and 96 % of them lie below
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
 FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile
 ONE = 1 << 16  # a draw in `draws`
@@ -54,25 +57,28 @@ class Evidence:
             contributions: with norms cut to a common bound, in the order of their clients.
             hostile: p, share of the clients that may be hostile.
         """
+        said = _tamed(contributions)
         found, drawn = self.gradients.copy(), self.draws.copy()
-        for one in contributions:
-            found[one.directions] += one.values
+        for one, values in zip(contributions, said, strict=True):
+            found[one.directions] += values
             drawn[one.directions] += _draws(one)
         known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
-        for one in contributions:
+        for one, values in zip(contributions, said, strict=True):
             others = drawn[one.directions] - _draws(one)
-            means = (found[one.directions] - one.values)[others > 0] / others[others > 0]
-            z, count = _agreement(one.values[others > 0] * means)
+            means = (found[one.directions] - values)[others > 0] / others[others > 0]
+            z, count = _agreement(values[others > 0] * means)
             before, counted = known.get(one.client, (0.0, 0.0))
             known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
         scores = [known[one.client][0] / math.sqrt(known[one.client][1] or 1.0) for one in contributions]
-        typical = min(max(WEAKEST, median(scores)), STRONGEST)
-        weights = [_weight(typical, score, hostile) for score in scores]
-        if not any(weights):
+        usual = min(max(WEAKEST, median(scores)), STRONGEST)
+        weights = [_weight(usual, score, hostile) for score in scores]
+        typical, few = math.floor(median(weights)), math.ceil(hostile * len(weights) - 1e-9)
+        weights = [min(weight, typical) for weight in weights]
+        if sum(2 * weight <= typical for weight in weights) > few:  # those who are left out may be the honest
             weights = [WHOLE] * len(weights)
         found, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
-        for one, weight in zip(contributions, weights, strict=True):
-            found[one.directions] += weight * one.values // WHOLE
+        for one, values, weight in zip(contributions, said, weights, strict=True):
+            found[one.directions] += weight * values // WHOLE
             drawn[one.directions] += weight * _draws(one) // WHOLE
         ordered = sorted(known)
         return weights, Evidence(
@@ -89,10 +95,22 @@ def _draws(one: Contribution) -> NDArray[np.int64]:
     return np.maximum(one.counts, 1) * ONE
 
 
+def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
+    """The numbers of contributions, at most LOUDEST times the median size of all: a few large ones must not decide."""
+    sizes = np.abs(np.concatenate([one.values for one in contributions]))
+    most = int(LOUDEST * np.median(sizes[sizes > 0])) if sizes.any() else 0
+    return [np.clip(one.values, -most, most) for one in contributions]
+
+
 def _agreement(products: NDArray[np.float64]) -> tuple[float, int]:
-    """z of the products q h, and their number; sums are rounded once (`fsum`), so that all machines find the same."""
+    """z of the products q h, cut to ±STRONGEST, and their number.
+
+    Sums are rounded once (`fsum`), so that all machines find the same.
+    """
     spread = math.fsum(np.square(products).tolist())
-    return (math.fsum(products.tolist()) / math.sqrt(spread), products.size) if spread > 0 else (0.0, 0)
+    if not spread > 0:
+        return 0.0, 0
+    return min(max(math.fsum(products.tolist()) / math.sqrt(spread), -STRONGEST), STRONGEST), products.size
 
 
 def _weight(typical: float, score: float, hostile: float) -> int:

@@ -11,7 +11,7 @@ from ..errors import FedKSeedError
 from ..randomness import draw_directions
 from ..wire.numbers import GRID
 from ..wire.records import Change, Run, Upload
-from .sums import Contribution, Sum, require_summable
+from .sums import HEAVIEST, Contribution, Sum, require_summable
 
 NONE = np.empty(0, np.uint32)
 NEVER: Mapping[int, Any] = MappingProxyType({})  # no client began earlier
@@ -85,7 +85,11 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     Raises:
         FedKSeedError: integers can't hold a sum (sums.py), or the next broadcast can't carry it.
     """
-    taken = [Contribution.of_scalars(u.client, u.examples, drawn_by(u, run, None), u.scalars[u.found]) for u in uploads]
+    most = HEAVIEST // len(uploads)  # no claim of one client must make the sum of all too large for integers
+    taken = [
+        Contribution.of_scalars(u.client, min(u.examples, most), drawn_by(u, run, None), u.scalars[u.found])
+        for u in uploads
+    ]
     require_summable(taken)
     directions, places = np.unique(np.concatenate([one.directions for one in taken]), return_inverse=True)
     values, start = np.zeros(directions.size, np.int64), 0

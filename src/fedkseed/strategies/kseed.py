@@ -28,7 +28,7 @@ from ..wire.records import Broadcast, Change, Run, Upload
 from .agreement import WHOLE, Evidence
 from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 from .robust import RULES, cut, sum_of
-from .sums import MOST, Contribution, require_summable
+from .sums import HEAVIEST, MOST, Contribution, require_summable
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
@@ -236,7 +236,8 @@ class KSeed:
         """
         ordered = in_order(uploads, self.run, state.round, self.max_staleness)
         drawn_with = {old: self.probabilities(began) for old, began in self._began(ordered, state, earlier).items()}
-        taken = [self._contribution(upload, state.round, drawn_with) for upload in ordered]
+        heaviest = HEAVIEST // len(ordered) // (WHOLE if self.trust.agreement else 1)
+        taken = [self._contribution(upload, state.round, drawn_with, heaviest) for upload in ordered]
         require_summable(taken, WHOLE if self.trust.agreement else 1)
         if self.trust.rule != "mean":
             taken = cut(taken)
@@ -257,14 +258,15 @@ class KSeed:
         return replace(after, **_arrays(evidence))
 
     def _contribution(
-        self, upload: Upload | Change, round_: int, drawn_with: Mapping[int, NDArray[np.float32] | None]
+        self, upload: Upload | Change, round_: int, drawn_with: Mapping[int, NDArray[np.float32] | None], heaviest: int
     ) -> Contribution:
         """An upload as integers, in units of the present round; late ones count less.
 
         Args:
             drawn_with: probabilities of the directions in each round in which a client began.
+            heaviest: largest weight: no claim of one client must make the sum of all too large for integers.
         """
-        weight = self.trust.weight(upload.examples)
+        weight = min(self.trust.weight(upload.examples), heaviest)
         factor = (1 + round_ - upload.round) ** -self.staleness_power
         if isinstance(upload, Change):
             require_size(upload, self.run.pool.size)

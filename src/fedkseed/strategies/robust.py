@@ -45,7 +45,7 @@ def norm(numbers: NDArray[np.int64]) -> float:
 
 
 def cut(contributions: Sequence[Contribution]) -> list[Contribution]:
-    """Contributions with norms of at most the median norm, and weights of at most twice the median weight.
+    """Contributions with norms and Σ |ρ| of at most their medians, and weights of at most twice the median weight.
 
     Those that say nothing, of zeros or of probes that moved nothing, are left out: with their weights they would only
     make the step of the others smaller.
@@ -53,8 +53,11 @@ def cut(contributions: Sequence[Contribution]) -> list[Contribution]:
     contributions = [one for one in contributions if one.values.any()] or contributions
     norms = [norm(one.values) for one in contributions]
     longest, heaviest = median(norms), math.floor(2 * median(one.weight for one in contributions))
+    loudest = median(int(one.sizes.sum()) for one in contributions)  # numbers that cancel have no norm, but sizes
     return [
-        (one.scaled(longest / length) if length > longest else one).weighing(min(one.weight, heaviest))
+        (one.scaled(longest / length) if length > longest else one)
+        .with_sizes_of(loudest)
+        .weighing(min(one.weight, heaviest))
         for one, length in zip(contributions, norms, strict=True)
     ]
 

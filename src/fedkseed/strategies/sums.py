@@ -73,6 +73,14 @@ class Contribution:
         values, sizes = (np.rint(numbers * factor).astype(np.int64) for numbers in (self.values, self.sizes))
         return Contribution(self.client, self.weight, self.directions, values, sizes, self.counts)
 
+    def with_sizes_of(self, most: float) -> "Contribution":
+        """The same with sizes that add up to at most `most`."""
+        total = int(self.sizes.sum())
+        if total <= most:
+            return self
+        sizes = np.rint(self.sizes * (most / total)).astype(np.int64)
+        return Contribution(self.client, self.weight, self.directions, self.values, sizes, self.counts)
+
     def weighing(self, weight: int) -> "Contribution":
         """The same with another weight."""
         return Contribution(self.client, weight, self.directions, self.values, self.sizes, self.counts)
@@ -112,7 +120,7 @@ def require_summable(contributions: Sequence[Contribution], times: int = 1) -> N
         FedKSeedError: a client's numbers or the weights are beyond the bounds of this module.
     """
     for one in contributions:
-        if np.abs(one.values).max(initial=0) > MOST:
+        if max(np.abs(one.values).max(initial=0), one.sizes.max(initial=0)) > MOST:
             raise _beyond(one.client)
     total, most = sum(one.weight for one in contributions), HEAVIEST // times
     if total > most:

@@ -23,7 +23,8 @@ from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client.app import relay
 from fedkseed.flower.client.consent import Owner, Settings
-from fedkseed.flower.client.worker import AbandonedError, Member, Worker, serve
+from fedkseed.flower.client.policy import Policy
+from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
@@ -116,6 +117,28 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
         if locked(lock):
             os.kill(int(lock.read_text()), signal.SIGKILL)
             client_app._started[-1].wait(60)
+
+
+def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
+    """By the recipe's seed a server knows each batch: 200 scalars of 40 rows are equations for each row's own."""
+    public = Worker(partial(Member, owner)).reply(first.encode())
+    made = {Worker(partial(Member, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
+    assert len({public.message, *made}) == 3
+    kept = secret_of(tmp_path)
+    assert secret_of(tmp_path) == kept > 2**64
+    assert stat.S_IMODE((tmp_path / BATCHES).stat().st_mode) == 0o600
+    (tmp_path / BATCHES).write_text("no number")
+    with pytest.raises(FedKSeedError, match="holds no secret"):
+        secret_of(tmp_path)
+    assert Policy().data.secret_batches
+
+
+@pytest.mark.parametrize("changes", [{"lr": 1e-30}, {"eps": 1.0}, {"clip": 1e-3}])
+def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, first, changes):
+    """With lr near 0, all scalars of a round are of one model."""
+    message = replace(decode(first.message, Broadcast), **changes)
+    reply = Worker(partial(Member, owner)).reply(replace(first, message=encode(message)).encode())
+    assert (reply.status, reply.text) == (Status.REFUSED, "task")
 
 
 def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(directory, first):

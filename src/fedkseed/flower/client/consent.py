@@ -40,6 +40,7 @@ class Owner:
     model: str | None = None  # the base model: folder, file or name; None: one in an installed package
     device: str = "auto"
     policy: Policy = field(default_factory=Policy)
+    secret: int | None = None  # seed of the client's batches; None: the recipe's
 
     def __post_init__(self) -> None:
         if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():

@@ -35,6 +35,7 @@ class Rows(Part):
     # Different choices of held_out, template, separator, protocol and max_tokens that are answered as long as the state
     # directory lives. Two that differ by one row show what this row adds.
     max_views: Count = 3
+    secret_batches: bool = True
 
 
 class Work(Part):

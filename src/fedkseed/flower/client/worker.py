@@ -11,6 +11,8 @@ A server gets an answer or a code. What went wrong, in full, is in the worker's 
 """
 
 import hashlib
+import math
+import secrets
 import sys
 import time
 import traceback
@@ -22,11 +24,13 @@ from pathlib import Path
 from socket import socket
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 import torch
 
 from ...data.federated import own_share
 from ...errors import FedKSeedError
-from ...files import exclusive
+from ...files import exclusive, read_whole, write_atomically
+from ...local.work import LocalWork
 from ...recipe.schema import Recipe
 from ...round import answer
 from ...run.setup import build, tokenizer_of
@@ -35,12 +39,13 @@ from ...run.workers import computing_with
 from ...wire.codec import decode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run
-from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
+from ..envelope import LINK, UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
 from .policy import View
 
+BATCHES = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 REMEMBERED = 1 << 20  # bytes of the largest answer that is kept; answers of weights are not
 
@@ -53,7 +58,7 @@ class Member:
     """A client that follows a server's recipe with a file of its own."""
 
     def __init__(self, owner: Owner, recipe: bytes) -> None:
-        self.recipe, self.policy = consented(recipe, owner), owner.policy
+        self.recipe, self.policy, self.secret = consented(recipe, owner), owner.policy, owner.secret
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
         with refusing(Code.DATA):
@@ -75,7 +80,9 @@ class Member:
         message = decode(whole, strategy.message)
         with refusing(Code.MODEL):
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
-        require_asked(message, self.recipe)
+        require_asked(message, self.recipe, strategy.work(False))
+        if task.links and message.round != (done := task.since + len(task.links) // LINK - 1):
+            raise FedKSeedError(f"the message is of round {message.round}, the history of its task has {done} rounds")
         if self.setup.algorithm.pooled:  # kilobytes
             self._kept = whole
 
@@ -85,12 +92,21 @@ class Member:
             on_step(loss)
 
         with computing_with(self.threads):
-            client = self.setup.client(task.client, count, self.examples, within_limit)
-            return whole, answer(strategy, whole, client)
+            client = self.setup.client(task.client, count, self.examples, within_limit, self.secret)
+
+            def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
+                found = client.loss(batch)
+                within_limit(math.nan)
+                return found
+
+            return whole, answer(strategy, whole, replace(client, loss=loss))
 
 
-def require_asked(message: Any, recipe: Recipe) -> None:
+def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
     """Refuse a message that asks for other steps than its recipe, on which the owner's policy was applied.
+
+    Args:
+        local: the steps as the recipe describes them.
 
     Raises:
         FedKSeedError: it does.
@@ -99,10 +115,13 @@ def require_asked(message: Any, recipe: Recipe) -> None:
     if message.round >= training.rounds:
         raise FedKSeedError(f"the recipe has {training.rounds} rounds, and the message is of round {message.round + 1}")
     if isinstance(message, Broadcast):
-        asked = message.steps, message.probes, message.wire
-        expected = training.steps, training.probes, training.wire or "compact"
+        asked = message.steps, message.probes, message.wire, message.lr, message.eps, message.clip
+        steps = training.steps, training.probes, training.wire or "compact"
+        expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
         if asked != expected:
-            raise FedKSeedError(f"the message asks for steps, probes and wire {asked}, its recipe says {expected}")
+            raise FedKSeedError(
+                f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
+            )
 
 
 class Follower(Protocol):
@@ -202,6 +221,23 @@ def journaled(journal: Journal, owner: Owner, recipe: bytes) -> Member:
             raise
 
 
+def secret_of(directory: Path) -> int:
+    """The secret number by which a client draws its batches, made once for its directory.
+
+    A server that knew which rows are in which batch could solve the scalars of a round for those of each row.
+
+    Raises:
+        FedKSeedError: the file can't be read or written, or holds something else.
+    """
+    path = directory / BATCHES
+    if not path.exists():
+        write_atomically(path, secrets.token_hex(16).encode())
+    try:
+        return int(read_whole(path, 64, str(path)), 16)
+    except ValueError as error:
+        raise FedKSeedError(f"{path} holds no secret: {error}; remove it, and another is made") from error
+
+
 def serve(directory: Path) -> None:
     """Answer tasks until none has come for the idle time.
 
@@ -213,7 +249,10 @@ def serve(directory: Path) -> None:
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        worker = Worker(partial(journaled, Journal(directory), settings.owner), settings.signing(directory))
+        owner = settings.owner
+        if owner.policy.data.secret_batches:
+            owner = replace(owner, secret=secret_of(directory))
+        worker = Worker(partial(journaled, Journal(directory), owner), settings.signing(directory))
         listener.settimeout(settings.idle)
         while True:
             try:

@@ -132,6 +132,7 @@ class Remote:
         self.digest, self.minimum, self.signing = digest_of(recipe), minimum, signing
         # (since, rounds done) -> the links from the state after `since` rounds on, and the head; None: none is sent
         self.history: Callable[[int, int], tuple[list[bytes], bytes]] | None = None
+        self._lacks: set[int] = set()  # clients that have answered this exchange by a wish for the whole broadcast
         self._seen: dict[int, int] = {}  # client -> rounds done in the last history that it has followed
         self._heads: dict[int, bytes] = {}  # client -> head of the last history that it was sent
         self.signatures: dict[int, bytes] = {}  # client -> signature of its accepted answer; the caller empties it
@@ -196,6 +197,7 @@ class Remote:
         self._exchange += 1
         minimum = min(minimum, len(sent))
         done, refused = set[int](), dict[int, str]()
+        self._lacks.clear()
         if len(awake := {c: m for c, m in sent.items() if self._resting.get(c, 0) <= round_}) >= max(minimum, 1):
             sent = awake  # else all are needed
         if away := [client for client in sent if client not in self.online()]:
@@ -217,10 +219,11 @@ class Remote:
                     self._offend(client, round_)
                     continue
                 done.add(client)
+                self._lacks |= {client} if kind_of(message) is Lack else set()
                 self.signatures[client] = outcome.signature
                 self.progress.advance()
                 yield client, message
-            if len(done) >= minimum:
+            if len(done - self._lacks) >= minimum or done.issuperset(sent):
                 if missing := sorted(set(sent) - done):
                     self._say(f"round {round_ + 1} goes on without {_list(missing)}")
                 return
@@ -247,7 +250,7 @@ class Remote:
         end = begin + self.options.deadline
         tries, asked_at = Counter[int](), dict[int, float]()
         while (now := time.monotonic()) < end:
-            if not enough and len(done) >= minimum:
+            if not enough and len(done - self._lacks) >= minimum:  # a wish for the whole broadcast is no answer
                 enough, self._took = True, now - begin
             # Where nobody is needed, clients do again what the others have done in the call before.
             if enough and now - begin >= self._took + (self.options.grace or max(GRACE, self._took / 2)):
@@ -270,7 +273,7 @@ class Remote:
                 ready.append(client)
             tries.update(self._ask({client: online[client] for client in ready}, sent, round_, end - now))
             if not (waiting or ready):
-                if len(done) >= minimum:
+                if len(done - self._lacks) >= minimum or done.issuperset(sent):
                     return
                 if all(tries[client] >= TRIES for client in owing):
                     raise self._too_few(round_, minimum, done, refused)
@@ -290,7 +293,7 @@ class Remote:
             if done.issuperset(sent):
                 return
             time.sleep(POLL)
-        if self._trouble and len(done) < minimum:
+        if self._trouble and len(done - self._lacks) < minimum:
             raise next(iter(self._trouble.values()))  # a new process may help
 
     def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
