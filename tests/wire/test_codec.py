@@ -293,7 +293,9 @@ def test_a_small_message_that_announces_many_numbers_is_refused_before_it_takes_
     else:
         kind, fixed, body = UPLOAD, (0, 1, 0, count), bytes(count // 8 * (1 + flags // 8))
     pool = SMALL.pool
-    header = HEADER.pack(b"FKSd", 1, kind.number, pool.record.number, flags, 0, pool.key, pool.size - 1, SMALL.base)
+    header = HEADER.pack(
+        b"FKSd", codec.VERSION, kind.number, pool.record.number, flags, 0, pool.key, pool.size - 1, SMALL.base
+    )
     data = codec.sealed(header, kind.fixed.pack(*fixed), body)
     tracemalloc.start()
     try:
