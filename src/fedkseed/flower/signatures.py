@@ -56,7 +56,7 @@ def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:
 
 
 def verify(key: ec.EllipticCurvePublicKey, statement: bytes, signature: bytes) -> bool:
-    """Whether a signature of a statement was made with the private key that belongs to `key`."""
+    """Whether a signature is of this statement and by the private half of `key`."""
     if len(signature) != len(UNSIGNED):
         return False
     r, s = (int.from_bytes(half, "big") for half in (signature[:HALF], signature[HALF:]))

@@ -106,7 +106,7 @@ class Store:
 
     @property
     def begun(self) -> bool:
-        """Whether the run has a state, that before its first round or a later one."""
+        """Whether a state of the run was written: the one before its first round is the first."""
         return self._row(None) is not None
 
     def load_recipe(self) -> Recipe:

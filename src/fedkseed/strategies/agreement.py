@@ -25,9 +25,8 @@ from numpy.typing import NDArray
 from .sums import Contribution
 
 WHOLE = 16  # weight of a client of which all is believed
-# Bounds of μ. The lower one is what honest clients reach after some rounds: with it, a client that turns its gradient
-# around counts for a tenth as soon as in the first rounds (5 clients of 40 steps, K = 256), and honest ones lose 2 % of
-# their number. With the upper one, clients whose data are of their own kind, and agree less, count in full from z = 2.
+# Bounds of μ. The lower one is about what honest clients reach after some rounds: it lets evidence count before that.
+# With the upper one, clients whose data are of their own kind, and agree less, count in full from z = 2 on.
 WEAKEST, STRONGEST = 2.0, 3.0
 LOUDEST = 3  # times the median: honest numbers are about normal, and 96 % of them lie below
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
@@ -113,7 +112,11 @@ def _agreement(products: NDArray[np.float64]) -> tuple[float, int]:
     return min(max(math.fsum(products.tolist()) / math.sqrt(spread), -STRONGEST), STRONGEST), products.size
 
 
-def _weight(typical: float, score: float, hostile: float) -> int:
-    """The probability that a client is honest, in units of 1 / WHOLE."""
-    odds = math.log((1 - hostile) / max(hostile, 1e-9)) + typical * score - typical * typical / 2
+def _weight(usual: float, score: float, hostile: float) -> int:
+    """The probability that a client is honest, in units of 1 / WHOLE.
+
+    Args:
+        usual: μ, the score of an honest client.
+    """
+    odds = math.log((1 - hostile) / max(hostile, 1e-9)) + usual * score - usual * usual / 2
     return round(WHOLE / (1 + math.exp(-odds))) if odds > -700 else 0
