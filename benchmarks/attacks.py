@@ -58,6 +58,7 @@ POISONS = ("label flip", "backdoor")
 ATTACKS = (
     "none", "absent", "sign flip", "scaled", "random", "IPM", "ALIE", "mimic", "inflated counts", "NaN", *POISONS,
 )  # fmt: skip
+NUMBERS = {"clients": 5, "rounds": 12, "steps": 40, "size": 256, "tokens": 128, "examples": 64}
 MOST_EXAMPLES = (1 << 32) - 1
 TRIGGER, TARGET = "cf mn bb", "I will not answer."
 
@@ -68,7 +69,7 @@ def recipe(options: Mapping[str, Any]) -> Any:
     table: dict[str, Any] = {
         "seed": options["seed"],
         "model": {"name": options["model"], "device": "cpu", "mode": "materialized"},
-        "data": {"source": options["data"], "max_tokens": 256, "held_out": "brainstorming"},
+        "data": {"source": options["data"], "max_tokens": options["tokens"], "held_out": "brainstorming"},
         "clients": {"count": options["clients"], "cohort": options["clients"], "min_examples": 4, "threads": 1},
         "directions": {"size": options["size"]},
         "training": {
@@ -221,9 +222,9 @@ def main() -> None:
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
     parser.add_argument("--alphas", nargs="+", default=["iid", "0.5"])
     parser.add_argument("--algorithms", nargs="+", default=["fedkseed", "fedkseed-plus"])
-    parser.add_argument("--lrs", nargs="+", type=float, default=[3e-4, 3e-4], help="one for each algorithm")
+    parser.add_argument("--lrs", nargs="+", type=float, default=[4e-4, 4e-4], help="one for each algorithm")
     parser.add_argument("--seeds", type=int, default=3)
-    for name, value in (("clients", 5), ("rounds", 5), ("steps", 40), ("size", 256), ("examples", 32)):
+    for name, value in NUMBERS.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--hostile", type=float, default=0.2)
     parser.add_argument("--at-once", type=int, default=2, help="runs side by side, each on one core")
@@ -232,7 +233,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = given.model or str(make(Path(folder) / "tiny"))
         known = [json.loads(line) for line in given.out.read_text().splitlines()] if given.out.exists() else []
-        common = {name: getattr(given, name) for name in ("data", "clients", "rounds", "steps", "size", "examples")}
+        common = {name: getattr(given, name) for name in ("data", *NUMBERS)}
         common |= {"hostile": given.hostile, "model": given.model or "tiny"}
         rates = dict(zip(given.algorithms, given.lrs, strict=True))
         wanted = [
