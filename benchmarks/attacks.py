@@ -58,7 +58,7 @@ POISONS = ("label flip", "backdoor")
 ATTACKS = (
     "none", "absent", "sign flip", "scaled", "random", "IPM", "ALIE", "mimic", "inflated counts", "NaN", *POISONS,
 )  # fmt: skip
-NUMBERS = {"clients": 5, "rounds": 12, "steps": 40, "size": 256, "tokens": 128, "examples": 64}
+NUMBERS = {"clients": 5, "rounds": 12, "steps": 40, "size": 256, "tokens": 160, "examples": 32}
 MOST_EXAMPLES = (1 << 32) - 1
 TRIGGER, TARGET = "cf mn bb", "I will not answer."
 
