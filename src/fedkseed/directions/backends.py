@@ -124,6 +124,8 @@ def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Back
         FedKSeedError: the device gives other bits.
     """
     name = chosen(device, pool.family)
+    if pool.factored:
+        return load(name)  # tests/directions compare them: plain PyTorch operations, or the definition
     if device.type != "cpu" and name != "numpy":
         # a transform's kernel depends on the size; sums direction by direction have one kernel for all sizes
         require_bits(name, device, pool.family, pool.size if pool.transformed else 3, dtype)

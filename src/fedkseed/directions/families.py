@@ -23,6 +23,7 @@ class Family:
             `reference.philox` or `reference.signs` with streams of its own; a program's family takes them from 256 on.
         transform: the sums of a family whose sum over all directions is one Walsh–Hadamard transform, and whose K is a
             power of two; None for other families.
+        factored: the sums of a family whose directions are outer products; None for other families.
 
     Raises:
         FedKSeedError: the name or the number is not allowed.
@@ -32,6 +33,7 @@ class Family:
     number: int
     elements: Callable[..., reference.Floats]
     transform: reference.Transform | None = None
+    factored: reference.Factored | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -42,6 +44,10 @@ class Family:
     @property
     def transformed(self) -> bool:
         return self.transform is not None
+
+    def core(self, c: reference.Floats) -> reference.Floats:
+        """The numbers that the sums of a factored family are made from: C in its order, or M."""
+        return c if self.factored is None else self.factored.core(c)
 
 
 FAMILIES: dict[str, Family] = {}  # by name
@@ -105,5 +111,39 @@ add_family(
         3,
         reference.hashed,
         reference.Transform(reference.hashed_total, reference.hashed_products, at_end=True),
+    )
+)
+add_family(
+    Family(
+        "separable",
+        4,
+        reference.factored,
+        factored=reference.Factored(
+            reference.require_square, reference.separable_core, reference.separable_total, reference.separable_project
+        ),
+    )
+)
+add_family(
+    Family(
+        "informed",
+        5,
+        reference.factored,
+        factored=reference.Factored(
+            lambda size: None, lambda c: c, reference.informed_total, reference.informed_project, informed=True
+        ),
+    )
+)
+add_family(
+    Family(
+        "mixed",
+        6,
+        reference.factored,
+        factored=reference.Factored(
+            reference.require_power,
+            reference.transform,
+            reference.informed_total,
+            reference.mixed_project,
+            informed=True,
+        ),
     )
 )

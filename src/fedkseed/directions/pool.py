@@ -5,13 +5,14 @@ docs/directions.md for the specification, `families.py` for the families and `re
 NumPy.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
+from .factors import Basis, Factor, Matrix
 from .families import FAMILIES, Family, named
 from .reference import BLOCK
 
@@ -28,6 +29,8 @@ class Pool:
         size: K, the number of directions; for transformed families (`hadamard`, `hashed`) a power of two up to
             2^20, for the others anything up to 2^32 (unlimited seeds are the same code).
         family: the name of one of FAMILIES.
+        basis: SHA-256 of the basis that the family `informed` takes its directions from; empty for others.
+        tensors: for factored families, the tensors of the model by their numbers, see `fitted`.
 
     Raises:
         FedKSeedError: a value is out of range.
@@ -36,18 +39,28 @@ class Pool:
     key: int
     size: int
     family: str = "hadamard"
+    basis: bytes = b""
+    tensors: Mapping[int, Matrix] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        transformed = named(self.family).transformed
+        record = named(self.family)
+        transformed = record.transformed
         if not 0 <= self.key < 1 << 64:
             raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
-        most = MAX_TRANSFORMED if transformed else 1 << 32
+        most = MAX_TRANSFORMED if transformed or record.factored else 1 << 32
         if not 1 <= self.size <= most:
             raise FedKSeedError(f"a {self.family} pool holds 1 to {most} directions, got {self.size}")
         if transformed and self.size & (self.size - 1):
             raise FedKSeedError(
                 f"a {self.family} pool needs a power of two as its size K, got {self.size}; "
                 f"the next one is {1 << self.size.bit_length()}"
+            )
+        if record.factored is not None:
+            record.factored.require(self.size)
+        if len(self.basis) != (32 if self.informed else 0):
+            raise FedKSeedError(
+                f"a {self.family} pool is named by {'the SHA-256 of its basis' if self.informed else 'no basis'}, "
+                f"got {len(self.basis)} bytes"
             )
 
     @property
@@ -59,6 +72,64 @@ class Pool:
     def transformed(self) -> bool:
         """Whether the sum over all directions is one Walsh–Hadamard transform."""
         return self.record.transformed
+
+    @property
+    def factored(self) -> bool:
+        """Whether directions are outer products of factors, so that they depend on the shapes of tensors."""
+        return self.record.factored is not None
+
+    @property
+    def informed(self) -> bool:
+        """Whether a basis has the factors."""
+        return self.record.factored is not None and self.record.factored.informed
+
+    def fitted(self, shapes: Mapping[str, Sequence[int]], basis: Basis | None = None) -> "Pool":
+        """The pool with the tensors of a model, which the directions of a factored family depend on.
+
+        Args:
+            shapes: the shape of every tensor by name, in the order of the layout.
+            basis: the factors, for the family `informed`.
+
+        Raises:
+            FedKSeedError: the basis is missing, another one, or of another model.
+        """
+        if not self.factored:
+            return self
+        if not self.informed:
+            return replace(self, tensors={k: Matrix.of(shape) for k, shape in enumerate(shapes.values())})
+        if basis is None:
+            raise FedKSeedError(f"a pool of the family {self.family} needs its basis: set [directions] basis")
+        if (digest := basis.digest()) != self.basis:
+            raise FedKSeedError(
+                f"the basis has digest {digest.hex()}, the run's is {self.basis.hex()}; get the run's file"
+            )
+        if basis.size > self.size:
+            raise FedKSeedError(f"the basis has {basis.size} directions, the pool only {self.size}; set size to it")
+        numbers, tensors = {name: k for k, name in enumerate(shapes)}, dict[int, Matrix]()
+        for name, factor in basis:
+            got = Matrix.of(shapes[name]) if name in shapes else None
+            if got != Matrix(factor.rows, factor.columns):
+                raise FedKSeedError(
+                    f"the basis was made for a model whose {name} is {factor.rows} x {factor.columns}, this one has "
+                    f"{'none' if got is None else f'{got.rows} x {got.columns}'}; make one: fedkseed basis"
+                )
+            tensors[numbers[name]] = factor
+        return replace(self, tensors=tensors)
+
+    def matrix(self, tensor: int) -> Matrix | None:
+        """A tensor as a factored family sees it; None: no direction touches it.
+
+        Raises:
+            FedKSeedError: the pool was not fitted to a model.
+        """
+        if self.tensors is None:
+            raise FedKSeedError(f"{self.family} directions depend on the shapes of tensors; call Pool.fitted first")
+        return self.tensors.get(tensor)
+
+    def factor(self, tensor: int) -> Factor | None:
+        """The factors of a tensor in a pool of the family `informed`; None: no direction touches it."""
+        found = self.matrix(tensor)
+        return found if isinstance(found, Factor) else None
 
     @property
     def key_words(self) -> tuple[int, int]:

@@ -6,12 +6,16 @@ log, sin or cos and never a fused multiply-add. docs/directions.md says the same
 the functions here that belong to each family.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from .factors import Factor, Matrix
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -20,10 +24,12 @@ BLOCK = 4096  # positions; every stream of random bits begins anew at a multiple
 QUARTER = BLOCK // 4  # word w of a Philox call serves the w-th quarter of a block
 EIGHTH = BLOCK // 8  # normals come in pairs: a word serves two eighths
 LANES = 32  # neighbouring positions take their signs from neighbouring counters: no lane shuffles
+ROWS = 4096  # rows of a factored tensor whose inner products are made at a time
 SEGMENT = 1 << 20  # positions; partial sums of `project` are added segment by segment
 
 # The last word of the counter: the use of the bits. A program's own family takes numbers from 256 on.
 GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = range(6)
+SEPARABLE_ROW, SEPARABLE_COLUMN = 6, 7
 
 
 class Pool(Protocol):
@@ -40,6 +46,10 @@ class Pool(Protocol):
 
     @property
     def record(self) -> Any: ...  # the Family
+
+    def matrix(self, tensor: int) -> Matrix | None: ...  # for factored families
+
+    def factor(self, tensor: int) -> Factor | None: ...  # for those with a basis
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -203,6 +213,130 @@ class Transform:
     at_end: bool = False
 
 
+# --- the factored families: z = u vᵀ in a tensor that is seen as a matrix (o × i), a sum is U C Vᵀ ---
+
+
+def factored(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+    one = np.zeros(pool.size, np.float32)
+    one[direction] = 1
+    return total(pool, np.arange(pool.size, dtype=np.uint32), one, tensor, start, stop)
+
+
+def separable_core(c: Floats) -> Floats:
+    """The table M = H C H, (m, m), for C = c in rows of m = √K: first along rows, then along columns."""
+    m = math.isqrt(c.size)
+    return transform(transform(c.reshape(m, m)).T).T
+
+
+def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
+    """The signs s_u of some rows and s_v of all columns."""
+    return (
+        signs(pool, SEPARABLE_ROW, tensor, 0, np.arange(rows.start, rows.stop, dtype=np.int64)),
+        signs(pool, SEPARABLE_COLUMN, tensor, 0, np.arange(matrix.columns, dtype=np.int64)),
+    )
+
+
+def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+    """The sums s[x, y] + (s_u[x] s_v[y]) M[x mod m, y mod m]."""
+    matrix, m = pool.matrix(tensor), len(core)
+    if matrix is None:
+        return sums
+    s_u, s_v = separable_signs(pool, tensor, rows, matrix)
+    x, y = np.arange(rows.start, rows.stop) % m, np.arange(matrix.columns) % m
+    return sums + (s_u[:, None] * s_v) * core[x[:, None], y]
+
+
+def separable_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+    """The K inner products with some rows of a tensor: signs taken off, tiles laid over each other, transformed."""
+    matrix, m = pool.matrix(tensor), math.isqrt(pool.size)
+    if matrix is None:
+        return np.zeros(pool.size)
+    s_u, s_v = separable_signs(pool, tensor, rows, matrix)
+    signed = (s_u[:, None] * s_v) * v
+    across = np.zeros((len(rows), m), np.float32)
+    for begin in range(0, matrix.columns, m):
+        part = signed[:, begin : begin + m]
+        across[:, : part.shape[1]] += part
+    folded = np.zeros((m, m))
+    for x, row in zip(rows, across, strict=True):
+        folded[x % m] += row
+    return transform(transform(folded).T).T.reshape(-1)
+
+
+def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+    """The sums s[x, y] + Σ_b (Σ_a U[x, a] C[a, b]) V[y, b], a and b ascending, each product and sum rounded."""
+    factor = pool.factor(tensor)
+    if factor is None:
+        return sums
+    core, left = factor.core(c), factor.left[rows.start : rows.stop].astype(np.float32)
+    moved = np.zeros((len(rows), factor.ranks[1]), np.float32)
+    for a, row in enumerate(core):
+        moved = moved + left[:, a : a + 1] * row
+    for b, column in enumerate(factor.right.T.astype(np.float32)):
+        sums = sums + moved[:, b : b + 1] * column
+    return sums
+
+
+def informed_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+    """The K inner products with some rows of a tensor: Q[x, b] = Σ_y v[x, y] V[y, b] in float32 by halves, then
+    Σ_x U[x, a] Q[x, b] in float64 by halves, times both scales.
+    """
+    factor, found = pool.factor(tensor), np.zeros(pool.size)
+    if factor is None:
+        return found
+    left = factor.left[rows.start : rows.stop].astype(np.float64)
+    for b, column in enumerate(factor.right.T.astype(np.float32)):
+        q = halved(v * column).astype(np.float64)
+        for a in range(factor.ranks[0]):
+            scale = np.float64(factor.left_scale[a]) * np.float64(factor.right_scale[b])
+            found[factor.first + a * factor.ranks[1] + b] = halved(left[:, a] * q) * scale
+    return found
+
+
+def mixed_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+    """The same for mixtures z'_j = Σ_k H[k, j] z_k."""
+    return transform(informed_project(pool, v, tensor, rows))
+
+
+def halved(x: NDArray) -> NDArray:
+    """The sum over the last axis, filled up with zeros to a power of two: halves onto each other until one is left."""
+    n = 1 << (x.shape[-1] - 1).bit_length()
+    x = np.concatenate([x, np.zeros((*x.shape[:-1], n - x.shape[-1]), x.dtype)], axis=-1)
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+def require_square(size: int) -> None:
+    if size & (size - 1) or size.bit_length() % 2 == 0:
+        raise FedKSeedError(f"a separable pool's size K is a power of four, as 256, 1024 or 4096, got {size}")
+
+
+def require_power(size: int) -> None:
+    if size & (size - 1):
+        raise FedKSeedError(f"a mixed pool's size K is a power of two, got {size}")
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """The definition of a factored family's sums and inner products.
+
+    Args:
+        require: raises an error unless a size K is allowed.
+        core: maps c, (K,), to the numbers that `total` takes.
+        total: maps (pool, core, tensor, rows, sums) to sums + Σ_j c_j z_j over these rows, (rows, columns).
+        project: maps (pool, v, tensor, rows) to the K inner products with rows of a tensor; v is (rows, columns).
+        informed: whether the pool needs a basis.
+    """
+
+    require: Callable[[int], None]
+    core: Callable[[Floats], Floats]
+    total: Callable[[Pool, Floats, int, range, Floats], Floats]
+    project: Callable[[Pool, Floats, int, range], NDArray[np.float64]]
+    informed: bool = False
+
+
 # --- the operations -----------------------------------------------------------------------------
 
 
@@ -227,6 +361,8 @@ def total(
     """
     start_from = np.zeros(stop - start, np.float32) if addend is None else addend.copy()
     of = pool.record.transform
+    if pool.record.factored is not None:
+        return _factored_total(pool, directions, coefficients, tensor, start, stop, start_from)
     if of is None:
         for direction, coefficient in zip(directions, coefficients, strict=True):
             start_from = start_from + coefficient * elements(pool, int(direction), tensor, start, stop)
@@ -236,6 +372,20 @@ def total(
     first, last = start // pool.size, -(-stop // pool.size)  # whole blocks
     positions = np.arange(first * pool.size, last * pool.size, dtype=np.int64)
     return start_from + of.total(pool, c, tensor, positions)[start - positions[0] : stop - positions[0]]
+
+
+def _factored_total(
+    pool: Pool, directions: Words, coefficients: Floats, tensor: int, start: int, stop: int, start_from: Floats
+) -> Floats:
+    matrix, c = pool.matrix(tensor), np.zeros(pool.size, np.float32)
+    if matrix is None:
+        return start_from
+    c[directions] = coefficients
+    rows = matrix.rows_of(start, stop)
+    sums = np.zeros((len(rows), matrix.columns), np.float32)
+    inside = slice(start - rows.start * matrix.columns, stop - rows.start * matrix.columns)
+    sums.reshape(-1)[inside] = start_from
+    return pool.record.factored.total(pool, pool.record.core(c), tensor, rows, sums).reshape(-1)[inside]
 
 
 def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
@@ -258,8 +408,11 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
-    one SEGMENT of positions at a time, and the segments' sums in ascending order.
+    one SEGMENT of positions at a time, and the segments' sums in ascending order. Factored families: ROWS rows of the
+    tensor at a time, and their results in ascending order.
     """
+    if pool.record.factored is not None:
+        return _factored_project(pool, v, tensor, start)
     unit, of = pool.unit, pool.record.transform
     first, last = start // unit, -(-(start + v.size) // unit)
     whole = np.zeros((last - first) * unit, np.float32)
@@ -272,6 +425,22 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
             for block in products(pool, whole[(number - first) * unit :][:unit], tensor, number * unit):
                 partial = partial + block
         result += transform(partial) if of is not None and of.at_end else partial
+    return result
+
+
+def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+    matrix, result = pool.matrix(tensor), np.zeros(pool.size)
+    if matrix is None or not v.size:
+        return result
+    rows = matrix.rows_of(start, start + v.size)
+    first, last = rows.start // ROWS * ROWS, rows.stop
+    for begin in range(first, last, ROWS):
+        some = range(begin, min(begin + ROWS, matrix.rows))
+        whole = np.zeros(len(some) * matrix.columns, np.float32)
+        low = max(start, begin * matrix.columns)
+        high = min(start + v.size, some.stop * matrix.columns)
+        whole[low - begin * matrix.columns :][: high - low] = v[low - start : high - start]
+        result += pool.record.factored.project(pool, whole.reshape(len(some), -1), tensor, some)
     return result
 
 

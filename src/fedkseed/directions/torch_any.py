@@ -6,9 +6,11 @@ words are int64, because not every device has uint32; float64 sums are NumPy's, 
 device has float64.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -16,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from . import reference as ref
+from .factors import Factor, Matrix
 from .pool import BLOCK, Pool
 
 CHUNK = 1 << 20  # positions or inner products made at a time, a segment at most: 8 MiB an int64 tensor
@@ -133,6 +136,93 @@ def hashed_products(pool: Pool, v: Tensor, tensor: int, groups: range) -> Tensor
     return x.gather(1, permutation(pool, tensor, groups, v.device))
 
 
+def separable_total(pool: Pool, core: Tensor, tensor: int, rows: range, matrix: Matrix, sums: Tensor) -> Tensor:
+    m, device = len(core), core.device
+    x, y = torch.arange(rows.start, rows.stop, device=device), torch.arange(matrix.columns, device=device)
+    s_u, s_v = separable_signs(pool, tensor, rows, matrix, device)
+    return sums + (s_u[:, None] * s_v) * core[(x % m)[:, None], y % m]
+
+
+def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix, device: torch.device) -> tuple[Tensor, ...]:
+    """The signs s_u of some rows and s_v of all columns."""
+    first = rows.start // BLOCK
+    of_rows = signs(pool, ref.SEPARABLE_ROW, tensor, 0, range(first, -(-rows.stop // BLOCK)), device)
+    of_columns = signs(pool, ref.SEPARABLE_COLUMN, tensor, 0, range(-(-matrix.columns // BLOCK)), device)
+    return of_rows[rows.start - first * BLOCK :][: len(rows)], of_columns[: matrix.columns]
+
+
+def separable_products(pool: Pool, v: Tensor, tensor: int, rows: range, matrix: Matrix) -> NDArray[np.float64]:
+    m = math.isqrt(pool.size)
+    s_u, s_v = separable_signs(pool, tensor, rows, matrix, v.device)
+    signed, across = (s_u[:, None] * s_v) * v, v.new_zeros(len(rows), m)
+    for part in signed.split(m, 1):
+        across[:, : part.shape[1]] += part
+    folded = np.zeros((m, m))
+    for begin in range(0, len(rows), m):  # rows of a multiple of 4,096 on: tiles begin where they do
+        part = across[begin : begin + m].cpu().numpy()
+        folded[: len(part)] += part
+    return ref.transform(ref.transform(folded).T).T.reshape(-1)
+
+
+def informed_total(pool: Pool, core: Tensor, tensor: int, rows: range, factor: Factor, sums: Tensor) -> Tensor:
+    left, right = held(factor, sums.device)
+    moved = sums.new_zeros(len(rows), factor.ranks[1])
+    for a, row in enumerate(torch.from_numpy(factor.core(core.cpu().numpy())).to(sums.device)):
+        moved = moved + left[rows.start : rows.stop, a : a + 1] * row
+    for b in range(factor.ranks[1]):
+        sums = sums + moved[:, b : b + 1] * right[:, b]
+    return sums
+
+
+def informed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
+    found, (_, right) = np.zeros(pool.size), held(factor, v.device)
+    left = factor.left[rows.start : rows.stop].astype(np.float64)
+    q = np.stack([_halved(v * right[:, b]).cpu().numpy().astype(np.float64) for b in range(factor.ranks[1])])
+    scales = factor.left_scale.astype(np.float64)[:, None] * factor.right_scale.astype(np.float64)
+    sums = np.stack([ref.halved(left[:, a] * q) for a in range(factor.ranks[0])])
+    found[factor.directions] = (sums * scales).reshape(-1)
+    return found
+
+
+def mixed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
+    return ref.transform(informed_products(pool, v, tensor, rows, factor))
+
+
+def held(factor: Factor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The factors U and V as float32, once a device."""
+    there = HELD.setdefault(factor, {})
+    if device not in there:
+        left, right = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (factor.left, factor.right))
+        there[device] = left, right
+    return there[device]
+
+
+HELD: "WeakKeyDictionary[Factor, dict[torch.device, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
+
+
+def _halved(x: Tensor) -> Tensor:
+    """The sum over the last axis in the order of `reference.halved`."""
+    n = 1 << (x.shape[-1] - 1).bit_length()
+    x = torch.cat([x, x.new_zeros(*x.shape[:-1], n - x.shape[-1])], -1)
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        x = x[..., :half] + x[..., half:]
+    return x[..., 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Factored:
+    """The operations of a factored family over rows of a tensor.
+
+    Args:
+        total: maps (pool, core, tensor, rows, matrix, sums) to sums + Σ c_j z_j, (rows, columns).
+        products: maps (pool, v, tensor, rows, matrix) to the K inner products; v is (rows, columns).
+    """
+
+    total: Callable[[Pool, Tensor, int, range, Any, Tensor], Tensor]
+    products: Callable[[Pool, Tensor, int, range, Any], NDArray[np.float64]]
+
+
 @dataclass(frozen=True, slots=True)
 class Transform:
     """The operations of a transformed family over whole units.
@@ -148,11 +238,14 @@ class Transform:
     once: bool = False
 
 
-KERNELS: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform] = {
+KERNELS: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform | Factored] = {
     "gaussian": gaussian,
     "rademacher": rademacher,
     "hadamard": Transform(hadamard_total, hadamard_products),
     "hashed": Transform(hashed_total, hashed_products, once=True),
+    "separable": Factored(separable_total, separable_products),
+    "informed": Factored(informed_total, informed_products),
+    "mixed": Factored(informed_total, mixed_products),
 }
 
 
@@ -164,10 +257,12 @@ def plan(
 ) -> tuple[Any, ...]:
     """Prepare a sum for `combine`: the pool, c or H c on the device, and (direction, coefficient) pairs."""
     made = KERNELS[pool.family]
-    if not isinstance(made, Transform):
+    if not isinstance(made, Transform | Factored):
         return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
+    if isinstance(made, Factored):
+        return pool, torch.from_numpy(np.ascontiguousarray(pool.record.core(c))).to(device), []
     table = torch.from_numpy(c).to(device)
     return pool, transform(table) if made.once else table, []
 
@@ -177,6 +272,9 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
     pool, table, pairs = plan
     made = KERNELS[pool.family]
     for tensor, start, base, out, addend in pieces:
+        if isinstance(made, Factored):
+            _combine_factored(made, pool, table, tensor, start, base, out, addend)
+            continue
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
@@ -188,11 +286,49 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
 
 
+def _combine_factored(
+    made: Factored, pool: Pool, core: Any, tensor: int, start: int, base: Tensor, out: Tensor, addend: Tensor | None
+) -> None:
+    matrix, stop = pool.matrix(tensor), start + base.numel()
+    if matrix is None:
+        total = torch.zeros_like(base, dtype=torch.float32) if addend is None else addend
+        out.copy_((base.to(torch.float32) + total).to(base.dtype))
+        return
+    rows, step = matrix.rows_of(start, stop), max(1, CHUNK // matrix.columns)
+    for first in range(rows.start, rows.stop, step):
+        some = range(first, min(first + step, rows.stop))
+        low, high = max(start, first * matrix.columns), min(stop, some.stop * matrix.columns)
+        sums, inside = base.new_zeros(len(some) * matrix.columns, dtype=torch.float32), slice(low - start, high - start)
+        within = slice(low - first * matrix.columns, high - first * matrix.columns)
+        if addend is not None:
+            sums[within] = addend[inside]
+        total = made.total(pool, core, tensor, some, matrix, sums.view(len(some), -1)).reshape(-1)[within]
+        out[inside] = (base[inside].to(torch.float32) + total).to(base.dtype)
+
+
+def _project_factored(made: Factored, pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.float64]:
+    matrix, total, stop = pool.matrix(tensor), np.zeros(pool.size), start + v.numel()
+    if matrix is None or not v.numel():
+        return total
+    rows = matrix.rows_of(start, stop)
+    for first in range(rows.start // ref.ROWS * ref.ROWS, rows.stop, ref.ROWS):
+        some = range(first, min(first + ref.ROWS, matrix.rows))
+        low, high = max(start, first * matrix.columns), min(stop, some.stop * matrix.columns)
+        whole = v.new_zeros(len(some) * matrix.columns)
+        whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
+        total += made.products(pool, whole.view(len(some), -1), tensor, some, matrix)
+    return total
+
+
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
+    made = KERNELS[pool.family]
     for tensor, start, v in pieces:
+        if isinstance(made, Factored):
+            total += _project_factored(made, pool, tensor, start, v)
+            continue
         of_tensor, partial, segment = np.zeros(pool.size), np.zeros(pool.size), None
         for groups, begin, end in _chunks(pool, start, v.numel(), each):
             if segment not in (None, groups.start * BLOCK // ref.SEGMENT):

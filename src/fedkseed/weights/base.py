@@ -19,6 +19,7 @@ from ..directions.operations import Sum, project_pieces
 from ..errors import FedKSeedError
 from .layout import Layout
 
+NO_GRADIENT = "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
 
 
@@ -27,11 +28,11 @@ class Weights(ABC):
 
     Args:
         layout: the model's tensors. They must hold w_0 now, and belong to this object from now on.
-        pool: the directions.
+        pool: the directions; those of a factored family become fitted to the layout.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
-        self.layout, self.pool = layout, pool
+        self.layout, self.pool = layout, pool if pool.tensors is not None else pool.fitted(layout.shapes)
         self.base_digest = layout.digest()
 
     @property
@@ -112,9 +113,7 @@ class Pooled(Weights):
         with self._leaves(take), torch.enable_grad():
             value = loss()
             if not value.requires_grad:
-                raise FedKSeedError(
-                    "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
-                )
+                raise FedKSeedError(NO_GRADIENT)
             if bool(torch.isfinite(value.detach())):
                 value.backward()
         return float(value.detach()), slope

@@ -77,6 +77,11 @@ class Layout:
         """d, the number of tuned weights."""
         return sum(entry.tensor.numel() for entry in self.tuned)
 
+    @property
+    def shapes(self) -> dict[str, torch.Size]:
+        """The shape of every tensor by name, tuned or not, in order."""
+        return {entry.name: entry.tensor.shape for entry in self.entries}
+
     def digest(self) -> bytes:
         """The digest of the tensors as they are now."""
         return digest(self.entries)

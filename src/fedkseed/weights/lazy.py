@@ -7,7 +7,7 @@ level of PyTorch's functions, so no module and no architecture has code of its o
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,23 @@ class Source(Protocol):
 
         Positions count through the flattened tensor. Every part is a whole number of rows.
         """
+        ...
+
+
+@runtime_checkable
+class Applied(Source, Protocol):
+    """The origin of a tensor that operations can use without its values."""
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output W x + b."""
+        ...
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        """Some rows of W."""
+        ...
+
+    def values(self) -> Tensor:
+        """All of W, with a gradient where one is wanted."""
         ...
 
 
@@ -96,6 +113,8 @@ class Lazy(Tensor):
 
     def used(self) -> Tensor:
         """All values, for an operation that may keep them."""
+        if isinstance(self.source, Applied):
+            return self.source.values()
         leaf = self.workspace.leaf
         return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
 
@@ -122,9 +141,9 @@ class Lazy(Tensor):
             if func in ABOUT:
                 return func(*args, **kwargs)
             if func is functional.linear:
-                return _linear(*args, **kwargs)
+                return linear(*args, **kwargs)
             if func is functional.embedding and _plain_look_up(*args, **kwargs):
-                return _embedding(*args, **kwargs)
+                return look_up(*args, **kwargs)
             # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
             return func(*_made(args), **_made(kwargs))
 
@@ -178,11 +197,13 @@ def _writes(func: Any) -> bool:
     return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.startswith("__"))
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
     """The linear layer x Wᵀ + b with some rows of W at a time."""
     x, bias = input, _made(bias)
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
+    if isinstance(weight.source, Applied):
+        return weight.source.linear(x, bias)
     kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
         return functional.linear(x, weight.used(), bias)  # may live on, for the backward pass or in autocast's cache
@@ -203,8 +224,12 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out
 
 
-def _embedding(input: Tensor, weight: Lazy, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
+def look_up(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
     """Rows of an embedding table; each row that occurs is made once."""
+    if not isinstance(weight, Lazy):
+        return functional.embedding(input, weight)
+    if isinstance(weight.source, Applied):
+        return weight.source.look_up(input)
     used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])

@@ -1,0 +1,273 @@
+"""Weights w(c) that are never made: a layer adds U (C (Vᵀ x)) to its output W_0 x. For factored families.
+
+A step costs what inference costs, and a derivative by c a pass through activations, with no gradient of a weight.
+Losses are those of the weights of the definition up to rounding; a digest, and the model that is kept in the end, are
+made by the definition, as `Streamed` does.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from greenlet import getcurrent, greenlet
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional
+
+from ..directions import Pool
+from ..directions.factors import Factor, Matrix
+from ..directions.torch_any import held, separable_signs, transform
+from ..errors import FedKSeedError
+from .base import NO_GRADIENT
+from .layout import Entry, Layout
+from .lazy import Lazy, Workspace, linear, look_up
+from .streamed import Moved, Streamed
+
+WIDE = 8  # a layer with more outputs for each input makes logits: they exist for one point at a time
+
+
+class Factored(Streamed):
+    """Weights w(c) of a pool of a factored family, used without being made. No drift; memory of inference.
+
+    The points of a step run side by side: at each layer their inputs are one batch, so W_0 is read once.
+    """
+
+    def __init__(self, layout: Layout, pool: Pool) -> None:
+        super().__init__(layout, pool)
+        if not self.pool.factored:
+            raise FedKSeedError(
+                f"mode 'factored' is for factored families of directions, this pool's is {self.pool.family}"
+            )
+        self._workspace = Workspace()
+        self._moves = {entry.number: move for entry in layout.tuned if (move := _move(self.pool, entry)) is not None}
+        self._lazy = [
+            Lazy(Applied(entry, self, self._moves[entry.number]), self._workspace) if entry.number in self._moves
+            else Lazy(Moved(entry, self), self._workspace)
+            for entry in layout.tuned
+        ]  # fmt: skip
+        self._scales = _scales(self.pool)
+        self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
+        self._gather: Callable[[Applied, Tensor, Tensor | None], Tensor] | None = None
+
+    def shift(self, direction: int, eps: float) -> None:
+        super().shift(direction, eps)
+        self.cores = self._cores(torch.from_numpy(self._point(direction, eps)))
+
+    def settle(self) -> None:
+        super().settle()
+        self.cores = self._cores(torch.from_numpy(self.c))
+
+    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+        above, below = self.points([self._point(direction, sign * eps) for sign in (1, -1)], loss)
+        return above, below
+
+    def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], float]) -> list[float]:
+        """The losses L(w(c)) at several c on one batch, with one reading of W_0."""
+        self._install()
+        cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
+        here, calls = getcurrent(), [greenlet(loss) for _ in cores]
+
+        def gather(source: Applied, x: Tensor, bias: Tensor | None) -> Tensor:
+            return here.switch((source, x, bias))
+
+        before, self._gather = self.cores, gather
+        got: list[Any] = [()] * len(cores)  # what each call is resumed with: nothing at first, then an output
+        asked: list[Any] = [None] * len(cores)  # what it stopped for; in the end, its loss
+        with torch.inference_mode():  # around all: each would leave it in the others' turns
+            try:
+                while not all(call.dead for call in calls):
+                    for k, call in enumerate(calls):
+                        if not call.dead:
+                            self.cores = cores[k]
+                            asked[k], got[k] = call.switch(*got[k]), None
+                    alive = [k for k, call in enumerate(calls) if not call.dead]
+                    for k, y in zip(alive, _products([asked[k] for k in alive]), strict=True):
+                        got[k] = (y,)
+            finally:
+                self.cores, self._gather = before, None
+                for call in calls:
+                    if not call.dead:
+                        call.throw()  # ends it, with its `finally` blocks
+        return asked
+
+    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
+        """The loss L(w(c)) and its K derivatives by c, shape (K,), from one pass back through activations.
+
+        Raises:
+            FedKSeedError: the loss does not depend on the tuned weights.
+        """
+        self._install()
+        before, c = self.cores, torch.from_numpy(self.c.copy()).requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                self.cores = self._cores(c)
+                value = loss()
+                if not value.requires_grad:
+                    raise FedKSeedError(NO_GRADIENT)
+                if bool(torch.isfinite(value.detach())):
+                    value.backward()
+        finally:
+            self.cores = before
+        slope = np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
+        return float(value.detach()), slope
+
+    @contextmanager
+    def _leaves(self, take: Callable[[int, Tensor], None]) -> Any:
+        raise NotImplementedError("derivatives are taken by the coefficients")
+        yield
+
+    def product(self, source: "Applied", x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output W_0 x + b, made for all points of a step together."""
+        made = None if self._gather is None else self._gather(source, x, bias)
+        return linear(x, source.entry.tensor, bias) if made is None else made
+
+    def _point(self, direction: int, eps: float) -> NDArray[np.float32]:
+        c = self.c.copy()
+        c[direction] += np.float32(eps)
+        return c
+
+    def _cores(self, c: Tensor) -> dict[int, Tensor]:
+        """The matrices C of all tensors, or the one M, on the devices of their tensors."""
+        if not self.pool.informed:
+            m = math.isqrt(self.pool.size)
+            table = transform(transform(c.view(m, m)).T).T.contiguous()
+            placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
+            return {number: placed[move.device] for number, move in self._moves.items()}
+        mixed = transform(c) if self.pool.family == "mixed" else c
+        scaled = mixed * self._scales
+        return {number: move.core(scaled) for number, move in self._moves.items()}
+
+
+class Applied(Moved):
+    """The `Source` of one tensor that operations use without its values."""
+
+    weights: Factored
+
+    def __init__(self, entry: Entry, weights: Factored, move: "Move") -> None:
+        super().__init__(entry, weights)
+        self.move = move
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """The layer's output (W_0 + ΔW) x + b."""
+        y = self.weights.product(self, x, bias)
+        return self.move.add(y, x, self.weights.cores[self.entry.number])
+
+    def look_up(self, rows: Tensor) -> Tensor:
+        """Some rows of W_0 + ΔW, shape (…, columns)."""
+        base = look_up(rows, self.entry.tensor)
+        return base + self.move.rows(rows, self.weights.cores[self.entry.number]).to(base.dtype)
+
+    def values(self) -> Tensor:
+        """The matrix W_0 + ΔW."""
+        base = self.entry.tensor
+        whole = base.whole() if isinstance(base, Lazy) else base
+        every = torch.arange(self.move.matrix.rows, device=base.device)
+        return whole + self.move.rows(every, self.weights.cores[self.entry.number]).view(self.shape).to(whole.dtype)
+
+
+class Move(ABC):
+    """The change ΔW of one tensor as operations on a layer's input and output."""
+
+    def __init__(self, matrix: Matrix, device: torch.device) -> None:
+        self.matrix, self.device = matrix, device
+
+    @abstractmethod
+    def core(self, c: Tensor) -> Tensor:
+        """The tensor's own matrix C from all scaled coefficients."""
+
+    @abstractmethod
+    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
+        """The sum y + ΔW x; y may be overwritten where no gradient is wanted."""
+
+    @abstractmethod
+    def rows(self, rows: Tensor, core: Tensor) -> Tensor:
+        """Some rows of ΔW, float32, shape (…, columns)."""
+
+
+class LowRank(Move):
+    """ΔW = U C Vᵀ."""
+
+    def __init__(self, factor: Factor, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(factor, device)
+        self.factor = factor
+        self.left, self.right = (part.to(dtype) for part in held(factor, device))  # whole numbers to 127: exact
+
+    def core(self, c: Tensor) -> Tensor:
+        return c[self.factor.directions].view(self.factor.ranks).to(self.device)
+
+    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
+        inner = ((x.flatten(0, -2) @ self.right).float() @ core.T).to(x.dtype)
+        flat = y.reshape(-1, self.matrix.rows)
+        if torch.is_grad_enabled():
+            return torch.addmm(flat, inner, self.left.T).view(y.shape)
+        return flat.addmm_(inner, self.left.T).view(y.shape)
+
+    def rows(self, rows: Tensor, core: Tensor) -> Tensor:
+        return (self.left[rows].float() @ core) @ self.right.T.float()
+
+
+class Tiled(Move):
+    """ΔW[x, y] = s_u[x] s_v[y] M[x mod m, y mod m]."""
+
+    def __init__(self, pool: Pool, number: int, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(matrix, device)
+        self.m = math.isqrt(pool.size)
+        signs = separable_signs(pool, number, range(matrix.rows), matrix, device)
+        self.s_u, self.s_v = (part.to(dtype) for part in signs)
+
+    def core(self, c: Tensor) -> Tensor:
+        return c
+
+    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
+        folded = self._tiles(x * self.s_v).sum(-2)
+        inner = (folded.float() @ core.T).to(x.dtype)
+        if self.matrix.rows % self.m:
+            repeated = inner.repeat(*[1] * (inner.ndim - 1), -(-self.matrix.rows // self.m))[..., : self.matrix.rows]
+            return torch.addcmul(y, repeated, self.s_u)
+        tiles, s_u = y.reshape(*y.shape[:-1], -1, self.m), self.s_u.view(-1, self.m)
+        made = tiles.addcmul if torch.is_grad_enabled() else tiles.addcmul_
+        return made(inner[..., None, :], s_u).view(y.shape)
+
+    def rows(self, rows: Tensor, core: Tensor) -> Tensor:
+        every = torch.arange(self.matrix.columns, device=self.device) % self.m
+        return core[rows % self.m][..., every] * self.s_u[rows][..., None].float() * self.s_v.float()
+
+    def _tiles(self, x: Tensor) -> Tensor:
+        missing = -x.shape[-1] % self.m
+        padded = functional.pad(x, (0, missing)) if missing else x
+        return padded.view(*x.shape[:-1], -1, self.m)
+
+
+def _move(pool: Pool, entry: Entry) -> Move | None:
+    """The change of one tensor; None: no direction touches it."""
+    matrix, tensor = pool.matrix(entry.number), entry.tensor
+    if matrix is None:
+        return None
+    if isinstance(matrix, Factor):
+        return LowRank(matrix, tensor.device, tensor.dtype)
+    return Tiled(pool, entry.number, matrix, tensor.device, tensor.dtype)
+
+
+def _scales(pool: Pool) -> Tensor:
+    """The product of both scales for each direction, shape (K,)."""
+    scales = np.zeros(pool.size, np.float32)
+    for factor in (pool.tensors or {}).values():
+        if isinstance(factor, Factor):
+            scales[factor.directions] = (factor.left_scale[:, None] * factor.right_scale).reshape(-1)
+    return torch.from_numpy(scales)
+
+
+def _products(asked: Sequence[tuple[Applied, Tensor, Tensor | None]]) -> list[Tensor | None]:
+    """The outputs W_0 x + b of calls that wait for them, from one batch; None: each is to make its own."""
+    if not asked:
+        return []
+    source, x, bias = asked[0]
+    alone = source.move.matrix.rows > WIDE * source.move.matrix.columns
+    if alone or any(other is not source or more.shape != x.shape for other, more, _ in asked):
+        return [None] * len(asked)
+    made = linear(torch.cat([x for _, x, _ in asked]), source.entry.tensor, bias)
+    return list(made.split(len(x)))
