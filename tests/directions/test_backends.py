@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from fedkseed import FedKSeedError, Pool, accumulate_, materialize, project
-from fedkseed.directions import FAMILIES, backends, reference, vectors
+from fedkseed.directions import backends, reference, vectors
 from fedkseed.directions.operations import Piece, combine
 
+from . import PLAIN
 from .test_operations import DTYPES, TENSOR, expected, weights
 
 KEY = 0x9123456789ABCDEF  # both words have their highest bit set
 RANGES = [(0, 300), (4090, 4100), (4096, 8192)]
-EVERY_CASE = [(section, case) for section in vectors.SECTIONS for case in vectors.load()[section]]
 
 
 @pytest.fixture(params=["triton", "torch"])
@@ -55,7 +55,7 @@ def make(backend, device, pool, directions, coefficients, base, start, addend=No
 
 
 @pytest.mark.parametrize("size", [1, 2, 8, 32, 4096, 8192])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_weights_equal_the_definition(backend, device, family, size):
     pool = Pool(KEY, size, family)
     for (start, stop), dtype in zip(RANGES, DTYPES.values(), strict=True):
@@ -69,7 +69,7 @@ def test_weights_equal_the_definition(backend, device, family, size):
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_every_type_equals_the_definition_across_a_border(backend, device, family, dtype):
     pool = Pool(KEY, 64, family)
     base, addend = weights(800, dtype), np.random.default_rng(0).normal(size=800).astype(np.float32)
@@ -83,7 +83,7 @@ def test_every_type_equals_the_definition_across_a_border(backend, device, famil
 
 def test_positions_beyond_32_bits_equal_the_definition(backend, device):
     start, base = (1 << 34) - 50, weights(50, torch.float32)
-    for family in FAMILIES:
+    for family in PLAIN:
         pool = Pool(KEY, 4, family)
         directions, coefficients = some(pool, 2)
         got = make(backend, device, pool, directions, coefficients, base, start)
@@ -127,7 +127,7 @@ def test_rounding_is_to_nearest_even(backend, device, dtype):
 
 
 @pytest.mark.parametrize("size", [2, 64])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_project_equals_the_definition(backend, device, family, size):
     """Parts of three blocks, on both sides of a segment's border."""
     pool, start = Pool(KEY, size, family), reference.SEGMENT - 4200
@@ -164,7 +164,7 @@ def test_the_bound_of_the_scratch_memory_changes_no_bit(name, backend, device, f
 def test_the_published_vectors_are_met(name, device):
     wrong = [
         case["name"]
-        for section, case in EVERY_CASE
+        for section, case in vectors.cases_of(name)
         if vectors.SECTIONS[section](case, name, str(device)) != case["bits"]
     ]
     assert wrong == []
@@ -188,7 +188,7 @@ def test_pieces_of_several_tensors_are_moved_in_one_call(backend, device):
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES.values(), None])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_the_check_before_the_first_use_passes(name, device, family, dtype):
     backends.require_bits(name, device, family, 8, dtype)
 
@@ -222,7 +222,7 @@ def test_tensors_without_numbers_are_refused():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", PLAIN)
 def test_a_gpu_and_the_cpu_make_the_same_model(family):
     pool, w = Pool(KEY, 256, family), weights(300_000, torch.bfloat16)
     other = w.cuda()

@@ -14,6 +14,7 @@ from fedkseed.directions import FAMILIES, Family, accumulate_, add_family, backe
 from fedkseed.directions.families import numbered
 from fedkseed.recipe.reading import parse
 
+from . import FACTORED, PLAIN
 from .test_operations import DTYPES, TENSOR, bits, expected, weights
 
 CPU = torch.device("cpu")
@@ -34,14 +35,18 @@ def test_numbers_on_the_wire_are_those_of_the_specification():
         "rademacher": 1,
         "hadamard": 2,
         "hashed": 3,
+        "separable": 4,
+        "informed": 5,
+        "mixed": 6,
     }
     assert all(numbered(family.number) is FAMILIES[name] for name, family in FAMILIES.items())
 
 
 @pytest.mark.parametrize("name", ["numba", "torch"])
 def test_fast_backends_have_kernels_for_every_family(name):
-    assert set(backends.load(name).KERNELS) == set(FAMILIES)
-    assert {backends.chosen(CPU, family) for family in FAMILIES} == {"numba"}
+    assert set(backends.load(name).KERNELS) == {*PLAIN, *(FACTORED if name == "torch" else [])}
+    assert {backends.chosen(CPU, family) for family in PLAIN} == {"numba"}
+    assert {backends.chosen(CPU, family) for family in FACTORED} == {"torch"}
 
 
 def test_importing_the_package_of_directions_loads_neither_torch_nor_numba():
@@ -66,7 +71,7 @@ def test_importing_the_package_of_directions_loads_neither_torch_nor_numba():
 def test_a_name_or_number_that_is_taken_or_none_is_refused(name, number, message):
     with pytest.raises(FedKSeedError, match=message):
         add_family(Family(name, number, reference.rademacher))
-    assert len(FAMILIES) == 4
+    assert len(FAMILIES) == 7
 
 
 def test_a_family_can_not_be_added_twice(sparse):

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..errors import FedKSeedError
 from . import reference
+from .factors import Basis, Factor
+from .families import FAMILIES
 from .pool import Pool
 
 FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
@@ -124,18 +126,16 @@ def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Back
         FedKSeedError: the device gives other bits.
     """
     name = chosen(device, pool.family)
-    if pool.factored:
-        return load(name)  # tests/directions compare them: plain PyTorch operations, or the definition
     if device.type != "cpu" and name != "numpy":
-        # a transform's kernel depends on the size; sums direction by direction have one kernel for all sizes
-        require_bits(name, device, pool.family, pool.size if pool.transformed else 3, dtype)
+        # a transform's kernel depends on the size; the others have one kernel for all sizes
+        require_bits(name, device, pool.family, pool.size if pool.transformed else 16, dtype)
     return load(name)
 
 
 @cache
 def require_bits(name: str, device: torch.device, family: str, size: int, dtype: torch.dtype | None) -> None:
     """Compare a backend with `reference.py` across the border of two units, down to subnormal numbers."""
-    pool, rng = Pool(0x9E3779B97F4A7C15, size, family), np.random.default_rng(0)
+    pool, rng = example(family, size), np.random.default_rng(0)
     # multiples of 16, as most tensors have: Triton compiles another kernel for the rest
     start, stop, tensor = pool.unit - 1024, pool.unit + 1024, 5
     directions = np.arange(size, dtype=np.uint32)
@@ -155,6 +155,21 @@ def require_bits(name: str, device: torch.device, family: str, size: int, dtype:
         backend.combine([(tensor, start, w, w, None)], backend.plan(pool, directions, coefficients, device))
         words, seen = {4: (np.uint32, torch.int32), 2: (np.uint16, torch.int16)}[w.element_size()]
         compare(name, device, pool, expected.view(words), w.cpu().view(seen).numpy().view(words))
+
+
+def example(family: str, size: int) -> Pool:
+    """A pool with random bits and, for a factored family, with tensor 5 as a matrix of 128 x 80."""
+    key, record, rows, columns = 0x9E3779B97F4A7C15, FAMILIES[family], 128, 80
+    if record.factored is None:
+        return Pool(key, size, family)
+    shapes: dict[str, tuple[int, ...]] = {str(k): (1,) for k in range(5)} | {"5": (rows, columns)}
+    if not record.factored.informed:
+        return Pool(key, size, family).fitted(shapes)
+    rng = np.random.default_rng(1)
+    u, v = (rng.integers(-127, 128, (n, r)).astype(np.int8) for n, r in ((rows, 5), (columns, 3)))
+    scales = (rng.random(r).astype(np.float32) / 64 + np.float32(2**-8) for r in (5, 3))
+    basis = Basis({"5": Factor(rows, columns, 0, u, v, *scales)})
+    return Pool(key, size, family, basis.digest()).fitted(shapes, basis)
 
 
 def compare(name: str, device: torch.device, pool: Pool, expected: NDArray, got: NDArray) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from . import backends, reference
+from .factors import Basis, Factor
 from .pool import Pool
 
 BITS = {"float32": torch.uint32, "bfloat16": torch.uint16, "float16": torch.uint16}
@@ -59,6 +60,12 @@ def philox(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
 SECTIONS = {"philox": philox, "weights": weights, "projections": projection}
 
 
+def cases_of(backend: str) -> list[tuple[str, dict[str, Any]]]:
+    """The cases (section, case) of random words, and of the families that a backend has kernels for."""
+    families, vectors = backends.load(backend).KERNELS, load()
+    return [(s, case) for s in SECTIONS for case in vectors[s] if case.get("family", "gaussian") in families]
+
+
 def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
     """Results (backend, vectors checked, names of wrong ones) of the definition and of the backends of a device.
 
@@ -69,15 +76,26 @@ def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:  # what PyTorch raises varies with its build
         raise FedKSeedError(f"can't use the device {device!r}: {str(error).splitlines()[0]}") from error
-    vectors = load()
-    cases = [(section, case) for section in SECTIONS for case in vectors[section]]
     for backend in ("numpy", *backends.names(torch.device(device))):
+        cases = cases_of(backend)
         wrong = [case["name"] for section, case in cases if SECTIONS[section](case, backend, device) != case["bits"]]
         yield backend, len(cases), wrong
 
 
 def _pool(case: dict[str, Any]) -> Pool:
-    return Pool(int(case["key"], 16), case["size"], case["family"])
+    """The pool of a case, with its tensor's shape and factors if it is of a factored family."""
+    pool = Pool(int(case["key"], 16), case["size"], case["family"], bytes.fromhex(case.get("basis", "")))
+    if not pool.factored:
+        return pool
+    shapes = {f"{k:04}": case["shape"] if k == case["tensor"] else (1,) for k in range(case["tensor"] + 1)}
+    return pool.fitted(shapes, basis_of(case) if pool.informed else None)
+
+
+def basis_of(case: dict[str, Any]) -> Basis:
+    """The basis of a case: factors of its one tensor, in rows, and scales in bits."""
+    left, right = (np.array(case[name], np.int8) for name in ("left", "right"))
+    scales = (_float32(case[name]) for name in ("left scale", "right scale"))
+    return Basis({f"{case['tensor']:04}": Factor(len(left), len(right), 0, left, right, *scales)})
 
 
 def _coefficients(case: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

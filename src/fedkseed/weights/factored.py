@@ -51,7 +51,7 @@ class Factored(Streamed):
         ]  # fmt: skip
         self._scales = _scales(self.pool)
         self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
-        self._gather: Callable[[Applied, Tensor, Tensor | None], Tensor] | None = None
+        self._gather: Callable[[Applied, Tensor], Tensor | None] | None = None
 
     def shift(self, direction: int, eps: float) -> None:
         super().shift(direction, eps)
@@ -71,8 +71,8 @@ class Factored(Streamed):
         cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
         here, calls = getcurrent(), [greenlet(loss) for _ in cores]
 
-        def gather(source: Applied, x: Tensor, bias: Tensor | None) -> Tensor:
-            return here.switch((source, x, bias))
+        def gather(source: Applied, x: Tensor) -> Tensor | None:
+            return here.switch((source, x))
 
         before, self._gather = self.cores, gather
         got: list[Any] = [()] * len(cores)  # what each call is resumed with: nothing at first, then an output
@@ -122,8 +122,10 @@ class Factored(Streamed):
 
     def product(self, source: "Applied", x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output W_0 x + b, made for all points of a step together."""
-        made = None if self._gather is None else self._gather(source, x, bias)
-        return linear(x, source.entry.tensor, bias) if made is None else made
+        made = None if self._gather is None else self._gather(source, x)
+        if made is None:
+            return linear(x, source.entry.tensor, bias)
+        return made if bias is None else made.add_(bias)  # each point has a bias of its own
 
     def _point(self, direction: int, eps: float) -> NDArray[np.float32]:
         c = self.c.copy()
@@ -156,10 +158,12 @@ class Applied(Moved):
         y = self.weights.product(self, x, bias)
         return self.move.add(y, x, self.weights.cores[self.entry.number])
 
-    def look_up(self, rows: Tensor) -> Tensor:
-        """Some rows of W_0 + ΔW, shape (…, columns)."""
-        base = look_up(rows, self.entry.tensor)
-        return base + self.move.rows(rows, self.weights.cores[self.entry.number]).to(base.dtype)
+    def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
+        """Some rows of W_0 + ΔW, shape (…, columns); the row `padding` has no gradient, as in F.embedding."""
+        base, moved = look_up(rows, self.entry.tensor), self.move.rows(rows, self.weights.cores[self.entry.number])
+        if padding is not None and moved.requires_grad:
+            moved = torch.where((rows == padding)[..., None], moved.detach(), moved)
+        return base + moved.to(base.dtype)
 
     def values(self) -> Tensor:
         """The matrix W_0 + ΔW."""
@@ -261,13 +265,12 @@ def _scales(pool: Pool) -> Tensor:
     return torch.from_numpy(scales)
 
 
-def _products(asked: Sequence[tuple[Applied, Tensor, Tensor | None]]) -> list[Tensor | None]:
-    """The outputs W_0 x + b of calls that wait for them, from one batch; None: each is to make its own."""
+def _products(asked: Sequence[tuple[Applied, Tensor]]) -> Sequence[Tensor | None]:
+    """The outputs W_0 x of calls that wait for them, from one batch; None: each is to make its own."""
     if not asked:
         return []
-    source, x, bias = asked[0]
+    source, x = asked[0]
     alone = source.move.matrix.rows > WIDE * source.move.matrix.columns
-    if alone or any(other is not source or more.shape != x.shape for other, more, _ in asked):
+    if alone or any(other is not source or more.shape != x.shape for other, more in asked):
         return [None] * len(asked)
-    made = linear(torch.cat([x for _, x, _ in asked]), source.entry.tensor, bias)
-    return list(made.split(len(x)))
+    return linear(torch.cat([x for _, x in asked]), source.entry.tensor).split(len(x))

@@ -41,8 +41,8 @@ class Applied(Source, Protocol):
         """The layer's output W x + b."""
         ...
 
-    def look_up(self, rows: Tensor) -> Tensor:
-        """Some rows of W."""
+    def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
+        """Some rows of W; the row `padding` has no gradient, as in F.embedding."""
         ...
 
     def values(self) -> Tensor:
@@ -136,7 +136,11 @@ class Lazy(Tensor):
                     f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used; "
                     "call fedkseed.weights.lazy.densify(model) first"
                 )
-            next(_lazies((*args, *kwargs.values()))).workspace.turn()
+            lazy = next(_lazies((*args, *kwargs.values())))
+            if isinstance(lazy.source, Applied) and func in (functional.linear, functional.embedding):
+                # before the guard below, which would hold for all points of a step: they change places inside
+                return (linear if func is functional.linear else look_up)(*args, **kwargs)
+            lazy.workspace.turn()
         with torch._C.DisableTorchFunctionSubclass():
             if func in ABOUT:
                 return func(*args, **kwargs)
@@ -224,12 +228,18 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out
 
 
-def look_up(input: Tensor, weight: Tensor, *_: Any, **__: Any) -> Tensor:  # noqa: A002 — as F.embedding has it
+def look_up(
+    input: Tensor,  # noqa: A002 — the names of F.embedding
+    weight: Tensor,
+    padding_idx: int | None = None,
+    *more: Any,
+    **named: Any,
+) -> Tensor:
     """Rows of an embedding table; each row that occurs is made once."""
     if not isinstance(weight, Lazy):
-        return functional.embedding(input, weight)
+        return functional.embedding(input, weight, padding_idx, *more, **named)
     if isinstance(weight.source, Applied):
-        return weight.source.look_up(input)
+        return weight.source.look_up(input, padding_idx)
     used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])

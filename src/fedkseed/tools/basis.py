@@ -1,0 +1,143 @@
+"""A basis of directions: the leading singular vectors of a model's mean gradient on public examples.
+
+Gradients of different texts have much in common. With 4,096 outer products of vectors from 16 public examples'
+gradient, 17 % of |g|² of another data set's gradient was captured, with random ones 0.007 %.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.batches import Encoded, collate
+from ..directions.factors import Basis, Factor, Matrix
+from ..errors import FedKSeedError
+from ..models.loss import graph_loss
+from ..weights.layout import Layout
+from ..weights.lazy import Lazy
+
+LARGEST = 127  # of int8; −128 is not used, so that a column and its negative are alike
+WIDEST = 64  # rank of one tensor, at most
+
+
+def make_basis(
+    model: nn.Module,
+    patterns: Sequence[str],
+    examples: Sequence[Encoded],
+    *,
+    size: int,
+    pad: int,
+    rank: int | None = None,
+    about: dict[str, Any] | None = None,
+    on_example: Callable[[], None] = lambda: None,
+) -> Basis:
+    """Factors of the tuned tensors of a model whose weights are dense.
+
+    Ranks are shared out so that the singular values squared, per coefficient, that the next rank of a tensor adds are
+    as large as can be: rank r of a tensor takes r² coefficients, so the next one takes 2 r + 1.
+
+    Args:
+        size: K, the most coefficients of all tensors together.
+        pad: the token that fills up batches.
+        rank: the same rank for every tensor instead (less for a tensor that has less), as far as `size` goes.
+
+    Raises:
+        FedKSeedError: there are no examples, the model is quantised, or no gradient is finite and above 0.
+    """
+    layout = Layout(model, patterns)
+    if not examples:
+        raise FedKSeedError("a basis is made from examples; the data has none within the token limit")
+    if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
+        raise FedKSeedError("a basis is made from gradients, which dense weights have: set [model] storage = 'dense'")
+    found = {name: leading(g) for name, g in gradients(model, layout, examples, pad, on_example)}
+    found = {name: parts for name, parts in found.items() if len(parts[1])}
+    ranks = shared_out({name: values for name, (_, values, _) in found.items()}, size, rank)
+    if not ranks:
+        raise FedKSeedError("no gradient of the examples is finite and above 0; is the loss one of the tuned weights?")
+    factors, first = dict[str, Factor](), 0
+    for name in sorted(ranks):
+        left, _, right = found[name]
+        (u, su), (v, sv) = quantised(left[:, : ranks[name]]), quantised(right[:, : ranks[name]])
+        factors[name] = Factor(len(u), len(v), first, u, v, su, sv)
+        first = factors[name].directions.stop
+    return Basis(factors, about or {})
+
+
+def gradients(
+    model: nn.Module, layout: Layout, examples: Sequence[Encoded], pad: int, on_example: Callable[[], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of the mean of the examples' losses, tensor by tensor, as float32 matrices."""
+    places = [entry.places[0] for entry in layout.tuned]
+    parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for example in examples:
+            with torch.enable_grad():
+                loss = graph_loss(model, collate([example], pad))
+                if bool(torch.isfinite(loss.detach())):
+                    loss.backward()
+            on_example()
+        for entry, parameter in zip(layout.tuned, parameters, strict=True):
+            if parameter.grad is not None:
+                matrix = Matrix.of(entry.tensor.shape)
+                yield entry.name, parameter.grad.float().view(matrix.rows, matrix.columns)
+                parameter.grad = None
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+
+def leading(g: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The leading singular vectors and values of a matrix: (o, r), (r,), (i, r).
+
+    They are the eigenvectors of the smaller one of GᵀG and GGᵀ, in float64.
+    """
+    if not bool(torch.isfinite(g).all()):
+        return np.empty((len(g), 0)), np.empty(0), np.empty((g.shape[1], 0))
+    wide = g.shape[1] > g.shape[0]
+    tall = (g.T if wide else g).double()  # (n, m), m ≤ n
+    squares, vectors = torch.linalg.eigh(tall.T @ tall)  # ascending
+    squares, vectors = squares.flip(0)[:WIDEST], vectors.flip(1)[:, :WIDEST]
+    kept = squares > 1e-12 * squares[:1].clamp(min=1e-300)  # what float64 tells from 0
+    values, small = squares[kept].sqrt(), vectors[:, kept]
+    large = tall @ small / values
+    left, right = (small, large) if wide else (large, small)
+    return left.cpu().numpy(), values.cpu().numpy(), right.cpu().numpy()
+
+
+def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | None) -> dict[str, int]:
+    """The rank of each tensor; tensors without one are left out.
+
+    Args:
+        values: singular values of each tensor, in descending order.
+    """
+    ranks = dict.fromkeys(sorted(values), 0)
+    left = size
+
+    def gain(name: str) -> float:
+        r = ranks[name]
+        return float(values[name][r]) ** 2 / (2 * r + 1) if rank is None else -r * 1e6 - list(ranks).index(name)
+
+    queue = [(-gain(name), name) for name in ranks]
+    heapq.heapify(queue)
+    while queue:
+        _, name = heapq.heappop(queue)
+        price = 2 * ranks[name] + 1
+        if price > left:
+            continue  # a smaller one may still fit
+        ranks[name], left = ranks[name] + 1, left - price
+        if ranks[name] < min(len(values[name]), rank or WIDEST):
+            heapq.heappush(queue, (-gain(name), name))
+    return {name: r for name, r in ranks.items() if r}
+
+
+def quantised(columns: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Unit columns as int8 with one scale each: column = int8 · scale, to half a unit."""
+    scales = (np.abs(columns).max(0) / LARGEST).astype(np.float32)
+    return np.rint(columns / scales).clip(-LARGEST, LARGEST).astype(np.int8), scales
