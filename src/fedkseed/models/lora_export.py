@@ -40,6 +40,7 @@ class Lora:
         saved: paths of modules that are stored whole.
         biases: whether biases of the base model are among the tensors.
         transposed: whether a module holds its matrix as inputs × outputs, as GPT-2's do.
+        tied: whether several adapted modules share one matrix.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -47,6 +48,17 @@ class Lora:
     saved: tuple[str, ...] = ()
     biases: bool = False
     transposed: bool = False
+    tied: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max(self.ranks.values())
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
 
     def config(self, base: str) -> dict[str, Any]:
         """The content of `adapter_config.json`.
@@ -54,7 +66,7 @@ class Lora:
         Args:
             base: the base model's folder or name.
         """
-        rank = Counter(self.ranks.values()).most_common(1)[0][0] if self.ranks else 1
+        rank = Counter(self.ranks.values()).most_common(1)[0][0]
         others = {path: r for path, r in self.ranks.items() if r != rank}
         return {
             "peft_type": "LORA",
@@ -70,6 +82,7 @@ class Lora:
             "bias": "all" if self.biases else "none",
             "fan_in_fan_out": self.transposed,
             "lora_dropout": 0.0,
+            **({"ensure_weight_tying": True} if self.tied else {}),
         }
 
     def write(self, folder: Path, base: str) -> None:
@@ -137,7 +150,8 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
     for path, value in biases.items():  # an adapted layer lies inside of peft's
         tensors[f"{PREFIX}{path}.{'base_layer.' if path in ranks else ''}bias"] = value
     transposed = any(isinstance(tuned.get_submodule(path), Conv1D) for path in ranks)
-    return Lora(tensors, ranks, tuple(sorted(saved)), bool(biases), transposed)
+    tied = any(sum(paths[id(module)] in ranks for module, _ in entry.places) > 1 for entry in layout.tuned)
+    return Lora(tensors, ranks, tuple(sorted(saved)), bool(biases), transposed, tied)
 
 
 def _factors(pool: Pool, number: int, table: Floats) -> tuple[Floats, Floats, Floats]:
