@@ -154,6 +154,17 @@ def test_only_tensors_that_moved_are_in_the_folder(tmp_path):
     assert (config["target_modules"], config["modules_to_save"], config["bias"]) == ([path], None, "none")
 
 
+def test_a_bias_moves_whether_or_not_its_matrix_does(tmp_path):
+    base = model_of(MODELS["llama, biases"])
+    model, lora = tuned(base, "separable", ("*v_proj*", "*o_proj.bias", "*up_proj.weight"))
+    path = "base_model.model.model.layers.0.self_attn"
+    assert {f"{path}.v_proj.base_layer.bias", f"{path}.o_proj.bias"} <= {*lora.tensors}
+    assert lora.saved == ()
+    assert (logits(loaded(base, lora, tmp_path)) - logits(model)).abs().max() < 1e-5
+    del lora.tensors[f"{path}.o_proj.bias"]
+    assert (logits(loaded(base, lora, tmp_path)) - logits(model)).abs().max() > 1e-4
+
+
 def test_both_uses_of_a_tied_matrix_move_together(tmp_path):
     base = model_of(TIED)
     model, lora = tuned(base, "informed", basis=basis_of(base, {"lm_head.weight"}))
