@@ -4,15 +4,17 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
-from fedkseed import Adapter
+from fedkseed import Adapter, Pool
 from fedkseed.cli import app
 from fedkseed.files import write_table
+from fedkseed.models.load import load_model
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
 
@@ -94,6 +96,37 @@ def test_export_writes_a_folder_that_transformers_loads(finished, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "tuned", dtype=torch.float32)
     assert Layout(model).digest().hex() == Adapter.load(finished / "adapter.safetensors").tuned
     assert "exists already; choose another folder" in refused("export", finished, tmp_path / "tuned")
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
+def test_export_for_peft_writes_a_folder_that_gives_the_tuned_models_logits(tmp_path, model_folder):
+    from peft import PeftModel
+
+    c, tokens = np.random.default_rng(1).normal(0, 0.002, 256).astype(np.float32), torch.arange(32)[None]
+    base, about = load_model(str(model_folder)), {"model": str(model_folder), "dtype": "float32"}
+    adapter = Adapter(
+        Pool(7, 256, "separable"), c, Layout(base).digest().hex(), None, ("*",),
+        {**about, "template": "alpaca", "separator": "\n"},
+    )  # fmt: skip
+    adapter.save(tmp_path / "a.safetensors")
+    printed = fedkseed("export", tmp_path / "a.safetensors", tmp_path / "lora", "--format", "peft").output
+    assert "of rank 16 at most" in printed
+    assert {p.name for p in (tmp_path / "lora").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    with torch.inference_mode():
+        before = base(tokens).logits
+        again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "lora")
+        adapter.apply(base)
+        after = base(tokens).logits
+        assert (after - before).abs().max() > 0.05
+        assert (again(tokens).logits - after).abs().max() < 1e-5  # float32's rounding
+
+
+def test_export_refuses_what_it_can_not_write(finished, tmp_path):
+    line = refused("export", finished, tmp_path / "lora", "--format", "peft")
+    assert "hadamard directions change every matrix at full rank" in line
+    assert "--format merged" in line
+    assert "choose merged or peft" in refused("export", finished, tmp_path / "lora", "--format", "gguf")
+    assert not (tmp_path / "lora").exists()
 
 
 def test_generate_shows_base_and_tuned(finished):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from fedkseed import FedKSeedError, State, files
 from fedkseed.files import exclusive, folder, part_of, private, read_table, sweep, write_atomically, write_table
@@ -56,9 +57,18 @@ def test_the_journals_of_the_database_are_private_too(tmp_path):
 def test_what_is_meant_for_others_has_the_permissions_of_the_umask(tmp_path):
     with umask(0o027):
         write_atomically(tmp_path / "report.html", b"x", 0o666)
-        with folder(tmp_path / "model", 0o777):
-            pass
+        with folder(tmp_path / "model", 0o777) as part:
+            save_file({"w": np.zeros(1, np.float32)}, part / "w.safetensors")  # 0600 by itself
     assert (mode(tmp_path / "report.html"), mode(tmp_path / "model")) == (0o640, 0o750)
+    assert mode(tmp_path / "model" / "w.safetensors") == 0o640
+
+
+def test_a_private_folder_has_private_files(tmp_path):
+    with umask(0), folder(tmp_path / "model") as part:
+        (part / "more").mkdir()
+        (part / "more" / "config.json").write_text("{}")
+    paths = [tmp_path / "model", tmp_path / "model/more", tmp_path / "model/more/config.json"]
+    assert [mode(path) for path in paths] == [0o700, 0o700, 0o600]
 
 
 @pytest.fixture

@@ -229,18 +229,42 @@ def export(
     adapter: AdapterFile,
     output: Annotated[Path, typer.Argument(help="New folder for the tuned model; it must not exist yet.")],
     model: Base = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="merged: a whole model, with the adapter in its weights. peft: a LoRA, which the peft library loads "
+            "onto the base model; for the families separable, informed and mixed.",
+        ),
+    ] = "merged",
 ) -> None:
-    """Write the tuned model as a Hugging Face folder: the base model's weights with the adapter applied."""
+    """Write the tuned model as a Hugging Face folder, for programs that know nothing of fedkseed.
+
+    To use the folder: AutoModelForCausalLM.from_pretrained(FOLDER) if it is merged, and if it is peft's,
+    peft.PeftModel.from_pretrained(BASE_MODEL, FOLDER).
+    """
     from .files import folder
     from .models.load import load_model, load_tokenizer
+    from .models.lora_export import as_lora, require_low_rank
     from .weights.lazy import densify
 
+    if format_ not in ("merged", "peft"):
+        raise FedKSeedError(f"no format is called {format_!r}; choose merged or peft")
     if output.exists():
         raise FedKSeedError(f"{output} exists already; choose another folder")
     loaded = _load_adapter(adapter)
+    if format_ == "peft":
+        require_low_rank(loaded.pool)
     name = model or loaded.provenance["model"]
     tuned: Any = load_model(name, loaded.provenance["dtype"], loaded.storage)
     loaded.apply(tuned)
+    if format_ == "peft":
+        basis = getattr(loaded, "basis", None)
+        lora = as_lora(tuned, loaded.patterns, loaded.pool, loaded.coefficients, basis)
+        with folder(output, 0o777) as part:
+            lora.write(part, name)
+        console.print(f"wrote a LoRA of {lora.size / 1e6:,.1f} MB, of rank {lora.rank} at most, to {output}")
+        return
     densify(tuned)
     tokenizer = load_tokenizer(name)
     with folder(output, 0o777) as part:

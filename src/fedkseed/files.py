@@ -171,7 +171,8 @@ def folder(path: Path, mode: int = 0o700) -> Iterator[Path]:
     """A new folder to fill, which takes the place of the one at `path` once it is complete and on disk.
 
     Args:
-        mode: permissions of the folder, less those that the umask takes away.
+        mode: permissions of the folder and what is in it, less those that the umask takes away; files are never
+            executable.
 
     Raises:
         FedKSeedError: the folder can't be written; no part of it is left behind, and an earlier one is still there.
@@ -185,9 +186,12 @@ def folder(path: Path, mode: int = 0o700) -> Iterator[Path]:
                 yield part
             except SafetensorError as error:
                 raise FedKSeedError(f"can't write {path}: {error}; check the free space") from error
-            for written in (*part.rglob("*"), part):  # else a crash could leave the name of a folder that is empty
+            allowed = stat.S_IMODE(part.stat().st_mode)
+            for written in (*part.rglob("*"), part):
                 if not written.is_symlink():
-                    _sync(written)
+                    # safetensors 0.8 writes files for their owner alone, whatever the umask
+                    written.chmod(allowed if written.is_dir() else allowed & 0o666)
+                    _sync(written)  # else a crash could leave the name of a folder that is empty
             shutil.rmtree(path, ignore_errors=True)
             part.rename(path)
             _sync(path.parent)

@@ -1,0 +1,200 @@
+"""A tuned model of a factored family as a LoRA folder, which the `peft` library loads onto the base model.
+
+A matrix's change is ΔW = L C Rᵀ with a core C (a × b), so its rank is at most min(a, b): `lora_B` and `lora_A` are
+L and C Rᵀ if a ≤ b, else L C and Rᵀ. alpha is the rank, which makes LoRA's scaling 1. Vectors have no low rank: biases
+of layers, and modules like norms, are stored with their tuned values. The folder is written without the library.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..directions import Pool
+from ..directions.factors import Basis
+from ..directions.reference import separable_signs
+from ..errors import FedKSeedError
+from ..weights.layout import Layout
+from ..weights.lazy import Lazy
+
+PREFIX = "base_model.model."  # peft's name of the model that it wraps
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """The content of a LoRA folder.
+
+    Args:
+        tensors: by peft's names.
+        ranks: of each adapted module, by its path.
+        saved: paths of modules that are stored whole.
+        biases: whether biases of the base model are among the tensors.
+        transposed: whether a module holds its matrix as inputs × outputs, as GPT-2's do.
+        tied: whether several adapted modules share one matrix.
+    """
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    ranks: dict[str, int] = field(default_factory=dict)
+    saved: tuple[str, ...] = ()
+    biases: bool = False
+    transposed: bool = False
+    tied: bool = False
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max(self.ranks.values())
+
+    @property
+    def size(self) -> int:
+        """The number of bytes of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def config(self, base: str) -> dict[str, Any]:
+        """The content of `adapter_config.json`.
+
+        Args:
+            base: the base model's folder or name.
+        """
+        rank = Counter(self.ranks.values()).most_common(1)[0][0]
+        others = {path: r for path, r in self.ranks.items() if r != rank}
+        return {
+            "peft_type": "LORA",
+            "task_type": "CAUSAL_LM",
+            "base_model_name_or_path": base,
+            "inference_mode": True,
+            "r": rank,
+            "lora_alpha": rank,
+            "rank_pattern": others,
+            "alpha_pattern": others,
+            "target_modules": sorted(self.ranks),
+            "modules_to_save": list(self.saved) or None,
+            "bias": "all" if self.biases else "none",
+            "fan_in_fan_out": self.transposed,
+            "lora_dropout": 0.0,
+            **({"ensure_weight_tying": True} if self.tied else {}),
+        }
+
+    def write(self, folder: Path, base: str) -> None:
+        """Write both files of the folder, which exists."""
+        save_file(self.tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+        (folder / "adapter_config.json").write_text(json.dumps(self.config(base), indent=2) + "\n")
+
+
+def require_low_rank(pool: Pool) -> None:
+    """Check that a pool's directions have a low rank.
+
+    Raises:
+        FedKSeedError: they have not.
+    """
+    if not pool.factored:
+        raise FedKSeedError(
+            f"{pool.family} directions change every matrix at full rank, which LoRA can't hold; "
+            "export the merged model instead: --format merged"
+        )
+
+
+def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, basis: Basis | None = None) -> Lora:
+    """The LoRA of a tuned model.
+
+    Args:
+        tuned: the model with weights w(c), as left by `Adapter.apply`.
+        patterns: shell patterns of the tuned tensors' names.
+        pool: the directions, of a factored family.
+        c: the coefficients, (K,).
+        basis: the factors, for the families that need them.
+
+    Raises:
+        FedKSeedError: the family has a full rank, nothing moved, or a tensor moved that LoRA can't hold.
+    """
+    require_low_rank(pool)
+    layout = Layout(tuned, patterns)
+    pool = pool.fitted(layout.shapes, basis)
+    assert pool.record.factored is not None  # noqa: S101 - for pyright; checked above
+    table, paths = pool.record.factored.core(c), {id(module): path for path, module in tuned.named_modules()}
+    tensors, ranks, kept, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
+    for entry in layout.tuned:
+        left, core, right = _factors(pool, entry.number, table)
+        if not core.any():
+            continue
+        for module, name in entry.places:
+            path = paths[id(module)]
+            if name == "weight" and _adaptable(module):
+                ranks[path] = min(core.shape)
+                tensors |= _matrices(PREFIX + path, module, left, core, right)
+            elif name == "bias" and isinstance(module, (nn.Linear, Conv1D)):
+                biases[path] = _value(module, name)
+            elif entry.tensor.ndim <= 2 and not any(module.children()):
+                kept.add(path)
+            else:
+                raise FedKSeedError(
+                    f"{entry.name} of shape {tuple(entry.tensor.shape)} was tuned, and LoRA can't hold it in a "
+                    f"{type(module).__name__}; export the merged model instead: --format merged"
+                )
+    if not ranks:  # peft refuses an adapter that adapts nothing
+        raise FedKSeedError("no matrix was changed, so there is nothing that LoRA could hold; use the base model")
+    # peft keeps every module whose path ends so, and asks for the tensors of all of them
+    saved = {path: m for path, m in tuned.named_modules() if any(path.endswith(end) for end in kept)}
+    for path, module in saved.items():
+        tensors |= {f"{PREFIX}{path}.{name}": _value(module, name) for name in module.state_dict()}
+    for path, value in biases.items():  # an adapted layer lies inside of peft's
+        tensors[f"{PREFIX}{path}.{'base_layer.' if path in ranks else ''}bias"] = value
+    transposed = any(isinstance(tuned.get_submodule(path), Conv1D) for path in ranks)
+    tied = any(sum(paths[id(module)] in ranks for module, _ in entry.places) > 1 for entry in layout.tuned)
+    return Lora(tensors, ranks, tuple(sorted(saved)), bool(biases), transposed, tied)
+
+
+def _factors(pool: Pool, number: int, table: Floats) -> tuple[Floats, Floats, Floats]:
+    """One tensor's L, C and R; a core without entries where no direction touches it."""
+    matrix, factor = pool.matrix(number), pool.factor(number)
+    if matrix is None:
+        nothing = np.empty((0, 0), np.float32)
+        return nothing, nothing, nothing
+    if factor is not None:
+        return factor.left.astype(np.float32), factor.core(table), factor.right.astype(np.float32)
+    rows, columns = (min(len(table), size) for size in (matrix.rows, matrix.columns))
+    s_u, s_v = separable_signs(pool, number, range(matrix.rows), matrix)
+    return _repeated(s_u, rows), table[:rows, :columns], _repeated(s_v, columns)
+
+
+def _repeated(signs: Floats, m: int) -> Floats:
+    """The matrix (n × m) of identities below one another, with each row's sign: row x has one entry, in x mod m."""
+    x, made = np.arange(len(signs)), np.zeros((len(signs), m), np.float32)
+    made[x, x % m] = signs
+    return made
+
+
+def _matrices(path: str, module: nn.Module, left: Floats, core: Floats, right: Floats) -> Mapping[str, Tensor]:
+    """A module's two matrices by peft's names, of ΔW = L C Rᵀ."""
+    rows, columns = (left, core @ right.T) if core.shape[0] <= core.shape[1] else (left @ core, right.T)
+    if isinstance(module, nn.Embedding):
+        names, pair = ("lora_embedding_A", "lora_embedding_B"), (rows.T, columns.T)
+    else:
+        names = "lora_A.weight", "lora_B.weight"
+        pair = (rows.T, columns.T) if isinstance(module, Conv1D) else (columns, rows)
+    return {
+        f"{path}.{name}": torch.from_numpy(np.ascontiguousarray(part)) for name, part in zip(names, pair, strict=True)
+    }
+
+
+def _adaptable(module: nn.Module) -> bool:
+    """Whether peft adapts the module by its input alone. OPT's positions are an embedding of something else."""
+    if isinstance(module, nn.Embedding):
+        return type(module).forward is nn.Embedding.forward or hasattr(module, "embed_scale")
+    return isinstance(module, (nn.Linear, Conv1D))
+
+
+def _value(module: nn.Module, name: str) -> Tensor:
+    """A tensor's tuned value, in memory of its own."""
+    value = getattr(module, name)
+    return value.whole() if isinstance(value, Lazy) else value.detach().cpu().clone()
