@@ -380,6 +380,44 @@ def compare(
 
 
 @_command
+def basis(
+    recipe: RecipeFile,
+    data: Annotated[
+        str, typer.Option(help="Public instruction data, no client's: a file or an archive of tasks.")
+    ],
+    output: Annotated[Path, typer.Option(help="New file for the basis.")],
+    examples: Annotated[int, typer.Option(help="Examples of the data to use.", min=1)] = 64,
+    rank: Annotated[
+        int | None, typer.Option(help="The same rank for every tensor, in place of ranks by energy.", min=1)
+    ] = None,
+) -> None:
+    """Make a basis from public text, for directions that know where gradients point.
+
+    The file has the leading singular vectors of the model's mean gradient on the examples, as int8, for as many
+    coefficients as [directions] size says. Every party needs the same file; it takes a minute or two, once for a model.
+    In a recipe: [directions] family = "informed" (or "mixed", for clients that only run forward) and basis = "FILE".
+
+    The data may be of any kind that is public, the closer to the clients' the better. docs/directions.md has the
+    definition, and what such directions can and can't learn.
+    """
+    from .recipe.reading import load_recipe
+    from .tools.basis import basis_of
+    from .weights.basis import save_basis
+
+    if output.exists():
+        raise FedKSeedError(f"{output} exists already; choose another file")
+    with Bars(0) as bars:
+        made = basis_of(load_recipe(recipe), data, examples, rank, bars)
+    save_basis(made, output)
+    ranks = sorted(max(factor.ranks) for _, factor in made)
+    console.print(
+        f"wrote {output}: {made.size} directions in {len(ranks)} tensors, ranks {ranks[0]} to {ranks[-1]}, "
+        f"{output.stat().st_size:,} bytes, digest {made.digest().hex()}",
+        highlight=False,
+    )
+
+
+@_command
 def tune(
     recipe: RecipeFile,
     minutes: Annotated[

@@ -25,6 +25,7 @@ class Purpose(IntEnum):
     TUNE = 10
     BACKPROPAGATING = 11
     SPEED = 12
+    BASIS = 13
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ gradient, 17 % of |g|² of another data set's gradient was captured, with random
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,23 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..data.batches import Encoded, collate
+from ..data.natural_instructions import subsample
+from ..data.reading import Example, read
+from ..data.wording import Wording, encode_all
 from ..directions.factors import Basis, Factor, Matrix
 from ..errors import FedKSeedError
+from ..models.load import load_model
 from ..models.loss import graph_loss
+from ..randomness import Purpose, generator
+from ..recipe.schema import Recipe
+from ..run.setup import tokenizer_of
+from ..run.watchers import Progress
 from ..weights.layout import Layout
 from ..weights.lazy import Lazy
 
 LARGEST = 127  # of int8; −128 is not used, so that a column and its negative are alike
 WIDEST = 64  # rank of one tensor, at most
+OVERDRAWN = 8  # times the examples wanted are tokenised: some are longer than the limit
 
 
 def make_basis(
@@ -65,6 +75,42 @@ def make_basis(
         factors[name] = Factor(len(u), len(v), first, u, v, su, sv)
         first = factors[name].directions.stop
     return Basis(factors, about or {})
+
+
+def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progress: Progress) -> Basis:
+    """The basis for a recipe's model and number of directions, from public instruction data.
+
+    Args:
+        data: a file as `[data] source` names it, or an archive of Super-NaturalInstructions, of which each task of the
+            training list gives its first example.
+        examples: the most examples to use, drawn from those that are within the recipe's limit of tokens.
+        rank: see `make_basis`.
+
+    Raises:
+        FedKSeedError: the data or the model can't be read, or see `make_basis`.
+    """
+    options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
+    found = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
+    order = generator(recipe.seed, Purpose.BASIS).permutation(len(found))[: OVERDRAWN * examples]
+    encoded = encode_all([found[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
+    chosen = [one for one in encoded if len(one.tokens) <= recipe.data.max_tokens][:examples]
+    model = load_model(options.name, options.dtype, "dense", options.device)
+    progress.begin("gradients", len(chosen))
+    return make_basis(
+        model,
+        options.tuned or ["*"],
+        chosen,
+        size=recipe.directions.size,
+        pad=tokenizer.pad_token_id,
+        rank=rank,
+        about={"model": options.name, "data": Path(data).name, "examples": len(chosen), "seed": recipe.seed},
+        on_example=lambda: progress.advance(1),
+    )
+
+
+def tasks(archive: str, seed: int) -> list[Example]:
+    """The first example of each training task of Super-NaturalInstructions that has enough."""
+    return [task.examples[0] for task in subsample(archive, seed).clients]
 
 
 def gradients(

@@ -1,0 +1,89 @@
+"""A basis from public text: it captures the gradient that it is made from, and shares its coefficients out."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedkseed import FedKSeedError, Pool, hold
+from fedkseed.data.batches import Encoded, collate
+from fedkseed.data.reading import Example
+from fedkseed.models.loss import graph_loss
+from fedkseed.tools.basis import leading, make_basis, quantised, shared_out
+
+from ..conftest import CONFIGS
+from ..weights.test_streamed import model_of
+
+EXAMPLES = [Encoded(tuple(range(1 + k, 13 + k)), 5, Example("an instruction", "its response")) for k in range(0, 40, 8)]
+
+
+@pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda config: config.model_type)
+def test_a_basis_captures_far_more_of_its_own_gradient_than_random_directions(config):
+    shares = {}
+    for family in ("separable", "informed"):
+        model = model_of(config)
+        basis = make_basis(model, ["*"], EXAMPLES, size=256, pad=0)
+        assert 200 <= basis.size <= 256
+        pool = Pool(1, 256, family, basis.digest() if family == "informed" else b"")
+        weights = hold(model, pool, basis=basis)
+        slope = np.zeros(256)
+        for example in EXAMPLES:
+            batch = collate([example], 0)
+            slope += weights.gradient(lambda b=batch, m=model: graph_loss(m, b))[1]
+        squares = whole_square(model_of(config), EXAMPLES)
+        lengths = weights.layout.size if family == "separable" else 1  # ‖z‖²
+        shares[family] = float(slope @ slope) / lengths / squares
+    assert shares["informed"] > 0.5
+    assert shares["informed"] <= 1.02  # orthonormal up to int8
+    assert shares["separable"] < 0.2 * shares["informed"]
+
+
+def whole_square(model, examples) -> float:
+    """The square of the norm of the gradient of the examples' losses."""
+    parameters = [parameter.requires_grad_(True) for parameter in model.parameters()]
+    with torch.enable_grad():
+        torch.stack([graph_loss(model, collate([example], 0)) for example in examples]).sum().backward()
+    return float(sum((p.grad.double() ** 2).sum() for p in parameters if p.grad is not None))
+
+
+def test_the_same_examples_give_the_same_basis():
+    one, other = (make_basis(model_of(CONFIGS[0]), ["*"], EXAMPLES, size=128, pad=0) for _ in range(2))
+    assert one.digest() == other.digest()
+
+
+def test_tensors_that_are_not_tuned_have_no_factors():
+    basis = make_basis(model_of(CONFIGS[0]), ["*mlp*"], EXAMPLES, size=128, pad=0)
+    assert basis.factors
+    assert all("mlp" in name for name in basis.factors)
+
+
+def test_ranks_follow_the_energy_that_a_coefficient_captures():
+    values = {"a": np.array([10.0, 9.0, 8.0]), "b": np.array([1.0, 0.5]), "c": np.array([3.0])}
+    assert shared_out(values, 9, None) == {"a": 3}
+    assert shared_out(values, 10, None) == {"a": 3, "c": 1}
+    assert shared_out(values, 6, 2) == {"a": 2, "b": 1, "c": 1}  # what is left is too little for another second rank
+    assert shared_out(values, 100, None) == {"a": 3, "b": 2, "c": 1}
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (5, 7), (9, 1)])
+def test_leading_vectors_are_those_of_the_decomposition(shape):
+    g = torch.from_numpy(np.random.default_rng(0).normal(size=shape).astype(np.float32))
+    left, values, right = leading(g)
+    np.testing.assert_allclose(values, np.linalg.svd(g.numpy(), compute_uv=False), rtol=1e-5)
+    np.testing.assert_allclose(left * values @ right.T, g.numpy(), atol=1e-5)
+    np.testing.assert_allclose(left.T @ left, np.eye(len(values)), atol=1e-6)
+
+
+def test_columns_in_int8_are_right_to_half_a_unit():
+    columns = np.linalg.qr(np.random.default_rng(0).normal(size=(50, 4)))[0]
+    made, scales = quantised(columns)
+    assert made.dtype == np.int8
+    assert np.abs(made * scales - columns).max() <= 0.51 * scales.max()
+
+
+def test_nothing_to_learn_from_is_refused():
+    with pytest.raises(FedKSeedError, match="none within the token limit"):
+        make_basis(model_of(CONFIGS[0]), ["*"], [], size=64, pad=0)
+    broken = model_of(CONFIGS[0])
+    next(broken.parameters()).fill_(float("nan"))
+    with pytest.raises(FedKSeedError, match="no gradient of the examples is finite"):
+        make_basis(broken, ["*"], EXAMPLES, size=64, pad=0)
