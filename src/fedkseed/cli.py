@@ -449,10 +449,12 @@ def fuzz(
     seed: Annotated[int, typer.Option(help="Seed of the inputs; seed and number of an input decide its bytes.")] = 0,
     start: Annotated[int, typer.Option(help="Number of the first input, to continue an earlier call.", min=0)] = 0,
     processes: Annotated[int, typer.Option(help="Number of processes that try inputs side by side.", min=1)] = 1,
+    target: Annotated[str, typer.Option(help="Inputs to break and invent: messages, or files of bases.")] = "messages",
 ) -> None:
     """Test the decoder of network messages with broken and invented ones; docs/wire.md has its guarantees.
 
-    Every input must be refused or be a message that encodes to the same bytes. Anything else is a finding: the
+    Every input must be refused or be a message that encodes to the same bytes; --target bases: or a basis that is the
+    same when it is written and read again. Anything else is a finding: the
     command then stops and prints the input.
     """
     from rich.table import Table
@@ -461,7 +463,7 @@ def fuzz(
     from .tools.fuzz import BLOCK, campaign
 
     begin = time.perf_counter()
-    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
+    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False), target)
     seconds, table = time.perf_counter() - begin, Table("inputs", "outcome")
     for kind, count in tally.accepted.most_common():
         table.add_row(f"{count:,}", Text(f"accepted: {kind}"))
