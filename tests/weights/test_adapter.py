@@ -122,10 +122,10 @@ def test_a_field_of_another_type_is_refused_also_with_a_checksum_that_fits(adapt
 
 
 def test_a_newer_format_is_refused(adapter, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedkseed.weights.adapter.FORMAT", 2)
+    monkeypatch.setattr("fedkseed.weights.adapter.FORMAT", 3)
     adapter.save(tmp_path / "a.safetensors")
     monkeypatch.undo()
-    with pytest.raises(FedKSeedError, match="has format 2, this program reads 1"):
+    with pytest.raises(FedKSeedError, match="has format 3, this program reads 1 and 2"):
         Adapter.load(tmp_path / "a.safetensors")
 
 
