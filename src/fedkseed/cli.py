@@ -406,15 +406,17 @@ def pin(recipe: RecipeFile) -> None:
     """Write the digest of the base model into a recipe: clients then check their copy, and a server needs no model.
 
     The model is loaded once, here. The keys written are [model] digest and, for an algorithm that tunes the output
-    layer, [model] tuned with the names of that layer's weights. Comments and order of the file stay as they are.
+    layer, [model] tuned with the names of that layer's weights; [directions] basis_digest, where there is a basis.
+    Comments and order of the file stay as they are.
     """
     from .tools.pin import pin as write
 
     with Bars(0) as bars:
         found = write(recipe, bars)
-    for name, value in found.items():
-        console.print(f"{name} = {value!r}", highlight=False, soft_wrap=True)
-    console.print(f"written to {recipe}, [model]", highlight=False)
+    for table, keys in found.items():
+        for name, value in keys.items():
+            console.print(f"{name} = {value!r}", highlight=False, soft_wrap=True)
+        console.print(f"written to {recipe}, [{table}]", highlight=False)
 
 
 @_command
