@@ -345,8 +345,10 @@ def files(seed: int, block: int) -> Iterator[bytes]:
 MUTATIONS = (_flip, _byte, _word, _word, _cut, _drop, _insert, _splice, _header, _array)
 
 
-Make, Judge = Callable[[int, int], Iterator[bytes]], Callable[[bytes], tuple[str, str]]
-TARGETS: dict[str, tuple[Make, Judge]] = {"messages": (made, judge), "bases": (files, fuzz_basis.judge)}
+TARGETS: dict[str, tuple[Callable[[int, int], Iterator[bytes]], Callable[[bytes], tuple[str, str]]]] = {
+    "messages": (made, judge),
+    "bases": (files, fuzz_basis.judge),
+}
 
 
 def _resealed(data: bytearray) -> bytes:

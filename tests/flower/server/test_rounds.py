@@ -57,7 +57,7 @@ def pinned(setting, tmp_path_factory) -> str:
     found = pin(path)
     text = path.read_text()
     assert text.startswith("# a comment that stays\nseed = 3\n")
-    assert load_recipe(path).model.digest == found["digest"]
+    assert load_recipe(path).model.digest == found["model"]["digest"]
     return text.replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/nowhere")
 
 
