@@ -35,6 +35,7 @@ TENSOR = 1 << 20  # weights; a matrix in a layer of SmolLM2-135M has 110,592 to 
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions timed; their one pass is scaled, too: 4-8 % too much
 COPY, ADD = "PyTorch: plain copy", "PyTorch: w.add_(z, alpha), z at hand"
 PAPER, EFFICIENT = "PyTorch: the paper's way", "PyTorch: the paper's more efficient way"
+EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # no model's shapes needed
 STEP = 1e-6  # size of a coefficient: weights stay ordinary numbers however often they are moved
 
 # Instructions on 16 lanes that make 32 normals of 16 words and add them, counted from `philox.py`:
@@ -83,7 +84,7 @@ def sync(family: str, size: int, w: Tensor, out: Tensor) -> Job:
 
 def singles(v: Tensor, out: Tensor) -> list[Job]:
     """Jobs of one direction in every family, and of the K inner products in the fast families."""
-    pools = [Pool(1, DEFAULT, family) for family in FAMILIES]
+    pools = [Pool(1, DEFAULT, family) for family in EVERYWHERE]
     ones = [
         Job(f"{pool.family}: one direction in place", partial(accumulate_, out, pool, [7], [STEP])) for pool in pools
     ]
@@ -99,7 +100,7 @@ def measure(weights: int, sizes: list[int], dtype: torch.dtype, device: str, rep
 
     def ours(few: slice) -> tuple[list[list[Job]], list[Job]]:
         b, v, t = base[few], z[few], target[few]
-        return [[sync(family, size, b, t) for family in FAMILIES] for size in sizes], singles(v, t)
+        return [[sync(family, size, b, t) for family in EVERYWHERE] for size in sizes], singles(v, t)
 
     by_size, single = ours(slice(1 << 16))
     for job in chain(*by_size, single):

@@ -4,8 +4,10 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, which transformers does
@@ -24,6 +26,11 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from fedkseed.directions import FAMILIES
+from fedkseed.directions.factors import Basis, Factor, Matrix
+from fedkseed.weights.basis import save_basis
+from fedkseed.weights.layout import Layout
 
 # Models here are tiny. A second thread gains nothing and makes them a hundred times slower whenever
 # another program uses a core: OpenMP's threads wait for each other after every operation.
@@ -163,4 +170,27 @@ max_new_tokens = 4
 def recipe_file(tmp_path: Path, model_folder: Path, data_file: Path) -> Path:
     path = tmp_path / "recipe.toml"
     path.write_text(recipe_text(model_folder, data_file))
+    return path
+
+
+EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # directions of any tensor
+
+
+def small_basis(model: nn.Module, rank: int = 2, seed: int = 5) -> Basis:
+    """A basis with random factors of every tensor of a model; its factors have the scale of weights."""
+    rng, factors, first = np.random.default_rng(seed), dict[str, Factor](), 0
+    for name, shape in sorted(Layout(model).shapes.items()):
+        matrix = Matrix.of(shape)
+        parts = [rng.integers(-127, 128, (side, rank)).astype(np.int8) for side in (matrix.rows, matrix.columns)]
+        scales = [rng.uniform(0.5, 2, rank).astype(np.float32) / 127 for _ in range(2)]
+        factors[name] = Factor(matrix.rows, matrix.columns, first, *parts, *scales)
+        first = factors[name].directions.stop
+    return Basis(factors, {"made": "at random"})
+
+
+@pytest.fixture(scope="session")
+def basis_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A basis of the model in `model_folder`: 4 directions of each of its 20 tensors."""
+    path = tmp_path_factory.mktemp("basis") / "basis.safetensors"
+    save_basis(small_basis(tiny_llama()), path)
     return path

@@ -26,15 +26,15 @@ flower paper cli
 # Modules that a server without a model is made of, or a command that only looks at a run.
 WITHOUT_TORCH = words("""
 errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
-wire.numbers wire.int8 wire.delta weights.adapter local.client local.work local.zeroth_order local.derivatives
-local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay strategies.checks
-round recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
-data.natural_instructions evaluation.statistics run.loop run.store run.watchers run.metrics run.cohort
-tools.display tools.report tools.fuzz flower.cli flower.compat flower.certs flower.envelope flower.messages
-flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds flower.server.clients
-flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink flower.server.executor
-flower.superexec flower.signatures flower.client.app flower.client.consent flower.client.policy flower.client.executor
-flower.client.sockets flower.client.supervisor cli
+wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
+local.derivatives local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay
+strategies.checks round recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading
+data.partition data.natural_instructions evaluation.statistics run.loop run.store run.watchers run.metrics run.cohort
+tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
+flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
+flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
+flower.server.executor flower.superexec flower.signatures flower.client.app flower.client.consent flower.client.policy
+flower.client.executor flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 

@@ -10,7 +10,6 @@ import torch
 
 from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round
 from fedkseed.data.batches import Batch
-from fedkseed.directions import FAMILIES
 from fedkseed.models.loss import batch_loss, graph_loss, output_loss
 from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
@@ -24,7 +23,7 @@ from fedkseed.weights.layout import Layout
 from fedkseed.wire.numbers import WIRES, scalar
 from fedkseed.wire.records import Change, History
 
-from .conftest import tiny_llama
+from .conftest import EVERYWHERE, tiny_llama
 
 MIXED = "mixed"  # fedkseed, where clients 5 and 7 backpropagate and the others run the model forward
 OWN = str(Path(__file__).parents[1] / "docs" / "examples" / "strategy.py:median")  # a stranger's, see docs/extending.md
@@ -113,7 +112,7 @@ def names(state) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*POOLED, MIXED])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERYWHERE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name, family, dtype):
     federation = Federation(name, family, dtype)

@@ -468,15 +468,17 @@ def pin(recipe: RecipeFile) -> None:
     """Write the digest of the base model into a recipe: clients then check their copy, and a server needs no model.
 
     The model is loaded once, here. The keys written are [model] digest and, for an algorithm that tunes the output
-    layer, [model] tuned with the names of that layer's weights. Comments and order of the file stay as they are.
+    layer, [model] tuned with the names of that layer's weights; [directions] basis_digest, where there is a basis.
+    Comments and order of the file stay as they are.
     """
     from .tools.pin import pin as write
 
     with Bars(0) as bars:
         found = write(recipe, bars)
-    for name, value in found.items():
-        console.print(f"{name} = {value!r}", highlight=False, soft_wrap=True)
-    console.print(f"written to {recipe}, [model]", highlight=False)
+    for table, keys in found.items():
+        for name, value in keys.items():
+            console.print(f"{name} = {value!r}", highlight=False, soft_wrap=True)
+        console.print(f"written to {recipe}, [{table}]", highlight=False)
 
 
 @_command
@@ -511,10 +513,12 @@ def fuzz(
     seed: Annotated[int, typer.Option(help="Seed of the inputs; seed and number of an input decide its bytes.")] = 0,
     start: Annotated[int, typer.Option(help="Number of the first input, to continue an earlier call.", min=0)] = 0,
     processes: Annotated[int, typer.Option(help="Number of processes that try inputs side by side.", min=1)] = 1,
+    target: Annotated[str, typer.Option(help="Inputs to break and invent: messages, or files of bases.")] = "messages",
 ) -> None:
     """Test the decoder of network messages with broken and invented ones; docs/wire.md has its guarantees.
 
-    Every input must be refused or be a message that encodes to the same bytes. Anything else is a finding: the
+    Every input must be refused or be a message that encodes to the same bytes; --target bases: or a basis that is the
+    same when it is written and read again. Anything else is a finding: the
     command then stops and prints the input.
     """
     from rich.table import Table
@@ -523,7 +527,7 @@ def fuzz(
     from .tools.fuzz import BLOCK, campaign
 
     begin = time.perf_counter()
-    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False))
+    tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False), target)
     seconds, table = time.perf_counter() - begin, Table("inputs", "outcome")
     for kind, count in tally.accepted.most_common():
         table.add_row(f"{count:,}", Text(f"accepted: {kind}"))

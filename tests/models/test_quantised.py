@@ -10,7 +10,6 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold
-from fedkseed.directions import FAMILIES
 from fedkseed.models.load import load_model
 from fedkseed.models.quantised import KINDS, Blocks, quantise, widened
 from fedkseed.recipe.reading import load_recipe
@@ -19,7 +18,7 @@ from fedkseed.weights.adapter import Adapter
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.lazy import Lazy
 
-from ..conftest import recipe_text, tiny_llama
+from ..conftest import EVERYWHERE, recipe_text, tiny_llama
 from ..weights.test_streamed import coefficients, loss_of
 
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -137,7 +136,7 @@ def test_a_file_kept_as_stored_is_the_dequantised_model_bit_for_bit(file, dtype)
     assert loss_of(kept)() == loss_of(dense)()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERYWHERE)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_a_quantised_base_is_tuned_like_its_dequantised_self(file, family, dtype):
     pool, found = Pool(3, 32, family), []

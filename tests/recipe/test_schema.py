@@ -58,7 +58,10 @@ def test_the_key_of_the_directions_follows_from_the_seed():
         ),
         ({"data": {"protocol": "code"}}, r"\[data\] protocol: input should be 'paper' or 'official-code'"),
         ({"directions": {"size": 1000}}, "power of two as its size K, got 1000; the next one is 1024"),
-        ({"directions": {"family": "cosine"}}, "'gaussian', 'rademacher', 'hadamard' or 'hashed'"),
+        (
+            {"directions": {"family": "cosine"}},
+            "'gaussian', 'rademacher', 'hadamard', 'hashed', 'separable', 'informed' or 'mixed'",
+        ),
         ({"data": {"held_out": 1.5}}, r"\[data\] held_out"),
         ({"training": {"bits": 8}}, r"\[training\] has no key 'bits'"),
         ({"training": {"wire": "zip"}}, r"\[training\] wire: input should be 'exact', 'compact' or 'sign', got 'zip'"),

@@ -17,8 +17,7 @@ from fedkseed.weights import lazy as lazy_module
 from fedkseed.weights.lazy import Lazy, Workspace, densify
 from fedkseed.weights.streamed import Streamed
 
-from ..conftest import CONFIGS, tiny_llama
-from ..directions import PLAIN
+from ..conftest import CONFIGS, EVERYWHERE, tiny_llama
 
 TOKENS = torch.arange(24).view(2, 12)
 
@@ -67,7 +66,7 @@ def test_rows_made_a_few_at_a_time_give_the_same_values(monkeypatch):
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-@pytest.mark.parametrize("family", PLAIN)
+@pytest.mark.parametrize("family", EVERYWHERE)
 def test_tuning_streamed_ends_where_tuning_materialized_ends(family):
     pool, ends = Pool(5, 32, family), []
     for mode in ("streamed", "materialized"):

@@ -7,11 +7,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold, materialize
-from fedkseed.directions import FAMILIES
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.written import InPlace
 
-from ..conftest import CONFIGS, tiny_llama
+from ..conftest import CONFIGS, EVERYWHERE, tiny_llama
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -94,7 +93,7 @@ def test_the_digest_tells_types_apart():
     assert Layout(tiny_llama()).digest() != Layout(tiny_llama().bfloat16()).digest()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERYWHERE)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_all_modes_and_materialize_give_the_same_bits_for_the_same_coefficients(dtype, family):
     pool, c = Pool(5, 32, family), coefficients(32)
@@ -114,7 +113,7 @@ def test_all_modes_and_materialize_give_the_same_bits_for_the_same_coefficients(
 
 
 @pytest.mark.parametrize("mode", ["materialized", "in place"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERYWHERE)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_after_200_steps_the_model_is_that_of_base_and_coefficients(dtype, family, mode):
     """The client's model equals materialize(w_0, c + its own steps), bit for bit."""
@@ -133,7 +132,7 @@ def test_after_200_steps_the_model_is_that_of_base_and_coefficients(dtype, famil
         assert torch.equal(entry.tensor, want)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EVERYWHERE)
 def test_the_running_sum_stays_close_to_the_sum_it_stands_for(family):
     """Between two settles s differs from Σ c_j z_j by the rounding of its own steps only."""
     pool, rng = Pool(5, 32, family), np.random.default_rng(1)

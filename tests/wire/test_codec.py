@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 import zlib
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, Upload, decode, encode
 from fedkseed.randomness import draw_directions
-from fedkseed.tools.fuzz import specimens
+from fedkseed.tools.fuzz import BASE, specimens
 from fedkseed.wire import codec
 from fedkseed.wire.codec import CHANGE, HEADER, KINDS, UPLOAD
 from fedkseed.wire.delta import restore
@@ -221,6 +222,11 @@ NAN = struct.pack("<f", np.nan)
         ("broadcast, sign", 76, struct.pack("<II", 1 << 20, 1 << 20), "at most 16777216 directions"),
         ("delta", 7, b"\x01", "this delta may have flags 0, got 1"),
         ("lack", 7, b"\x01", "this lack may have flags 0, got 1"),
+        ("upload, exact", 6, b"\x05", "must have|at least"),  # of a family with a basis, whose digest is lacking
+        ("upload, informed", 6, b"\x02", "must have|announces|NaN"),
+        ("upload, informed", 20, struct.pack("<I", 1 << 20), "holds 1 to 1048576 directions"),
+        ("lack, mixed", 20, struct.pack("<I", 6), "power of two"),
+        ("broadcast, separable", 20, struct.pack("<I", 7), "power of four"),
     ],
 )
 def test_a_hostile_message_with_a_valid_checksum_is_refused(name, at, new, match):
@@ -235,6 +241,32 @@ def test_a_body_that_is_cut_short_is_refused_also_with_a_valid_checksum(name):
     data = encode(whole)[:59]
     with pytest.raises(FedKSeedError, match=r"the body of this (delta|lack) has at least [84] bytes, got 3"):
         decode(data + struct.pack("<I", zlib.crc32(data)), type(whole))
+
+
+@pytest.mark.parametrize("length", range(56, 88))
+def test_a_header_without_all_of_its_basis_is_refused_also_with_a_valid_checksum(length):
+    data = encode(SPECIMENS["lack, mixed"])[:length]
+    with pytest.raises(FedKSeedError, match="a message of mixed directions has at least 92 bytes"):
+        decode(data + struct.pack("<I", zlib.crc32(data)), Lack)
+
+
+def test_a_message_names_its_basis_after_the_header():
+    informed = SPECIMENS["upload, informed"]
+    with_basis, without = encode(informed), encode(replace(informed, run=Run(Pool(informed.run.pool.key, 16), BASE)))
+    assert with_basis[56:88] == informed.run.pool.basis
+    assert (with_basis[:6], with_basis[7:56], with_basis[88:-4]) == (without[:6], without[7:56], without[56:-4])
+    other = sealed(with_basis, 56, bytes(32))
+    assert decode(other, Upload).run.pool.basis == bytes(32)
+
+
+def test_a_message_of_another_basis_is_refused_with_both_digests():
+    mine = SPECIMENS["upload, informed"].run
+    theirs = Run(replace(mine.pool, basis=bytes(32)), mine.base)
+    with pytest.raises(FedKSeedError, match=f"for the basis {'00' * 32}, this party has {mine.pool.basis.hex()}"):
+        mine.require(theirs)
+    with pytest.raises(FedKSeedError, match=r"the message is for Pool\(.*family='hadamard'\), this party has Pool"):
+        mine.require(SMALL)
+    mine.require(replace(mine))
 
 
 def test_a_direction_of_a_history_may_be_any_of_the_pool():

@@ -40,6 +40,23 @@ def test_a_message_is_restored_to_the_byte(wire, pro):
     assert restore(sent, kept) == whole
 
 
+def test_a_message_of_informed_directions_is_restored_and_one_of_another_basis_is_lacking():
+    kept, whole = (of_basis(data, b"\1" * 32) for data in broadcasts("compact"))
+    sent = shorten(whole, kept)
+    assert len(sent) < len(whole) / 2
+    assert restore(sent, kept) == whole
+    other = of_basis(broadcasts("compact")[0], b"\2" * 32)
+    assert shorten(whole, other) == whole
+    assert restore(sent, other) is None
+    assert decode(lack(sent, 3), Lack).run.pool.basis == b"\1" * 32
+
+
+def of_basis(data: bytes, basis: bytes) -> bytes:
+    message = decode(data, Broadcast)
+    pool = replace(message.run.pool, family="mixed", basis=basis)
+    return encode(replace(message, run=replace(message.run, pool=pool)))
+
+
 def test_the_whole_is_sent_where_it_has_fewer_bytes():
     c = [compact(RNG.uniform(-1, 1, 4096)) for _ in range(2)]  # the difference of their codes is noise
     kept, whole = (encode(Broadcast(RUN, 6, 3e-7, 5e-4, 9, 1e4, values, wire="compact")) for values in c)

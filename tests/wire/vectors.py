@@ -62,7 +62,8 @@ def plain(value: Any) -> Any:
     match value:
         case Run():
             pool = value.pool
-            return {"key": f"{pool.key:016x}", "size": pool.size, "family": pool.family, "base": value.base.hex()}
+            named = {"key": f"{pool.key:016x}", "size": pool.size, "family": pool.family, "base": value.base.hex()}
+            return named | ({"basis": pool.basis.hex()} if pool.basis else {})
         case np.ndarray():
             return [plain(part) for part in value.tolist()]
         case list():
@@ -90,7 +91,9 @@ def record_of(kind: str, table: dict[str, Any]) -> Record:
     for name, value in table.items():
         match value:
             case {"base": base, "key": key, "size": size, "family": family}:
-                made[name] = Run(Pool(int(key, 16), size, family), bytes.fromhex(base))
+                made[name] = Run(
+                    Pool(int(key, 16), size, family, bytes.fromhex(value.get("basis", ""))), bytes.fromhex(base)
+                )
             case list() if name == "counts" and kind == "History":
                 made[name] = np.array(value, np.uint32).reshape(len(value), -1 if value else 2)
             case list():

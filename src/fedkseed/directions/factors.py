@@ -94,6 +94,8 @@ class Basis:
         if not self.factors or list(self.factors) != sorted(self.factors):
             raise FedKSeedError("a basis has factors of at least one tensor, in the order of the tensors' names")
         for name, factor in self.factors.items():
+            if not name or " " in name or not name.isprintable():  # else two bases could have one digest
+                raise FedKSeedError(f"a tensor's name is printable and has no spaces, got {name[:80]!r}")
             if factor.first != end:
                 raise FedKSeedError(f"the directions of {name} begin at {end}, got {factor.first}")
             end = factor.directions.stop

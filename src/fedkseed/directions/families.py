@@ -45,6 +45,11 @@ class Family:
     def transformed(self) -> bool:
         return self.transform is not None
 
+    @property
+    def informed(self) -> bool:
+        """Whether a basis has the factors."""
+        return self.factored is not None and self.factored.informed
+
     def core(self, c: reference.Floats) -> reference.Floats:
         """The numbers that the sums of a factored family are made from: C in its order, or M."""
         return c if self.factored is None else self.factored.core(c)

@@ -63,6 +63,11 @@ class Pool:
                 f"got {len(self.basis)} bytes"
             )
 
+    def __repr__(self) -> str:
+        """The pool's arguments; runs keep this text, so that of a pool without a basis never changes."""
+        basis = f", basis={self.basis.hex()}" if self.basis else ""
+        return f"Pool(key={self.key}, size={self.size}, family={self.family!r}{basis})"
+
     @property
     def record(self) -> Family:
         """The record of the pool's family."""
@@ -81,7 +86,7 @@ class Pool:
     @property
     def informed(self) -> bool:
         """Whether a basis has the factors."""
-        return self.record.factored is not None and self.record.factored.informed
+        return self.record.informed
 
     def fitted(self, shapes: Mapping[str, Sequence[int]], basis: Basis | None = None) -> "Pool":
         """The pool with the tensors of a model, which the directions of a factored family depend on.

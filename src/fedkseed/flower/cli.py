@@ -193,6 +193,13 @@ def client(
             "is part of an installed Python package."
         ),
     ] = None,
+    basis: Annotated[
+        Path | None,
+        typer.Option(
+            help="The basis of the directions, where the server's recipe needs one: the server's file, whose digest is "
+            "checked."
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
     ] = "auto",
@@ -232,6 +239,7 @@ def client(
         str(place.resolve()) if place is not None and place.exists() else model,
         device,
         load_policy(policy) if policy is not None else Policy(),
+        basis=str(basis.expanduser().resolve()) if basis is not None else None,
     )
     connection = Connection(server, ca.resolve(), key.resolve())
     node = Node(state or Path("runs") / key.name, connection, owner, idle)

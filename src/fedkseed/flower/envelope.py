@@ -58,6 +58,7 @@ class Code(StrEnum):
     POLICY = "policy"  # the client's owner does not allow what the recipe asks for
     DATA = "data"  # the client's file can't be used, or holds too little
     MODEL = "model"  # the client's model can't be loaded, or is another than the server's
+    BASIS = "basis"  # the client has no basis of directions, or another than the server's
     WORKER = "worker"  # the client's process has ended, or did not answer in time
     ERROR = "error"  # computing has failed
 

@@ -6,6 +6,7 @@ from typing import Any
 from ..data.reading import SAMPLES
 from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
+from ..recipe.basis import with_basis
 from ..recipe.schema import OBJECTIVES, Network, Recipe
 from .compat import MAX_MESSAGE
 
@@ -38,6 +39,11 @@ def require_networked(recipe: Recipe) -> None:
             f"[data] held_out = {recipe.data.held_out} draws from the rows of all parties, which no party sees; name a "
             "category: each client leaves it out of its file, and the server evaluates on its own rows of it"
         )
+    if recipe.directions.informed and recipe.directions.basis_digest is None:
+        raise FedKSeedError(
+            "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
+            "it, or `fedkseed pin RECIPE`"
+        )
     if recipe.asynchronous is not None:
         raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
 
@@ -49,8 +55,12 @@ BATCH = 4  # what clients ask for, unless their owners say otherwise (client/pol
 def networked(recipe: Recipe) -> Recipe:
     """A recipe with the defaults of a federation whose members may be hostile, where it names no values of its own.
 
-    They are written out, so that `fedkseed run` on the same recipe gives the same digest.
+    They are written out, so that `fedkseed run` on the same recipe gives the same digest. So is its basis' digest.
+
+    Raises:
+        FedKSeedError: the basis can't be read, or is another than the recipe says.
     """
+    recipe, _ = with_basis(recipe)
     algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
     wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
     if "[trust]" in algorithm.strategy.reads:
@@ -74,7 +84,8 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     kept = source if source in SAMPLES else "the client's own file"
     data = recipe.data.model_copy(update={"source": kept, "columns": {}})
     clients = recipe.clients.model_copy(update={"count": count})
-    parts = {"model": model, "data": data, "clients": clients, "network": Network()}
+    directions = recipe.directions.model_copy(update={"basis": None})
+    parts = {"model": model, "data": data, "clients": clients, "directions": directions, "network": Network()}
     return recipe.model_copy(update=parts).to_toml().encode()
 
 

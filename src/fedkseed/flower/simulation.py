@@ -67,8 +67,8 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
     from .client.app import client_app
     from .server.clients import Numbers, Remote
 
-    recipe = recipe.absolute()
-    simulation = Simulation(recipe, progress)
+    simulation = Simulation(recipe.absolute(), progress)
+    recipe = simulation.recipe
     if simulation.setup.algorithm.remembers:
         raise FedKSeedError(
             f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "

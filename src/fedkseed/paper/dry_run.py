@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..directions import Pool
+from ..directions import FAMILIES, Pool
 from ..recipe.algorithms import ALGORITHMS
 from ..strategies.checks import NONE
 from ..wire.codec import encode
@@ -134,7 +134,7 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
 
 def encoded(size: int, pairs: int, family: str, *, importance: bool, wire: str) -> tuple[int, int]:
     """Lengths in bytes of FedKSeed's encoded broadcast and upload."""
-    run = Run(Pool(0, size, family), bytes(32))
+    run = Run(Pool(0, size, family, bytes(32 * FAMILIES[family].informed)), bytes(32))
     zeros, p = np.zeros(size, np.float32), rounded(np.ones(size), wire) if importance else None
     down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
     up = Upload(run, 0, 0, 1, 0.0, np.ones(pairs, np.float32), wire)

@@ -28,6 +28,7 @@ Rows: TypeAlias = list[dict[str, Any]]
 PAPER = "paper's way, PyTorch"
 SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see benchmarks/sync.py
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
+EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # no model's shapes needed
 STEP = 1e-6
 
 
@@ -59,7 +60,7 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     tell(f"{PAPER}: {one_paper:.3g} s a direction")
     rows: Rows = []
     ways: dict[str, Callable[[int], tuple[float, int]]] = {PAPER: lambda size: (one_paper * size, 1)}
-    for family in FAMILIES:
+    for family in EVERYWHERE:
         ways[family] = lambda size, family=family: _sync(family, size, w, out, weights / timed)
     for size in options.get("sizes", []):
         for way, run in ways.items():
@@ -169,7 +170,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     options, rows = experiment.options, []
     d = options.get("d", 10_000)
     base, mean = torch.zeros(d), torch.empty(d)
-    for family in options.get("families", FAMILIES):
+    for family in options.get("families", EVERYWHERE):
         for draws in options["draws"]:
             for size in options["sizes"]:
                 found = []

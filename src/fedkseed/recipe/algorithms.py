@@ -76,6 +76,11 @@ class Algorithm:
         return self.tuned not in ("all", "output")
 
     @property
+    def draws(self) -> bool:
+        """Whether there are directions beside the recipe's K: of 2^32, or of each round anew."""
+        return not self.pooled and (self.local in (ONE, TWO) or self.remembers)
+
+    @property
     def lr(self) -> float:
         """The learning rate η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
         return 3e-4 if self.local in (SGD, ADAM) else 3e-7
@@ -92,6 +97,12 @@ class Algorithm:
             raise FedKSeedError(
                 f"{name} can't tune a model whose weights are kept {recipe.model.storage}: "
                 "set [model] storage = 'dense'"
+            )
+        if recipe.directions.factored and self.draws:
+            raise FedKSeedError(
+                f"{name} makes its directions from other pools than the recipe's, and [directions] family = "
+                f"{recipe.directions.family!r} is for algorithms whose model is K coefficients: take one, as fedkseed, "
+                "or the family rademacher"
             )
         given = {
             "[asynchronous]": recipe.asynchronous is not None,
@@ -128,12 +139,13 @@ class Algorithm:
         """The recipe's pool of K directions, or one of 2^32 where the algorithm does not reuse seeds.
 
         A single hadamard or hashed direction is a vector of independent random signs, so the rademacher family
-        stands in for both where there are 2^32 directions.
+        stands in for both where there are 2^32 directions. It stands in for factored ones, too, where none is drawn.
         """
         if self.pooled:
             return recipe.pool
-        family = recipe.directions.family
-        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if FAMILIES[family].transformed else family)
+        family = FAMILIES[recipe.directions.family]
+        stands_in = family.transformed or family.factored is not None
+        return Pool(pool_key(recipe.seed), UNLIMITED, "rademacher" if stands_in else family.name)
 
     def local_work(self, recipe: Recipe) -> LocalWork:
         """The local steps of a recipe's clients; in a mixed federation, of those that take no derivatives in R^K."""

@@ -56,9 +56,10 @@ def parse(table: dict[str, Any]) -> Recipe:
     """A recipe from the tables of a TOML file."""
     recipe = typed(Recipe, table)
     require_known(recipe)
-    Pool(0, recipe.directions.size, recipe.directions.family)
-    if recipe.directions.size > MAX_BROADCAST:
-        raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {recipe.directions.size}")
+    own = recipe.directions
+    Pool(0, own.size, own.family, bytes(32 * own.informed))
+    if own.size > MAX_BROADCAST:
+        raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {own.size}")
     return recipe
 
 

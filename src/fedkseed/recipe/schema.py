@@ -33,11 +33,11 @@ class Model(Part):
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
-    mode: Literal["auto", "streamed", "materialized", "in place"] = "auto"
+    mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
     @model_validator(mode="after")
     def _check(self) -> "Model":
-        if self.storage != "dense" and self.mode not in ("auto", "streamed"):
+        if self.storage != "dense" and self.mode not in ("auto", "streamed", "factored"):
             raise ValueError(
                 f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
             )
@@ -139,6 +139,30 @@ class Directions(Part):
 
     family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
+    basis: str | None = None  # file of `fedkseed basis`, for the families informed and mixed
+    basis_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of that file; a run fills it in
+
+    @model_validator(mode="after")
+    def _check(self) -> "Directions":
+        named_one = self.basis is not None or self.basis_digest is not None
+        if self.informed and not named_one:
+            raise ValueError(
+                f"the family {self.family} takes its directions from a basis: make one with `fedkseed basis`, and set "
+                "basis = 'FILE'"
+            )
+        if named_one and not self.informed:
+            raise ValueError(f"the family {self.family} has no basis: leave basis and basis_digest out")
+        return self
+
+    @property
+    def factored(self) -> bool:
+        """Whether directions are outer products, see `Pool.factored`."""
+        return FAMILIES[self.family].factored is not None
+
+    @property
+    def informed(self) -> bool:
+        """Whether a basis has the factors of the directions."""
+        return FAMILIES[self.family].informed
 
 
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
@@ -288,6 +312,11 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
+        if self.model.mode == "factored" and not self.directions.factored:
+            raise ValueError(
+                "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
+                f"{self.directions.family!r}"
+            )
         if self.trust.guard is not None and not self.evaluation.every:
             raise ValueError("[trust] guard watches the held-out loss between rounds: set [evaluation] every, too")
         if (self.data.format == "natural-instructions") != (self.clients.split == "tasks"):
@@ -301,16 +330,31 @@ class Recipe(Part):
 
     @property
     def pool(self) -> Pool:
-        return Pool(pool_key(self.seed), self.directions.size, self.directions.family)
+        """The K directions.
+
+        Raises:
+            FedKSeedError: they need a basis whose digest is not known yet, see `with_basis`.
+        """
+        own = self.directions
+        if own.informed and own.basis_digest is None:
+            raise FedKSeedError(
+                "[directions] basis_digest is missing: a run writes it into its recipe.toml, `fedkseed pin` into yours"
+            )
+        return Pool(pool_key(self.seed), own.size, own.family, bytes.fromhex(own.basis_digest or ""))
 
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
         model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
         model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
         data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
+        basis = self.directions.basis
+        if basis is not None and Path(basis).expanduser().exists():
+            basis = str(Path(basis).expanduser().resolve())
         own = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
         training_part = self.training.model_copy(update=own)
-        return self.model_copy(update={"model": model_part, "data": data_part, "training": training_part})
+        directions_part = self.directions.model_copy(update={"basis": basis})
+        parts = {"model": model_part, "data": data_part, "directions": directions_part, "training": training_part}
+        return self.model_copy(update=parts)
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))

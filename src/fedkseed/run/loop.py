@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..recipe.schema import Recipe
@@ -188,6 +189,7 @@ class WithoutModel:
 
     recipe: Recipe
     strategy: Strategy[Any]
+    basis: Basis | None = None  # for the adapter, where the server has it
 
     def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:
         return NOT_EVALUATED
@@ -197,7 +199,7 @@ class WithoutModel:
         self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
         patterns = tuple(self.recipe.model.tuned or ("*",))
         Adapter(
-            run.pool, weights.c, run.base.hex(), None, patterns, provenance(self.recipe, state.round)
+            run.pool, weights.c, run.base.hex(), None, patterns, provenance(self.recipe, state.round), self.basis
         ).save(store.adapter)  # fmt: skip
         return Finished(store.adapter)
 

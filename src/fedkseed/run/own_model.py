@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..directions import Pool
+from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
@@ -48,6 +49,7 @@ class Parties:
         tuned: shell patterns of parameter names.
         mode: where weights live, see `fedkseed.hold`.
         seed: of cohorts, batches and directions.
+        basis: the factors of the pool's directions, for the families that need them.
 
     Raises:
         FedKSeedError: there is no client, one has no batch, or the model can't be held.
@@ -64,17 +66,19 @@ class Parties:
         tuned: Sequence[str] = ("*",),
         mode: str = "auto",
         seed: int = 0,
+        basis: Basis | None = None,
     ) -> None:
         if not batches or not all(len(own) for own in batches):
             raise FedKSeedError(f"every client needs a batch, got {[len(own) for own in batches]} batches of clients")
         if local.epochs is not None and not local.backpropagates:
             raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.batches, self.seed, self.patterns = model, loss, batches, seed, tuple(tuned)
+        self.basis = basis
         self._training = [(module, module.training) for module in model.modules()]
         self._trainable = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
         try:
             model.requires_grad_(False).eval()
-            self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode)
+            self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode, basis)
             run = Run(self.weights.pool, self.weights.base_digest)
             forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
             self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None)
@@ -132,7 +136,13 @@ class Parties:
             "rounds": state.round,
         }
         adapter = Adapter(
-            weights.pool, weights.c.copy(), weights.base_digest.hex(), weights.digest().hex(), self.patterns, about
+            weights.pool,
+            weights.c.copy(),
+            weights.base_digest.hex(),
+            weights.digest().hex(),
+            self.patterns,
+            about,
+            self.basis,
         )
         weights.keep()
         self._give_back()
@@ -168,7 +178,7 @@ def tune(
         local: the local steps, and T, the number of rounds.
         size: clients that take part in a round; default all.
         on_round: called with the report of each round.
-        options: further arguments of `Parties`: pool, tuned, mode, seed.
+        options: further arguments of `Parties`: pool, tuned, mode, seed, basis.
 
     Raises:
         FedKSeedError: an argument is out of range, or the numbers diverge; the model is w_0 again.

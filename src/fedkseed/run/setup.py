@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..data.batches import Encoded, endless_batches
+from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.objectives import Objective, objective_of
@@ -65,6 +66,7 @@ class Setup:
         strategy: the algorithm; `strategy.init()` is the state before the first round.
         weights: the model's weights, which training and syncs change.
         patterns: patterns of the tuned tensors' names.
+        basis: the factors of the directions, for the families that need them.
     """
 
     recipe: Recipe
@@ -76,6 +78,7 @@ class Setup:
     strategy: Strategy[Any]
     objective: Objective
     progress: Progress
+    basis: Basis | None = None
 
     def client(
         self,
@@ -175,14 +178,18 @@ class Setup:
             tuned=self.weights.digest().hex(),
             patterns=self.patterns,
             provenance=provenance(self.recipe, state.round),
+            basis=self.basis,
         )
 
 
-def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | None = None) -> Setup:
+def build(
+    recipe: Recipe, tokenizer: Any, basis: Basis | None, *, serves: bool, progress: Progress | None = None
+) -> Setup:
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
     Args:
         tokenizer: from `tokenizer_of`.
+        basis: from `with_basis`, as the recipe.
         serves: whether this party aggregates; a server of weights holds a copy of them.
 
     Raises:
@@ -198,7 +205,7 @@ def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | 
         model = attach(model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
     pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
     if algorithm.pooled:
-        weights: Weights = hold(model, pool, patterns, options.mode)
+        weights: Weights = hold(model, pool, patterns, options.mode, basis)
     else:
         weights = full = Free(Layout(model, patterns), pool)
         start = full.values() if serves else start
@@ -220,6 +227,7 @@ def build(recipe: Recipe, tokenizer: Any, *, serves: bool, progress: Progress | 
         strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors),
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
+        basis=basis,
     )
 
 

@@ -15,6 +15,7 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.algorithms import chosen
+from ..recipe.basis import with_basis
 from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
 from ..strategy import Strategy
@@ -42,6 +43,7 @@ class Simulation:
         serves: whether this process aggregates; a server of weights holds a copy of them.
 
     Attributes:
+        recipe: the recipe, with the digest of its basis.
         setup: the model, which all clients share, and the strategy.
         shares: the data.
         carry: the transport of another engine, in place of `transport`; None: none.
@@ -50,6 +52,7 @@ class Simulation:
     def __init__(
         self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
     ) -> None:
+        recipe, basis = with_basis(recipe)
         self.recipe, self.progress, self.stopwatch = recipe, progress or Silent(), Stopwatch()
         if chosen(recipe).remembers and recipe.clients.at_once > 1:
             raise FedKSeedError(
@@ -60,7 +63,7 @@ class Simulation:
         self.shares = shares or share_out(recipe, tokenizer)
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
-        self.setup = build(recipe, tokenizer, serves=serves, progress=self.progress)
+        self.setup = build(recipe, tokenizer, basis, serves=serves, progress=self.progress)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
@@ -240,9 +243,8 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
     """
     Store.require_new(directory)  # refuse before a minute of loading
-    recipe = recipe.absolute()
-    simulation = Simulation(recipe, progress)
-    with closing(simulation), Store.create(directory, recipe.to_toml()) as store:
+    simulation = Simulation(recipe.absolute(), progress)
+    with closing(simulation), Store.create(directory, simulation.recipe.to_toml()) as store:
         return work(store, simulation.federation)
 
 

@@ -1,10 +1,10 @@
-"""Fuzzing of the decoder with millions of broken and invented messages.
+"""Fuzzing of the decoder with millions of broken and invented messages, and of the reader of basis files.
 
 An input is a message that was broken, or bytes that were invented in a message's layout. Most have a correct checksum,
 so that the checks behind it are reached. Two outcomes are correct: `FedKSeedError`, or a record that encodes to the
 same bytes. An accepted upload is then also aggregated, and an accepted difference restored, each of which must succeed
 or be refused. Any other exception, a warning, an input that takes seconds, or one that needs more than MEMORY is a
-finding: the campaign stops and prints the input.
+finding: the campaign stops and prints the input. fuzz_basis.py has the same for files of bases.
 
 Inputs come in blocks; the inputs of a block follow from the campaign's seed and the block's number.
 """
@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf, nan
@@ -34,10 +35,11 @@ from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..local.work import LocalWork
 from ..strategies.kseed import KSeed, State
-from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, sealed
+from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, header_size, sealed
 from ..wire.delta import restore, shorten
 from ..wire.int8 import compact, pack, packed_size
 from ..wire.records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from . import fuzz_basis
 
 BLOCK = 1000  # inputs
 SLOW = 2.0  # processor seconds; an input that takes longer is a finding
@@ -48,6 +50,7 @@ QUIET = 5.0  # seconds between two lines about the progress
 BASE = bytes(range(32))
 RUN = Run(Pool(0x0123456789ABCDEF, 16), BASE)
 BLOCKS = Run(Pool(0x0123456789ABCDEF, 256), BASE)  # two blocks of compact numbers
+INFORMED = Run(Pool(0x0123456789ABCDEF, 16, "informed", bytes(range(32, 64))), BASE)
 UNLIMITED = Run(Pool(0x0123456789ABCDEF, 1 << 32, "rademacher"), BASE)
 WORDS = (0, 1, 2, 3, 127, 128, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 1, 0x7FC00000, 0x7F800000, 0xFF800000,
          0x7F800001, 0xFFC00000, 0x80000000, 0x3F800000, 0x3F800001, 0x00000100, 0x7F7FFFFF)  # fmt: skip
@@ -96,6 +99,12 @@ def specimens() -> dict[str, Record]:
         "change, exact, counts": replace(change, counts=np.array([4, 5], np.uint32)),
         "change, exact": change,
         "change, compact": replace(change, loss=2.5, values=compact(numbers), wire="compact"),
+        "broadcast, informed": replace(broadcast, run=INFORMED),
+        "upload, informed": replace(upload, run=INFORMED),
+        "change, informed": replace(change, run=INFORMED, values=c),
+        "delta, informed": Delta(INFORMED, 7, 1, 2, zlib.compress(bytes(9), 9)[2:-4]),
+        "lack, mixed": Lack(Run(replace(INFORMED.pool, family="mixed"), BASE), 7, 12),
+        "broadcast, separable": replace(broadcast, run=Run(replace(RUN.pool, family="separable"), BASE)),
         "delta": decode(shorten(whole, kept), Delta),
         "lack": Lack(RUN, 7, 12),
     }  # fmt: skip
@@ -129,19 +138,29 @@ class Tally:
 
 
 def campaign(
-    inputs: int, seed: int = 0, start: int = 0, processes: int = 1, tell: Callable[[str], None] = print
+    inputs: int,
+    seed: int = 0,
+    start: int = 0,
+    processes: int = 1,
+    tell: Callable[[str], None] = print,
+    target: str = "messages",
 ) -> Tally:
     """Try `inputs` inputs of a seed, beginning with number `start`, in whole blocks.
 
+    Args:
+        target: one of TARGETS.
+
     Raises:
-        FedKSeedError: an input is neither refused nor a message; the error's text has the input.
+        FedKSeedError: an input is neither refused nor sound, and the text has it; or there is no such target.
     """
+    if target not in TARGETS:
+        raise FedKSeedError(f"nothing to fuzz is called {target!r}; choose {' or '.join(TARGETS)}")
     blocks = range(start // BLOCK, -(-(start + inputs) // BLOCK))
     tally, begin = Tally(), time.perf_counter()
     said = begin
     pool = ProcessPoolExecutor(processes, get_context("spawn"), initializer=_prepare)
     try:
-        waiting = [pool.submit(try_block, seed, block) for block in blocks[: 2 * processes]]
+        waiting = [pool.submit(try_block, seed, block, target) for block in blocks[: 2 * processes]]
         for number, block in enumerate(blocks):
             try:
                 tally.add(_result(waiting.pop(0)))
@@ -150,7 +169,7 @@ def campaign(
             except BrokenProcessPool as died:
                 raise FedKSeedError(f"a process died in or after block {block} of seed {seed}") from died
             if number + 2 * processes < len(blocks):
-                waiting.append(pool.submit(try_block, seed, blocks[number + 2 * processes]))
+                waiting.append(pool.submit(try_block, seed, blocks[number + 2 * processes], target))
             if (now := time.perf_counter()) - said > QUIET:
                 said, done, rate = now, (block + 1) * BLOCK, tally.inputs / (now - begin)
                 tell(f"{tally.inputs:,} of {len(blocks) * BLOCK:,} inputs, {rate:,.0f} a second; next {done:,}")
@@ -171,17 +190,18 @@ def _result(block: Future[Tally]) -> Tally:
     return block.result(timeout=QUIET)
 
 
-def try_block(seed: int, block: int) -> Tally:
+def try_block(seed: int, block: int, target: str = "messages") -> Tally:
     """Judge the inputs of one block.
 
     Raises:
         FedKSeedError: an input is a finding.
     """
     tally = Tally()
-    for number, data in enumerate(made(seed, block)):
+    make, right = TARGETS[target]
+    for number, data in enumerate(make(seed, block)):
         begin = time.process_time()
         try:
-            kind, refusal = judge(data)
+            kind, refusal = right(data)
         except Exception as error:  # of any kind: a finding
             raise _finding(seed, block * BLOCK + number, f"{type(error).__name__}: {error}", data) from error
         if (took := time.process_time() - begin) > SLOW:
@@ -315,7 +335,20 @@ def _array(rng: random.Random, data: bytearray) -> None:
         data[one : one + 8] = data[other : other + 8]
 
 
+def files(seed: int, block: int) -> Iterator[bytes]:
+    """The inputs of one block for the reader of bases."""
+    rng, breaks = random.Random(f"basis/{seed}/{block}"), (_flip, _byte, _word, _cut, _drop, _insert)
+    for _ in range(BLOCK):
+        yield fuzz_basis.made(rng, lambda rng, data: rng.choice(breaks)(rng, data))
+
+
 MUTATIONS = (_flip, _byte, _word, _word, _cut, _drop, _insert, _splice, _header, _array)
+
+
+TARGETS: dict[str, tuple[Callable[[int, int], Iterator[bytes]], Callable[[bytes], tuple[str, str]]]] = {
+    "messages": (made, judge),
+    "bases": (files, fuzz_basis.judge),
+}
 
 
 def _resealed(data: bytearray) -> bytes:
@@ -329,7 +362,7 @@ def _sound() -> dict[int, list[tuple[int, tuple[Any, ...]]]]:
     found: dict[int, list[tuple[int, tuple[Any, ...]]]] = {}
     for data in _seeds():
         kind = KINDS[data[5]]
-        found.setdefault(kind.number, []).append((data[7], kind.fixed.unpack_from(data, HEADER.size)))
+        found.setdefault(kind.number, []).append((data[7], kind.fixed.unpack_from(data, header_size(data))))
     return found
 
 
@@ -339,15 +372,14 @@ def _invented(rng: random.Random) -> bytes:
     Flags are allowed ones. Most fields are those of a specimen, the others numbers that a check may have missed. The
     number of bytes that follow is the codec's, up to MOST an array.
     """
-    number, size = rng.choice(list(_sound())), rng.choice((1, 2, 8, 128, 256))
-    family, kind = rng.choice(list(FAMILIES.values())), KINDS[number]
+    number, run = rng.choice(list(_sound())), Run(_pool(rng), BASE)
+    kind = KINDS[number]
     flags, fields = rng.choice(_sound()[number])
     types = kind.fixed.format.lstrip("<")
     share = rng.choice((0, 0, 0.2, 0.5))  # of fields that are changed
     fields = [rng.choice(FIELDS[t]) if rng.random() < share else old for t, old in zip(types, fields, strict=True)]
     if rng.random() < 0.5:
         flags = rng.choice(kind.flags)
-    run = Run(Pool(RUN.pool.key, size, family.name), BASE)
     if kind.sizes:
         try:
             parts = [_part(rng, min(count, MOST)) for count in kind.sizes(Head(run, 7, flags), fields)]
@@ -356,8 +388,17 @@ def _invented(rng: random.Random) -> bytes:
     else:  # the rest of the body of a difference: deflated bytes
         noise = rng.randbytes(rng.choice((9, len(pair()[0]) - HEADER.size - TRAILER.size)))
         parts = [rng.choice((zlib.compress(noise, 9, -15), noise))]
-    header = HEADER.pack(MAGIC, VERSION, number, family.number, flags, 7, run.pool.key, size - 1, BASE)
-    return sealed(header, kind.fixed.pack(*fields), *parts)
+    pool = run.pool
+    header = HEADER.pack(MAGIC, VERSION, number, pool.record.number, flags, 7, pool.key, pool.size - 1, BASE)
+    return sealed(header, pool.basis, kind.fixed.pack(*fields), *parts)
+
+
+def _pool(rng: random.Random) -> Pool:
+    """A pool of any family, with a size that it takes."""
+    while True:
+        family, size = rng.choice(list(FAMILIES.values())), rng.choice((1, 2, 8, 128, 256))
+        with suppress(FedKSeedError):
+            return Pool(RUN.pool.key, size, family.name, INFORMED.pool.basis * family.informed)
 
 
 def _part(rng: random.Random, size: int) -> bytes:
@@ -392,4 +433,4 @@ def _prepare() -> None:
 
 
 def _finding(seed: int, number: int, what: str, data: bytes) -> FedKSeedError:
-    return FedKSeedError(f"input {number} of seed {seed} is neither refused nor a message: {what}; it is {data.hex()}")
+    return FedKSeedError(f"input {number} of seed {seed} is neither refused nor sound: {what}; it is {data.hex()}")

@@ -1,13 +1,17 @@
 """A tuned model as a 16 KB file: the coefficients, the pool, and the digest of the base model.
 
 The file is a safetensors file with one tensor, `coefficients` (K,) float32, and one metadata entry,
-`fedkseed`, a JSON object with everything else and a checksum over all of it.
+`fedkseed`, a JSON object with everything else and a checksum over all of it. Where a basis has the directions, the
+file holds it, too, so that it needs no other: format 2, with the entries of a basis' file under names that begin with
+`basis/`. The digest in `pool` stands for them in the checksum.
 """
 
 import hashlib
 import json
+import os
 import stat
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from ..directions import Pool
+from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
+from .basis import MAX_BYTES as MAX_BASIS
+from .basis import entries, from_entries, shown
 
 if TYPE_CHECKING:  # a server without a model writes an adapter, too
     from torch import nn
 
-FORMAT = 1
-MAX_BYTES = 1 << 23  # 2^20 coefficients are 4 MiB; the rest describes them
+FORMAT, WITH_BASIS = 1, 2
+MAX_BYTES = 1 << 23  # beside a basis: 2^20 coefficients are 4 MiB; the rest describes them
+PREFIX = "basis/"
 NEEDED = ("model", "dtype", "template", "separator")
 
 
@@ -38,10 +46,16 @@ class Adapter:
     tuned: str | None  # digest of w(c), to check the result of `apply`; None from a server without a model
     patterns: tuple[str, ...]  # shell patterns of the tuned tensors' names
     provenance: dict[str, Any]  # at least model, dtype, template and separator: what `generate` needs
+    basis: Basis | None = None  # of the pool's directions; None for other families, and from a server that has none
 
     def __post_init__(self) -> None:
         if missing := [name for name in NEEDED if not isinstance(self.provenance.get(name), str)]:
             raise FedKSeedError(f"an adapter's provenance must name {', '.join(NEEDED)}; missing: {', '.join(missing)}")
+        if self.basis is not None and (digest := self.basis.digest()) != self.pool.basis:
+            raise FedKSeedError(
+                f"an adapter's basis is that of its pool, {self.pool.basis.hex() or 'none'}, got {digest.hex()}; get "
+                "the run's file"
+            )
 
     @property
     def storage(self) -> str:
@@ -52,7 +66,9 @@ class Adapter:
         """Write the adapter file; a reader never sees a half-written one."""
         path, about = Path(path), self._about()
         text = json.dumps({**about, "checksum": _checksum(about, self.coefficients)}, sort_keys=True)
-        write_atomically(path, save({"coefficients": self.coefficients}, metadata={"fedkseed": text}))
+        factors = {} if self.basis is None else entries(self.basis)
+        arrays = {"coefficients": self.coefficients, **{PREFIX + name: part for name, part in factors.items()}}
+        write_atomically(path, save(arrays, metadata={"fedkseed": text}))
 
     @classmethod
     def load(cls, path: Path) -> "Adapter":
@@ -64,25 +80,25 @@ class Adapter:
         try:
             with border(f"the adapter {path}"):
                 there = path.stat()
-                if not stat.S_ISREG(there.st_mode) or there.st_size > MAX_BYTES:
-                    raise FedKSeedError(f"{path} is no adapter: one is a regular file of at most {MAX_BYTES:,} bytes")
+                _require_size(path, there, MAX_BYTES + MAX_BASIS)
                 with safe_open(path, framework="np") as file:
                     about = json.loads((file.metadata() or {})["fedkseed"])
+                    _require_format(path, about["format"])
+                    if about["format"] == FORMAT:
+                        _require_size(path, there, MAX_BYTES)
                     coefficients = file.get_tensor("coefficients")
-        except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+                    names = [name for name in file.keys() if name.startswith(PREFIX)]  # noqa: SIM118 - no mapping
+                    factors = {name.removeprefix(PREFIX): file.get_tensor(name) for name in names}
+        except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             if isinstance(error, FedKSeedError):
                 raise
             raise FedKSeedError(f"{path} is not a whole fedkseed adapter ({error}); get the file again") from error
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            got = about.get("format") if isinstance(about, dict) else about
-            raise FedKSeedError(
-                f"the adapter {path} has format {got}, this program reads {FORMAT}; use a matching release"
-            )
         checksum = about.pop("checksum", None)
         if checksum != _checksum(about, coefficients):
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
         try:
-            pool = Pool(**about["pool"])
+            pool = _pool(about["pool"])
+            basis = from_entries(factors, about["basis"], f"the adapter {path}") if factors else None
             tuned = None if about["tuned"] is None else str(about["tuned"])
             described = str(about["base"]), tuned, tuple(about["patterns"]), dict(about["provenance"])
             if not all(isinstance(pattern, str) for pattern in about["patterns"]):
@@ -95,7 +111,7 @@ class Adapter:
             or not np.isfinite(coefficients).all()
         ):
             raise FedKSeedError(f"the adapter {path} must hold {pool.size} finite float32 coefficients")
-        return cls(pool, coefficients, *described)
+        return cls(pool, coefficients, *described, basis)
 
     def apply(self, model: "nn.Module") -> None:
         """Turn the base model into the tuned one, in place, and check the result's digest.
@@ -108,7 +124,13 @@ class Adapter:
         from .layout import Layout
         from .streamed import Streamed
 
-        weights = Streamed(Layout(model, self.patterns), self.pool)
+        if self.pool.informed and self.basis is None:
+            raise FedKSeedError(
+                f"the adapter lacks its basis, of digest {self.pool.basis.hex()}: a server without the basis wrote it. "
+                "With the file of the run: dataclasses.replace(Adapter.load(…), basis=load_basis(FILE))"
+            )
+        layout = Layout(model, self.patterns)
+        weights = Streamed(layout, self.pool.fitted(layout.shapes, self.basis))
         if (digest := weights.base_digest.hex()) != self.base:
             raise FedKSeedError(
                 f"the adapter is for a base model with digest {self.base}, this one has {digest}; "
@@ -128,13 +150,20 @@ class Adapter:
         weights.keep()
 
     def _about(self) -> dict[str, Any]:
+        pool: dict[str, Any] = {"key": self.pool.key, "size": self.pool.size, "family": self.pool.family}
+        more = {}
+        if self.pool.informed:
+            pool["basis"] = self.pool.basis.hex()
+        if self.basis is not None:
+            more["basis"] = dict(self.basis.about)
         return {
-            "format": FORMAT,
-            "pool": asdict(self.pool),
+            "format": WITH_BASIS if self.pool.informed else FORMAT,
+            "pool": pool,
             "base": self.base,
             "tuned": self.tuned,
             "patterns": list(self.patterns),
             "provenance": self.provenance,
+            **more,
         }
 
 
@@ -146,6 +175,26 @@ def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
     """
     Adapter.load(Path(path)).apply(model)
     return model
+
+
+def _require_size(path: Path, there: os.stat_result, most: int) -> None:
+    if not stat.S_ISREG(there.st_mode) or there.st_size > most:
+        raise FedKSeedError(f"{path} is no adapter: one is a regular file of at most {most:,} bytes")
+
+
+def _require_format(path: Path, number: Any) -> None:
+    if number not in (FORMAT, WITH_BASIS):
+        raise FedKSeedError(
+            f"the adapter {path} has format {shown(number)}, this program reads {FORMAT} and {WITH_BASIS}; use a "
+            "matching release"
+        )
+
+
+def _pool(table: Mapping[str, Any]) -> Pool:
+    """The pool that a file describes; the tensors of one fitted to a model are never taken from a file."""
+    if unknown := set(table) - {"key", "size", "family", "basis"}:
+        raise TypeError(f"a pool has no {min(unknown)}")
+    return Pool(table["key"], table["size"], table["family"], bytes.fromhex(table.get("basis", "")))
 
 
 def _checksum(about: dict[str, Any], coefficients: NDArray[np.float32]) -> str:

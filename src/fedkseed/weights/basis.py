@@ -46,19 +46,25 @@ def load_basis(path: Path) -> Basis:
             with safe_open(path, framework="np") as file:
                 about = json.loads((file.metadata() or {})["fedkseed"])
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-    except (SafetensorError, KeyError, ValueError, TypeError, RecursionError) as error:
+    except (SafetensorError, KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, FedKSeedError):
             raise
         raise FedKSeedError(f"{path} is not a whole fedkseed basis ({error}); get the file again") from error
     if not isinstance(about, dict) or about.get("format") != FORMAT or not isinstance(about.get("about"), dict):
-        got = about.get("format") if isinstance(about, dict) else about
+        got = shown(about.get("format") if isinstance(about, dict) else about)
         raise FedKSeedError(f"the basis {path} has format {got}, this program reads {FORMAT}; use a matching release")
     basis = from_entries(arrays, about["about"], f"the basis {path}")
     if about.get("digest") != (digest := basis.digest().hex()):
         raise FedKSeedError(
-            f"the basis {path} is damaged: its digest is {digest}, it says {about.get('digest')}; get the file again"
+            f"the basis {path} is damaged: its digest is {digest}, it says {shown(about.get('digest'))}; get the file "
+            "again"
         )
     return basis
+
+
+def shown(value: Any) -> str:
+    """A value of a stranger's file, in an error message: short, and without characters that a terminal follows."""
+    return ascii(value)[:80]
 
 
 def entries(basis: Basis) -> dict[str, NDArray[Any]]:
@@ -80,7 +86,7 @@ def from_entries(arrays: Mapping[str, NDArray[Any]], about: Mapping[str, Any], w
         parts = {part: arrays[f"{name}.{part}"] for part in KINDS}
         if any(parts[part].dtype != kind or parts[part].ndim != 1 + (kind == np.int8) for part, kind in KINDS.items()):
             raise FedKSeedError(
-                f"{what} must hold int8 matrices and float32 scales; those of {name} are something else"
+                f"{what} must hold int8 matrices and float32 scales; those of {shown(name)} are something else"
             )
         factors[name] = Factor(len(parts["left"]), len(parts["right"]), first, **parts)
         first = factors[name].directions.stop

@@ -1,6 +1,7 @@
 """Conversion of records to bytes and back. docs/wire.md is the specification.
 
     header   56 bytes: magic, version, kind, family, flags, round, pool key, pool size − 1, digest of w_0
+             88 where a basis has the directions: the SHA-256 of the basis follows
     body     numbers of the record, then its arrays, little-endian
     trailer  CRC-32 of all that precedes
 
@@ -28,6 +29,7 @@ from .records import MAX_BROADCAST, MAX_SCALARS, Broadcast, Change, Delta, Histo
 VERSION = 2  # 2: scalar gradients are multiples of numbers.GRID
 MAGIC = b"FKSd"
 HEADER = struct.Struct("<4sBBBBIQI32s")
+BASIS = 32  # bytes of a basis' digest after the header
 TRAILER = struct.Struct("<I")
 OWN = 128  # kinds from here on are those of a user's program
 WIRE = {"exact": 0, "compact": 2, "sign": 4}  # flags of messages whose numbers travel in several ways
@@ -276,7 +278,7 @@ def encode(message: Record) -> bytes:
     header = HEADER.pack(
         MAGIC, VERSION, kind.number, pool.record.number, flags, message.round, pool.key, pool.size - 1, message.run.base
     )  # fmt: skip
-    return sealed(header, kind.fixed.pack(*fixed), *parts)
+    return sealed(header, pool.basis, kind.fixed.pack(*fixed), *parts)
 
 
 def sealed(*parts: bytes | memoryview) -> bytes:
@@ -293,14 +295,26 @@ def kind_of(data: bytes) -> type[Any] | None:
     return kind.record if kind else None
 
 
+def header_size(data: bytes) -> int:
+    """The bytes before the body: more where the family's directions come from a basis.
+
+    Raises:
+        FedKSeedError: the header names no known family.
+    """
+    return HEADER.size + BASIS * numbered(data[6]).informed
+
+
 def head_of(data: bytes) -> Head:
     """The run, round and flags of a message.
 
     Raises:
-        FedKSeedError: the header names no known family or no valid pool.
+        FedKSeedError: the header is cut short, or names no known family or no valid pool.
     """
     _, _, _, family, flags, round_, key, last, base = HEADER.unpack_from(data)
-    return Head(Run(Pool(key, last + 1, numbered(family).name), base), round_, flags)
+    size, name = header_size(data), numbered(family).name
+    if len(data) < size + TRAILER.size:
+        raise FedKSeedError(f"a message of {name} directions has at least {size + TRAILER.size} bytes, got {len(data)}")
+    return Head(Run(Pool(key, last + 1, name, data[HEADER.size : size]), base), round_, flags)
 
 
 def decode(data: bytes, *kinds: type[Message]) -> Message:
@@ -329,7 +343,7 @@ def decode(data: bytes, *kinds: type[Message]) -> Message:
     if kind is None or kind.record not in kinds:
         got = f"kind {number}" if kind is None else kind.record.__name__
         raise FedKSeedError(f"expected a message of kind {' or '.join(k.__name__ for k in kinds)}, got {got}")
-    head, body = head_of(data), memoryview(data)[HEADER.size : -TRAILER.size]
+    head, body = head_of(data), memoryview(data)[header_size(data) : -TRAILER.size]
     return cast("Message", kind.read(head, *_split(kind, head, body)))
 
 

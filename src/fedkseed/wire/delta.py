@@ -10,10 +10,10 @@ import zlib
 import numpy as np
 
 from ..errors import FedKSeedError
-from .codec import HEADER, TRAILER, decode, encode, head_of, kind_of, sealed
+from .codec import TRAILER, decode, encode, head_of, header_size, kind_of, sealed
 from .records import Delta, Lack
 
-FAMILY, ROUND, RUN = 6, slice(8, 12), slice(12, HEADER.size)  # their places in a header
+FAMILY, ROUND = 6, slice(8, 12)  # their places in a header
 
 
 def shorten(whole: bytes, kept: bytes) -> bytes:
@@ -36,9 +36,9 @@ def restore(data: bytes, kept: bytes | None) -> bytes | None:
     if kind_of(data) is not Delta:
         return data
     delta = decode(data, Delta)
-    if kept is None or delta.kept != _check(kept) or (data[FAMILY], data[RUN]) != (kept[FAMILY], kept[RUN]):
+    if kept is None or delta.kept != _check(kept) or (data[FAMILY], _run(data)) != (kept[FAMILY], _run(kept)):
         return None
-    size, inflate = len(kept) - HEADER.size - TRAILER.size, zlib.decompressobj(-15)
+    size, inflate = _body(kept).size, zlib.decompressobj(-15)
     try:
         difference = inflate.decompress(delta.difference, size + 1)  # a broken delta can't fill the memory
     except zlib.error as error:
@@ -47,7 +47,7 @@ def restore(data: bytes, kept: bytes | None) -> bytes | None:
         raise FedKSeedError(
             f"a delta's difference must have the {size} bytes of the message kept, and nothing after it"
         )
-    header = bytearray(kept[: HEADER.size])
+    header = bytearray(kept[: header_size(kept)])
     header[ROUND] = data[ROUND]
     whole = sealed(bytes(header), (_body(kept) + np.frombuffer(difference, np.uint8)).tobytes())
     if _check(whole) != delta.whole:
@@ -63,11 +63,16 @@ def lack(data: bytes, client: int) -> bytes:
 
 def _alike(whole: bytes, kept: bytes) -> bool:
     """Whether two messages differ in their rounds and bodies only."""
-    return (len(whole), whole[: ROUND.start], whole[RUN]) == (len(kept), kept[: ROUND.start], kept[RUN])
+    return (len(whole), whole[: ROUND.start], _run(whole)) == (len(kept), kept[: ROUND.start], _run(kept))
+
+
+def _run(data: bytes) -> bytes:
+    """The part of a header that names pool and base model."""
+    return data[ROUND.stop : header_size(data)]
 
 
 def _body(data: bytes) -> np.ndarray:
-    return np.frombuffer(data, np.uint8)[HEADER.size : -TRAILER.size]
+    return np.frombuffer(data, np.uint8)[header_size(data) : -TRAILER.size]
 
 
 def _check(data: bytes) -> int:

@@ -30,6 +30,11 @@ class Run:
         Raises:
             FedKSeedError: the pool or the base model differs.
         """
+        if other.pool.family == self.pool.family and other.pool.basis != self.pool.basis:
+            raise FedKSeedError(
+                f"the message is for the basis {other.pool.basis.hex()}, this party has {self.pool.basis.hex()}; use "
+                "the same file on both sides"
+            )
         if other.pool != self.pool:
             raise FedKSeedError(
                 f"the message is for {other.pool}, this party has {self.pool}; use the same recipe on both sides"

@@ -57,7 +57,7 @@ def pinned(setting, tmp_path_factory) -> str:
     found = pin(path)
     text = path.read_text()
     assert text.startswith("# a comment that stays\nseed = 3\n")
-    assert load_recipe(path).model.digest == found["digest"]
+    assert load_recipe(path).model.digest == found["model"]["digest"]
     return text.replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/nowhere")
 
 
@@ -98,10 +98,10 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
 
 def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
     (tmp_path / "recipe.toml").write_text(setting.text(algorithm='algorithm = "fedkseed-plus"'))
-    assert pin(tmp_path / "recipe.toml")["tuned"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert pin(tmp_path / "recipe.toml")["model"]["tuned"] == ["model.embed_tokens.weight", "lm_head.weight"]
     recipe = load_recipe(tmp_path / "recipe.toml")
     assert recipe.model.tuned == ["model.embed_tokens.weight", "lm_head.weight"]
-    assert pin(tmp_path / "recipe.toml") == {"digest": recipe.model.digest}, "once is enough"
+    assert pin(tmp_path / "recipe.toml") == {"model": {"digest": recipe.model.digest}}, "once is enough"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,7 @@ class Owner:
     device: str = "auto"
     policy: Policy = field(default_factory=Policy)
     secret: int | None = None  # seed of the client's batches; None: the recipe's
+    basis: str | None = None  # file with the basis of informed directions; a server can't name one
 
     def __post_init__(self) -> None:
         if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
@@ -175,10 +176,19 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
                 raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
         owner.policy.require(wished)
         model = owner.model or _carried(wished.model.name)
+    directions = wished.directions
+    if directions.informed and owner.basis is None:
+        raise RefusedError(
+            Code.BASIS,
+            f"the server's recipe needs the basis {directions.basis_digest}: get that file from its owner, and start "
+            "the client with --basis FILE",
+        )
+    basis = owner.basis if directions.informed else None
     followed = owner.policy.followed(wished)
     return followed.model_copy(
         update={
             "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
+            "directions": directions.model_copy(update={"basis": basis}),
             "data": followed.data.model_copy(update={"source": owner.data}),
         }
     )

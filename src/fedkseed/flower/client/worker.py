@@ -31,6 +31,7 @@ from ...data.federated import own_share
 from ...errors import FedKSeedError
 from ...files import exclusive, read_whole, write_atomically
 from ...local.work import LocalWork
+from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import answer
 from ...run.setup import build, tokenizer_of
@@ -61,10 +62,12 @@ class Member:
         self.recipe, self.policy, self.secret = consented(recipe, owner), owner.policy, owner.secret
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
+        with refusing(Code.BASIS):
+            self.recipe, basis = with_basis(self.recipe)
         with refusing(Code.DATA):
             self.examples = own_share(self.recipe, tokenizer)
         with refusing(Code.MODEL):
-            self.setup = build(self.recipe, tokenizer, serves=False)
+            self.setup = build(self.recipe, tokenizer, basis, serves=False)
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 

@@ -8,6 +8,7 @@ from typing import Any
 from ...data.reading import is_here
 from ...errors import FedKSeedError
 from ...recipe.algorithms import Algorithm, chosen
+from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import Report, run_round
 from ...run.chain import Receipt
@@ -65,18 +66,19 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
 
 def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tuple[Strategy[Any], Evaluator, str]:
     """The strategy, the evaluator of its models, and the digest of the held-out data."""
+    recipe, basis = with_basis(recipe)
     if (why := why_model(recipe, algorithm)) is None:
         progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
         run = Run(algorithm.pool(recipe), bytes.fromhex(recipe.model.digest or ""))
         strategy = algorithm.make(recipe, run)
-        return strategy, WithoutModel(recipe, strategy), NO_DATA
+        return strategy, WithoutModel(recipe, strategy, basis), NO_DATA
     from ...data.federated import digest, own_held_out
     from ...run.setup import WithModel, build, tokenizer_of
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
     held_out = own_held_out(recipe, tokenizer)
-    setup = build(recipe, tokenizer, serves=True, progress=progress)
+    setup = build(recipe, tokenizer, basis, serves=True, progress=progress)
     return setup.strategy, WithModel(setup, held_out), digest([held_out])
 
 
