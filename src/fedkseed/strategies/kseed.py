@@ -239,7 +239,7 @@ class KSeed:
         heaviest = HEAVIEST // len(ordered) // (WHOLE if self.trust.agreement else 1)
         taken = [self._contribution(upload, state.round, drawn_with, heaviest) for upload in ordered]
         require_summable(taken, WHOLE if self.trust.agreement else 1)
-        if self.trust.rule != "mean" or self.trust.agreement:  # the evidence compares numbers: none may drown the others
+        if self.trust.rule != "mean" or self.trust.agreement:  # evidence compares numbers: none may drown the others
             taken = cut(taken)
         evidence, size = state.evidence, self.run.pool.size
         if self.trust.agreement:
