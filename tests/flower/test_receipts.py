@@ -142,9 +142,9 @@ def test_one_flipped_bit_in_the_file_of_keys_is_refused(run):
 def client(run: Store, directory: Path, done: int) -> Path:
     """The file of a client that has seen `done` rounds."""
     directory.mkdir(exist_ok=True)
-    links, head = run.history(0, done)
-    nonce = nonce_of(run, done)
-    assert History(directory).follow(Task(0, 1.0, bytes(16), b"", b"", nonce, links=b"".join(links), head=head))
+    links, head, stem = run.history(0, done)
+    asked = Task(0, 1.0, bytes(16), b"", b"", nonce_of(run, done), links=b"".join(links), head=head, stem=stem)
+    assert History(directory).follow(asked)
     return directory / KEPT
 
 

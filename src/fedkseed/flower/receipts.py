@@ -41,7 +41,7 @@ def require_seen(store: Store, path: Path) -> None:
         FedKSeedError: it is; or the client has seen nothing of the run.
     """
     entries, heads = store.recall(NONCES) or [], seen(path)
-    of_run = [(at, *heads[nonce]) for at, (_, nonce) in enumerate(entries) if nonce in heads]
+    of_run = [(at, heads[nonce].done, heads[nonce].head) for at, (_, nonce) in enumerate(entries) if nonce in heads]
     if not of_run:
         raise FedKSeedError(f"the client of {path} has seen nothing of {store.directory}")
     for at, done, head in of_run:

@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tomllib import loads
 
 import numpy as np
 import pytest
@@ -26,14 +25,10 @@ from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
-from fedkseed.recipe.reading import parse
-from fedkseed.run import chain
-from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
 
-from ..conftest import OPEN
+from ..conftest import OPEN, recorded
 
 
 def context(directory: Path) -> Context:
@@ -42,12 +37,7 @@ def context(directory: Path) -> Context:
 
 @pytest.fixture(scope="module")
 def first(setting) -> Task:
-    """The task of client 1 in the first round."""
-    recipe = parse(loads(setting.text()))
-    simulation = Simulation(recipe)
-    message = simulation.strategy.broadcast(simulation.strategy.init(), [1])[1]
-    text = recipe_for_clients(recipe, 3)
-    return Task(1, 600.0, digest_of(text), text, encode(message))
+    return setting.first(1)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +91,7 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
     genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
     attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
-    first = replace(first, links=bytes(32), head=chain.head(None, bytes(32)))
+    first = recorded(first)
     try:
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
             reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
@@ -186,9 +176,9 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
     member = Member(owner, first.recipe)
     taken, steps = member.answer, []
 
-    def counting(task, on_step):
+    def counting(task, *more):
         steps.append(task.message)
-        return taken(task, on_step)
+        return taken(task, *more)
 
     member.answer = counting
     worker = Worker(lambda recipe: member)

@@ -39,7 +39,7 @@ from ...run.workers import computing_with
 from ...wire.codec import decode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run
-from ..envelope import LINK, UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
+from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
@@ -68,12 +68,19 @@ class Member:
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
-        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it."""
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda whole: None
+    ) -> tuple[bytes, bytes]:
+        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it.
+
+        Args:
+            bound: raises `FedKSeedError` if the whole broadcast is not the one that the task's history names.
+        """
         begin, most = time.monotonic(), self.policy.training.max_seconds
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
+        bound(whole)
         count, strategy = self.recipe.clients.count, self.setup.strategy
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
@@ -81,8 +88,10 @@ class Member:
         with refusing(Code.MODEL):
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
         require_asked(message, self.recipe, strategy.work(False))
-        if task.links and message.round != (done := task.since + len(task.links) // LINK - 1):
-            raise FedKSeedError(f"the message is of round {message.round}, the history of its task has {done} rounds")
+        if task.done >= 0 and message.round != task.done:
+            raise FedKSeedError(
+                f"the message is of round {message.round}, the history of its task has {task.done} rounds"
+            )
         if self.setup.algorithm.pooled:  # kilobytes
             self._kept = whole
 
@@ -127,7 +136,9 @@ def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
 class Follower(Protocol):
     """One client or several, with a recipe and a model."""
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]: ...
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
+    ) -> tuple[bytes, bytes]: ...
 
 
 Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
@@ -188,7 +199,12 @@ class Worker:
             if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
                 return self._last[1]
             self._last = None
-            broadcast, made = self._follower.answer(task, on_step)
+
+            def bound(whole: bytes) -> None:
+                if self.signing is not None:
+                    self.signing.require_bound(task, whole)
+
+            broadcast, made = self._follower.answer(task, on_step, bound)
             signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
             reply = Reply(Status.DONE, made, signature=signature)
             if len(reply.message) <= REMEMBERED:
