@@ -109,6 +109,12 @@ class Store:
         """Whether a state of the run was written: the one before its first round is the first."""
         return self._row(None) is not None
 
+    @property
+    def rounds(self) -> int:
+        """Number of finished rounds; −1 before the first state was written."""
+        row = self._row(None)
+        return -1 if row is None else row.done
+
     def load_recipe(self) -> Recipe:
         """The run's recipe.
 

@@ -84,6 +84,27 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
 
 
+def require_head(store: Store, head: str) -> int:
+    """Refuse a run whose chain does not have a head that somebody has seen.
+
+    Args:
+        head: hexadecimal, as `verify` and the server print it.
+
+    Returns:
+        The number of rounds done at that head.
+
+    Raises:
+        FedKSeedError: it has not: rounds were changed, left out or computed anew since.
+    """
+    heads = {store.head(done).hex(): done for done in range(store.rounds + 1)}
+    if (done := heads.get(head.lower())) is None:
+        raise FedKSeedError(
+            f"{store.directory} has no head {head} after any of its {store.rounds} rounds: it is another run, or was "
+            "changed after that head was seen"
+        )
+    return done
+
+
 def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
     if is_own(recipe.training.algorithm):
         raise FedKSeedError(
