@@ -61,10 +61,11 @@ class Member:
         self.recipe, self.policy, self.secret = consented(recipe, owner), owner.policy, owner.secret
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
+            self.setup = build(self.recipe, tokenizer, serves=False)
+        with refusing(Code.POLICY):  # before any row is read
+            self.policy.require_weights(self.recipe, self.setup.weights.layout.size)
         with refusing(Code.DATA):
             self.examples = own_share(self.recipe, tokenizer)
-        with refusing(Code.MODEL):
-            self.setup = build(self.recipe, tokenizer, serves=False)
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
