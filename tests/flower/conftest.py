@@ -96,9 +96,9 @@ class Setting:
         clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
         return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
 
-    def first(self, client: int) -> Task:
+    def first(self, client: int, **changes: str) -> Task:
         """The task of a client in the first round, unsigned and without a history."""
-        recipe = parse(loads(self.text()))
+        recipe = parse(loads(self.text(**changes)))
         strategy = Simulation(recipe).strategy
         text = recipe_for_clients(recipe, len(NODES))
         return Task(client, 600.0, digest_of(text), text, encode(strategy.broadcast(strategy.init(), [client])[client]))

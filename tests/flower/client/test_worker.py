@@ -20,6 +20,7 @@ from fedkseed.files import locked
 from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
+from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
 from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
@@ -267,10 +268,59 @@ def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, c
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    hasty = owner.policy.model_copy(update={"training": owner.policy.training.model_copy(update={"max_seconds": 1e-9})})
-    reply = Worker(partial(Member, replace(owner, policy=hasty))).reply(first.encode())
+    reply = Worker(partial(Member, timed(owner, 1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Seconds by which the clock is ahead."""
+    ahead, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead[0])
+    return ahead
+
+
+def timed(owner: Owner, seconds: float) -> Owner:
+    training = owner.policy.training.model_copy(update={"max_seconds": seconds})
+    return replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_of", "build", "own_share"])
+def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, owner, clock, monkeypatch, capsys, name):
+    """The attack: recipe after recipe that wants the model loaded and quantised in another way."""
+    load = getattr(worker_module, name)
+
+    def slow(*args, **options):
+        clock[0] += 5000.0
+        return load(*args, **options)
+
+    monkeypatch.setattr(worker_module, name, slow)
+    worker = Worker(partial(Member, timed(owner, 3600.0)))
+    assert worker.reply(first.encode()) == Reply(Status.REFUSED, text="policy")
+    assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
+    clock[0] = 0.0
+    slow_once = Worker(partial(Member, timed(owner, 7200.0)))
+    for number in range(3):
+        task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
+        assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
+
+
+def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
+    """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
+    asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
+    member, passes = Member(timed(owner, 35.0), asked.recipe), []
+
+    def slow(*_):
+        passes.append(clock[0])
+        clock[0] += 10.0
+
+    with member.setup.model.register_forward_pre_hook(slow):
+        reply = Worker(lambda recipe: member).reply(replace(asked, seconds=1e9).encode())
+    assert reply == Reply(Status.REFUSED, text="policy")
+    assert len(passes) == 4
+    assert not member.setup.model._forward_pre_hooks, "none is left behind"
+    assert "longer than the policy's max_seconds = 35" in capsys.readouterr().err
 
 
 def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):

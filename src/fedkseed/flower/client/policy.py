@@ -56,7 +56,7 @@ class Work(Part):
     # Tuned weights for each of the K directions. [model] tuned can choose few weights d; as many numbers along known
     # directions are their exact gradient. Of K numbers, the share K / d of its square norm can be seen: 1 %.
     weights_per_direction: Count = 100
-    max_seconds: Positive = 3600.0  # of a task, looked at between two steps
+    max_seconds: Positive = 3600.0  # of a task, loading the model included; looked at between two passes of the model
 
     @field_validator("algorithms")
     @classmethod

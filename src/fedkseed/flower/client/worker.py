@@ -43,7 +43,7 @@ from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusi
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
-from .policy import View
+from .policy import Policy, View
 
 BATCHES = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
@@ -54,18 +54,40 @@ class AbandonedError(Exception):
     """The error of a task for whose answer no process waits any more."""
 
 
+class Limit:
+    """The time that an owner allows for a task, from now on."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.seconds, self._begin = policy.training.max_seconds, time.monotonic()
+
+    def require_time(self) -> None:
+        """Refuse to go on with a task whose time is over.
+
+        Raises:
+            RefusedError: it is.
+        """
+        if time.monotonic() - self._begin > self.seconds:
+            raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {self.seconds:g}")
+
+
 class Member:
     """A client that follows a server's recipe with a file of its own."""
 
     def __init__(self, owner: Owner, recipe: bytes) -> None:
-        self.recipe, self.policy, self.secret = consented(recipe, owner), owner.policy, owner.secret
+        self.policy, self.secret = owner.policy, owner.secret
+        limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
+        self.recipe = consented(recipe, owner)
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
+            limit.require_time()
             self.setup = build(self.recipe, tokenizer, serves=False)
         with refusing(Code.POLICY):  # before any row is read
             self.policy.require_weights(self.recipe, self.setup.weights.layout.size)
+            limit.require_time()
         with refusing(Code.DATA):
             self.examples = own_share(self.recipe, tokenizer)
+        limit.require_time()
+        self._limit: Limit | None = limit  # None: each later task has its own
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
@@ -77,7 +99,7 @@ class Member:
         Args:
             bound: raises `FedKSeedError` if the whole broadcast is not the one that the task's history names.
         """
-        begin, most = time.monotonic(), self.policy.training.max_seconds
+        limit, self._limit = self._limit or Limit(self.policy), None
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
@@ -97,11 +119,12 @@ class Member:
             self._kept = whole
 
         def within_limit(loss: float) -> None:
-            if time.monotonic() - begin > most:
-                raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {most:g}")
+            limit.require_time()
             on_step(loss)
 
-        with computing_with(self.threads):
+        # Before each token of an answer, too: an objective may write thousands of them in one step.
+        ticking = self.setup.model.register_forward_pre_hook(lambda *_: within_limit(math.nan))
+        with computing_with(self.threads), ticking:
             client = self.setup.client(task.client, count, self.examples, within_limit, self.secret)
 
             def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
