@@ -145,7 +145,7 @@ class Task:
             raise FedKSeedError(
                 f"a task has status 0 and at least {HEAD.size + fixed} bytes, got status {zero} and {len(data)} bytes"
             )
-        client, seconds, digest, recipe, certificate, nonce, issued, since, count, *ends_in = TASK.unpack_from(rest)
+        client, seconds, digest, recipe, certificate, nonce, issued, since, count, head, stem = TASK.unpack_from(rest)
         if recipe + certificate + LINK * count > len(rest) - fixed:
             raise FedKSeedError(
                 f"a task announces a recipe of {recipe} bytes, a certificate of {certificate} and {count} links of "
@@ -155,7 +155,7 @@ class Task:
         ends = (0, recipe, certified, certified + LINK * count, len(rest) - fixed, len(rest) - TASK.size)
         parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
         text, proof, links, message, signature = parts
-        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, *ends_in, signature)
+        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, head, stem, signature)
 
 
 @dataclass(frozen=True, slots=True)
