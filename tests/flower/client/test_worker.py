@@ -115,6 +115,10 @@ def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     public = Worker(partial(Member, owner)).reply(first.encode())
     made = {Worker(partial(Member, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
     assert len({public.message, *made}) == 3
+    again = Worker(partial(Member, replace(owner, secret=1))).reply(first.encode()).message
+    assert again in made, "of one run, also by a worker that was started again"
+    other = Worker(partial(Member, replace(owner, secret=1))).reply(replace(first, nonce=b"x" * 16).encode()).message
+    assert other not in made, "the attack: another model for the same batches, under another nonce"
     kept = secret_of(tmp_path)
     assert secret_of(tmp_path) == kept > 2**64
     assert stat.S_IMODE((tmp_path / BATCHES).stat().st_mode) == 0o600

@@ -125,7 +125,7 @@ class Member:
         # Before each token of an answer, too: an objective may write thousands of them in one step.
         ticking = self.setup.model.register_forward_pre_hook(lambda *_: within_limit(math.nan))
         with computing_with(self.threads), ticking:
-            client = self.setup.client(task.client, count, self.examples, within_limit, self.secret)
+            client = self.setup.client(task.client, count, self.examples, within_limit, self._seed(task.nonce))
 
             def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
                 found = client.loss(batch)
@@ -133,6 +133,15 @@ class Member:
                 return found
 
             return whole, answer(strategy, whole, replace(client, loss=loss))
+
+    def _seed(self, nonce: bytes) -> int | None:
+        """The seed of the batches of one run: in another run, or after a rollback, the same rounds have others.
+
+        Else a server could have the same batch answered with another model, under another nonce, and subtract.
+        """
+        if self.secret is None:
+            return None
+        return int.from_bytes(hashlib.sha256(b"%d " % self.secret + nonce).digest())
 
 
 def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
