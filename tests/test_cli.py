@@ -309,5 +309,5 @@ def test_verify_says_which_signatures_it_could_not_check(copy):
 
 
 def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):
-    write_table(tmp_path / "history.json", {"00" * 16: [3, "00" * 32]})
-    assert "has seen nothing of" in refused("verify", copy, "--seen", tmp_path / "history.json")
+    write_table(tmp_path / "history.json", {"00" * 16: [3, "00" * 32, "00" * 32, 0, "00" * 16]})
+    assert "has seen nothing of" in refused("verify", copy, "--history", tmp_path / "history.json")

@@ -287,6 +287,27 @@ def test_a_state_comes_back_from_the_store_as_it_was(name, tmp_path):
 
 
 @every_algorithm
+def test_one_client_cannot_make_the_reported_loss_what_it_likes(name):
+    """The attack: 4 billion claimed examples and a loss of nearly nothing, or of 3e38, which hides all others."""
+    honest = Federation(name)
+    _, expected = honest.run(1)
+    for lie in (1e-30, 3e38):
+        federation = Federation(name)
+        most = [0.0]
+
+        def lying(messages, federation=federation, most=most, lie=lie):
+            for client, reply in federation.transport(messages):
+                upload = decode(reply, *federation.strategy.replies)
+                most[0] = max(most[0], upload.loss if client != 7 else 0.0)
+                yield client, reply if client != 7 else encode(replace(upload, examples=(1 << 32) - 1, loss=lie))
+
+        state = federation.strategy.init()
+        _, report = run_round(federation.strategy, state, [*federation.clients], lying)
+        assert 0 < report.loss <= most[0], "between those of the others"
+        assert report.loss == pytest.approx(expected.loss, rel=0.1)
+
+
+@every_algorithm
 def test_the_model_moves_and_the_local_loss_is_reported(name):
     federation = Federation(name)
     before = federation.client(2)

@@ -144,37 +144,55 @@ def report(
 @_command
 def verify(
     directory: Directory,
-    seen: Annotated[
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The clients' public keys that you hold: a folder with files client-K.pub, or such a file. May be "
+            "repeated, also for keys of one client that were replaced. Without it, the keys are those that the run "
+            "itself names, and its server has written them."
+        ),
+    ] = None,
+    history: Annotated[
         list[Path] | None,
         typer.Option(
             help="The file history.json of a client's directory: is what it saw in this run? May be repeated."
         ),
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="A head that was printed or sent to you before: is it in this run? May be repeated."),
     ] = None,
 ) -> None:
     """Recompute every round of a run from its kept uploads, and say whether each state follows from them.
 
     Needs no model and no data, takes seconds, and finds the same on any machine: a changed upload, one that was left
     out, a changed state, a signature that is not the client's. The exit code is 2 if something does not follow.
+
+    A server that computes a whole run anew, with keys of its own, is found only by what you bring: --keys, and
+    --history or --head.
     """
     from .run.store import Store
+    from .run.verify import require_head
     from .run.verify import verify as recompute
 
     store = Store(directory)
     check = None
-    if seen or (directory / "flower").is_dir():
-        from .flower.receipts import checks, require_seen
+    if keys or history or (directory / "flower").is_dir():
+        from .flower.receipts import checks, held_keys, require_seen
 
-        check = checks(store)
-        for path in seen or ():
+        check = checks(store, held_keys(keys) if keys else None)
+        for path in history or ():
             require_seen(store, path)
     found = recompute(store, check)
     signed = f"{found.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
     if found.unchecked:
         signed = f"{found.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
-    console.print(
-        f"{directory}: {found.rounds} rounds follow from {found.uploads} uploads, {signed}\nhead {found.head}",
-        highlight=False,
-    )
+    console.print(f"{directory}: {found.rounds} rounds follow from {found.uploads} uploads, {signed}", highlight=False)
+    for one in head or ():
+        console.print(f"head {one} is that after {require_head(store, one)} rounds", highlight=False)
+    if check and not keys:
+        console.print("keys: those that the run itself names; --keys compares with keys that you hold", highlight=False)
+    console.print(f"head {found.head}", highlight=False)
 
 
 @_command
@@ -382,9 +400,7 @@ def compare(
 @_command
 def basis(
     recipe: RecipeFile,
-    data: Annotated[
-        str, typer.Option(help="Public instruction data, no client's: a file or an archive of tasks.")
-    ],
+    data: Annotated[str, typer.Option(help="Public instruction data, no client's: a file or an archive of tasks.")],
     output: Annotated[Path, typer.Option(help="New file for the basis.")],
     examples: Annotated[int, typer.Option(help="Examples of the data to use.", min=1)] = 64,
     rank: Annotated[

@@ -24,6 +24,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
@@ -56,7 +57,7 @@ class Report:
     bytes_down: int  # the most that one client was sent
     bytes_up: int  # the most that one client sent
     bytes_total: int  # down and up, of all clients
-    loss: float  # mean local loss, weighted like the aggregation
+    loss: float  # median over the clients of their mean local loss: one client can't make it what it likes
     skipped: int  # probes left out because their loss was not finite, or because a difference of 0 has no sign
     scalar: float | None  # mean |ρ|; None where clients send something else
     seconds: float = 0.0  # from the broadcast to the next state
@@ -107,8 +108,7 @@ def run_round(
                 f"client {client} was sent round {messages[client].round} and answered round {upload.round}"
             )
     after = strategy.aggregate(state, uploads, {began.round: began for began in earlier.values()})
-    finite = [upload for upload in uploads if math.isfinite(upload.loss)]
-    examples = sum(upload.examples for upload in finite)
+    losses = [upload.loss for upload in uploads if math.isfinite(upload.loss)]
     found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload) and upload.found.any()]
     sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
@@ -117,7 +117,7 @@ def run_round(
         bytes_down=max(down.values()),
         bytes_up=max(up.values()),
         bytes_total=sum(down[client] + up[client] for client in replies),
-        loss=sum(upload.loss * upload.examples for upload in finite) / examples if finite else math.nan,
+        loss=median(losses) if losses else math.nan,
         skipped=sum(upload.skipped for upload in uploads),
         scalar=float(sum(sizes) / len(sizes)) if sizes else None,
         seconds=time.perf_counter() - begin,

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tomllib import loads
@@ -14,18 +14,21 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 
 from flwr.app import Message
 
-from fedkseed import start
+from fedkseed import encode, start
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import Member, Worker
+from fedkseed.flower.envelope import Task, digest_of
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
-from fedkseed.flower.recipes import networked
+from fedkseed.flower.recipes import networked, recipe_for_clients
 from fedkseed.flower.server.app import serve
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
 from fedkseed.recipe.schema import Trust
+from fedkseed.run import chain
+from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
 
@@ -46,6 +49,12 @@ max_steps = 1000000
 max_numbers = 1000000
 """
 OPEN = typed(Policy, loads(POLICY))
+
+
+def recorded(task: Task) -> Task:
+    """The task with a history of no rounds, to whose link its message belongs."""
+    link = chain.link(task.stem, chain.digest(task.message))
+    return replace(task, links=link, head=chain.head(None, link))
 
 
 @dataclass
@@ -86,6 +95,13 @@ class Setting:
         trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != Trust() else ""
         clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
         return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
+
+    def first(self, client: int, **changes: str) -> Task:
+        """The task of a client in the first round, unsigned and without a history."""
+        recipe = parse(loads(self.text(**changes)))
+        strategy = Simulation(recipe).strategy
+        text = recipe_for_clients(recipe, len(NODES))
+        return Task(client, 600.0, digest_of(text), text, encode(strategy.broadcast(strategy.init(), [client])[client]))
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as `fedkseed server` makes it."""

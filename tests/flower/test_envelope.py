@@ -35,8 +35,8 @@ def test_a_task_comes_back_as_it_was(message, with_recipe, client, nonce, issued
     assert made.hashed() == sha256(made.encode()[:-64]).digest()
 
 
-def test_a_task_costs_162_bytes_an_answer_70_and_a_refusal_6():
-    assert len(task(recipe=b"", message=b"").encode()) == HEAD.size + TASK.size + len(UNSIGNED) == 162
+def test_a_task_costs_194_bytes_an_answer_70_and_a_refusal_6():
+    assert len(task(recipe=b"", message=b"").encode()) == HEAD.size + TASK.size + len(UNSIGNED) == 194
     assert len(Reply(Status.DONE, b"").encode()) == 70
     assert len(Reply(Status.UNPREPARED).encode()) == 6
 
@@ -94,9 +94,9 @@ def test_a_task_that_announces_more_than_it_holds_is_refused():
     data[HEAD.size + 28 : HEAD.size + 30] = b"\x02\x00"
     with pytest.raises(FedKSeedError, match="9 bytes, a certificate of 2 and 0 links of 32, 10 bytes are there"):
         Task.decode(bytes(data))
-    with pytest.raises(FedKSeedError, match="at least 162 bytes, got status 0 and"):
+    with pytest.raises(FedKSeedError, match="at least 194 bytes, got status 0 and"):
         Task.decode(task(recipe=b"", message=b"").encode()[:-1])
-    with pytest.raises(FedKSeedError, match="at least 162 bytes, got status 1 and"):
+    with pytest.raises(FedKSeedError, match="at least 194 bytes, got status 1 and"):
         Task.decode(b"FKSt\x02\x01" + task().encode()[6:])
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fedkseed import FedKSeedError
+from fedkseed import FedKSeedError, encode
 from fedkseed.flower.envelope import LINK, Task
-from fedkseed.flower.history import KEPT, History, seen
+from fedkseed.flower.history import KEPT, RUNS, History, Seen, seen
+from fedkseed.run import chain
 from fedkseed.run.store import Store
 
 from ..run import synthetic
@@ -29,23 +30,36 @@ def forged(tmp_path_factory) -> Store:
 
 def task(store: Store, done: int, since: int = 0, nonce: bytes = NONCE) -> Task:
     """A task about the state after `done` rounds, with the links from that after `since` rounds on."""
-    links, head = store.history(since, done)
-    return Task(0, 1.0, bytes(16), b"", b"", nonce, since=since, links=b"".join(links), head=head)
+    links, head, stem = store.history(since, done)
+    joined = b"".join(links)
+    return Task(0, 1.0, bytes(16), b"", b"", nonce, since=since, links=joined, head=head, stem=stem)
+
+
+def known(store: Store, done: int) -> Seen:
+    """The last that client 0 has seen of a run after `done` rounds."""
+    return Seen(done, store.head(done), chain.link_of(store.parts(done)), 0, bytes(16))
+
+
+def broadcast(store: Store, done: int, **changes: float) -> bytes:
+    """The broadcast that is made of the state after `done` rounds, or one with other numbers."""
+    strategy = synthetic.federation(store.recipe.read_text()).strategy
+    message = strategy.broadcast(store.state(strategy.state, done), [0])[0]
+    return encode(replace(message, **changes))
 
 
 def test_a_client_follows_round_after_round_and_its_file_says_so(run, tmp_path):
     for done in range(4):
         assert History(tmp_path).follow(task(run, done, done)), "by another process each time"
-        assert seen(tmp_path / KEPT) == {NONCE.hex(): (done, run.head(done))}
+        assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, done)}
 
 
 def test_a_client_that_has_missed_rounds_needs_the_links_since(run, tmp_path):
     history = History(tmp_path)
     assert history.follow(task(run, 1))
     assert not history.follow(task(run, 4, 4)), "links are lacking: it asks for all"
-    assert seen(history.path) == {NONCE.hex(): (1, run.head(1))}
+    assert seen(history.path) == {NONCE.hex(): known(run, 1)}
     assert history.follow(task(run, 4, 2))
-    assert seen(history.path) == {NONCE.hex(): (4, run.head(4))}
+    assert seen(history.path) == {NONCE.hex(): known(run, 4)}
 
 
 def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_path):
@@ -53,7 +67,7 @@ def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_
     assert not history.follow(task(run, 5, 5))
     assert not history.path.exists()
     assert history.follow(task(run, 5))
-    assert seen(history.path) == {NONCE.hex(): (5, run.head(5))}
+    assert seen(history.path) == {NONCE.hex(): known(run, 5)}
 
 
 def test_the_same_round_may_be_asked_for_again(run, tmp_path):
@@ -70,7 +84,7 @@ def test_a_server_that_goes_back_in_silence_is_refused(run, tmp_path):
             FedKSeedError, match="the server is back at round 3, this client has seen the state after 4"
         ):
             history.follow(task(run, 3, since))
-    assert seen(history.path) == {NONCE.hex(): (4, run.head(4))}
+    assert seen(history.path) == {NONCE.hex(): known(run, 4)}
 
 
 def test_a_server_that_has_changed_a_past_round_is_refused(run, forged, tmp_path):
@@ -122,9 +136,94 @@ def test_a_server_that_goes_back_by_the_command_begins_another_history(run, tmp_
     history = History(tmp_path)
     history.follow(task(run, 4))
     assert history.follow(task(run, 2, nonce=OTHER))
-    assert seen(history.path) == {NONCE.hex(): (4, run.head(4)), OTHER.hex(): (2, run.head(2))}
+    assert seen(history.path) == {NONCE.hex(): known(run, 4), OTHER.hex(): known(run, 2)}
     with pytest.raises(FedKSeedError, match="the server is back"):
         history.follow(task(run, 3, 3))
+
+
+def test_a_round_has_one_broadcast_however_often_and_by_whichever_worker_it_is_asked_for(run, tmp_path):
+    """The attack: the same client trains on two chosen models in one round, and the server subtracts its answers."""
+    history = History(tmp_path)
+    asked = task(run, 2)
+    assert history.follow(asked)
+    history.require_bound(asked, broadcast(run, 2))
+    for again in (task(run, 2), task(run, 2, 1), task(run, 2, 3), replace(task(run, 2), stem=bytes(LINK))):
+        for restarted in (history, History(tmp_path)):
+            assert restarted.follow(again)
+            with pytest.raises(FedKSeedError, match="the broadcast of round 3 is not the one in the run's history"):
+                restarted.require_bound(again, broadcast(run, 2, lr=1.0))
+            if again.stem != bytes(LINK):
+                restarted.require_bound(again, broadcast(run, 2))
+    with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
+        history.require_bound(asked, broadcast(run, 1))
+
+
+def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
+    """The attack: one head for both, which each of them signs, and another model for the second."""
+    for number, changes in enumerate(({}, {"eps": 1.0})):
+        (tmp_path / str(number)).mkdir()
+        history, asked = History(tmp_path / str(number)), replace(task(run, 3), client=number)
+        assert history.follow(asked)
+        if changes:
+            with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
+                history.require_bound(asked, broadcast(run, 3, **changes))
+        else:
+            history.require_bound(asked, broadcast(run, 3))
+
+
+def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_path):
+    """The attack: the stem is the server's to choose; its links and head are as they were."""
+    history, other = History(tmp_path), broadcast(run, 2, lr=1.0)
+    for stem in (run.parts(2)[: chain.SIZE], chain.digest(other), chain.link_of(run.parts(2)), b"\xff" * LINK):
+        forged = replace(task(run, 2), stem=stem)
+        assert history.follow(forged)
+        with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
+            history.require_bound(forged, other)
+
+
+def test_a_run_whose_history_was_not_followed_has_no_broadcast(run, tmp_path):
+    history, asked = History(tmp_path), task(run, 2, 2)
+    assert not history.follow(asked)
+    with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
+        history.require_bound(asked, broadcast(run, 2))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        ({"client": 1}, "this client is 0 in this run, and the task is for 1"),
+        ({"digest": b"x" * 16}, "a run has one recipe"),
+    ],
+    ids=["number", "recipe"],
+)
+def test_a_client_keeps_its_number_and_its_recipe_in_a_run_when_it_is_started_again(run, tmp_path, change, match):
+    """The attack: with another number the same rows are asked along other directions; with a recipe, as it says."""
+    assert History(tmp_path).follow(task(run, 2))
+    for done in (2, 3):
+        with pytest.raises(FedKSeedError, match=match):
+            History(tmp_path).follow(replace(task(run, done), **change))
+    assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, 2)}
+    assert History(tmp_path).follow(replace(task(run, 2, nonce=OTHER), **change)), "of another run"
+
+
+def test_runs_without_end_leave_a_file_of_bounded_size_and_the_newest_of_them(run, tmp_path, monkeypatch, capsys):
+    """The attack: a server draws a nonce for each task."""
+    monkeypatch.setattr("fedkseed.flower.history.RUNS", 8)
+    asked = History(tmp_path)
+    nonces = [number.to_bytes(16, "big") for number in range(20)]
+    for nonce in nonces[:8]:
+        asked.follow(task(run, 0, nonce=nonce))
+    asked.follow(task(run, 1, nonce=nonces[0]))  # a run that goes on is no old one
+    for nonce in nonces[8:14]:
+        asked.follow(task(run, 0, nonce=nonce))
+    assert [*seen(asked.path)] == [nonce.hex() for nonce in (nonces[7], nonces[0], *nonces[8:14])]
+    full = asked.path.stat().st_size
+    for nonce in nonces[14:]:
+        History(tmp_path).follow(task(run, 0, nonce=nonce))
+    assert [*seen(asked.path)] == [nonce.hex() for nonce in nonces[12:]]
+    assert asked.path.stat().st_size == full < 8 * 300
+    assert f"more than 8 runs: what was seen of {nonces[1].hex()} is not kept" in capsys.readouterr().err
+    assert RUNS * 300 < 1 << 17, "what a client writes in each round"
 
 
 DAMAGED = {

@@ -52,7 +52,7 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
         assert {"state.db", "superlink.log", "run.sqlite", "owner.json", "worker.log"} <= {path.name for path in made}
         open_to_others = [path for path in made if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
         assert not open_to_others, "the umask of the commands was 0"
-        assert len(bytes.fromhex(Store(federation.run).recall("nonce"))) == 16, "tasks were signed"
+        assert len(bytes.fromhex(Store(federation.run).recall("nonces")[-1][1])) == 16, "tasks were signed"
 
 
 def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_party(setting, basis_file, tmp_path):

@@ -5,16 +5,19 @@ import shutil
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
+from fedkseed.cli import app
 from fedkseed.flower.certs import make
 from fedkseed.flower.envelope import Task
 from fedkseed.flower.history import KEPT, History
-from fedkseed.flower.receipts import checks, nonce_of, require_seen
+from fedkseed.flower.receipts import checks, held_keys, nonce_of, require_seen
 from fedkseed.flower.server.app import current_nonce
 from fedkseed.flower.signatures import SIGNING, ServerSigning, keys_of_run, private_key, sign, upload_statement
-from fedkseed.run.store import NONCES, Store
-from fedkseed.run.verify import verify
+from fedkseed.run.store import NONCES, Store, pack
+from fedkseed.run.verify import require_head, verify
+from fedkseed.wire.codec import decode
 
 from ..run import synthetic
 from ..run.synthetic import CLIENTS, ROUNDS, change, mend
@@ -75,6 +78,91 @@ def test_an_upload_with_a_former_key_is_refused_where_it_was_never_the_clients(r
     ServerSigning.write(run.directory / "flower", run.directory, table["clients"])
     with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 1 is not signed by it"):
         verify(run, checks(run))
+
+
+@pytest.fixture(scope="module")
+def made_up(keys, tmp_path_factory) -> Store:
+    """A run that its server has made up alone, with clients' keys of its own."""
+    make(own := tmp_path_factory.mktemp("own") / "keys", CLIENTS, ["localhost"], 365)
+    store = synthetic.begin(tmp_path_factory.mktemp("made up") / "run", stop=0)
+    go_on(store, own, [0, 1, 2, 3])
+    return store
+
+
+def test_a_run_that_its_server_has_made_up_with_keys_of_its_own_is_found_by_keys_that_the_reader_holds(
+    signed, made_up, keys
+):
+    assert verify(made_up, checks(made_up)).signed == ROUNDS * CLIENTS, "with its own keys the attack succeeds"
+    with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 0 is not signed by it for this run"):
+        verify(made_up, checks(made_up, held_keys([keys])))
+    swapped = {0: [], **held_keys([keys])} | {1: held_keys([keys])[CLIENTS], CLIENTS: held_keys([keys])[1]}
+    with pytest.raises(FedKSeedError, match=r"^round 3: the upload of client 1 is not signed by it"):
+        verify(Store(signed), checks(Store(signed), swapped))  # its former key alone
+
+
+def test_keys_of_folders_and_files_are_put_together(run, keys, tmp_path):
+    """Client 1 had another key in the first two rounds."""
+    (tmp_path / "former").mkdir()
+    shutil.copy(keys / f"client-{CLIENTS}.pub", tmp_path / "former" / "client-1.pub")
+    shutil.rmtree(run.directory / "flower")
+    assert checks(run) is None
+    held = held_keys([keys, tmp_path / "former" / "client-1.pub"])
+    assert verify(run, checks(run, held)).signed == ROUNDS * CLIENTS
+    with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 1 is not signed by it"):
+        verify(run, checks(run, held_keys([keys])))
+    with pytest.raises(FedKSeedError, match=r"^round 1: client 1 took part, and --keys has no client-1\.pub"):
+        verify(run, checks(run, held_keys([keys / "client-0.pub"])))
+
+
+def test_keys_that_tell_no_clients_number_or_are_none_are_refused(keys, tmp_path):
+    with pytest.raises(FedKSeedError, match=r"there is no client-0\.pub or the like in"):
+        held_keys([tmp_path])
+    for name, match in (("mine.pub", "name it as its client"), ("client-7.pub", "holds no public key")):
+        (tmp_path / name).write_text("nonsense")
+        with pytest.raises(FedKSeedError, match=match):
+            held_keys([tmp_path / name])
+    with pytest.raises(FedKSeedError, match="can't read"):
+        held_keys([tmp_path / "client-8.pub"])
+
+
+def test_the_command_finds_a_run_that_was_made_up_and_says_where_its_keys_are_from(signed, made_up, keys, tmp_path):
+    def done(*arguments: object):
+        return CliRunner().invoke(app, ["verify", *map(str, arguments)], env={"COLUMNS": "300", "TERM": "dumb"})
+
+    passed = done(made_up.directory)
+    assert passed.exit_code == 0, passed.output
+    assert "keys: those that the run itself names; --keys compares with keys that you hold" in passed.output
+    assert "is not signed by it" in (found := done(made_up.directory, "--keys", keys)).stderr
+    assert found.exit_code == 2
+    shutil.copy(keys / f"client-{CLIENTS}.pub", tmp_path / "client-1.pub")
+    seen_by = client(Store(signed), tmp_path / "client", 5)
+    brought = "--keys", keys, "--keys", tmp_path, "--history", seen_by, "--head", Store(signed).head(ROUNDS).hex()
+    right = done(signed, *brought)
+    assert right.exit_code == 0, right.output
+    assert "24 signatures checked" in right.output
+    assert "is that after 6 rounds" in right.output
+    assert "those that the run itself names" not in right.output
+    for option, value in (("--history", seen_by), ("--head", Store(signed).head(ROUNDS).hex())):
+        assert done(made_up.directory, option, value).exit_code == 2
+
+
+def test_a_last_round_that_was_computed_anew_without_an_upload_is_found_by_a_head_alone(run, tmp_path):
+    """The attack: the server drops an upload that it has acknowledged; no later signature stands for the round."""
+    path, head = client(run, tmp_path / "client", ROUNDS), run.head(ROUNDS).hex()
+    assert require_head(run, head.upper()) == ROUNDS
+    strategy = synthetic.federation(run.recipe.read_text()).strategy
+    kept = [decode(run.receipts(ROUNDS)[number].upload, *strategy.replies) for number in range(CLIENTS - 1)]
+    after = strategy.aggregate(run.state(strategy.state, ROUNDS - 1), kept)
+    change(run, "DELETE FROM uploads WHERE done = 6 AND client = 3")
+    change(run, "UPDATE rounds SET state = ? WHERE done = 6", pack(after))
+    mend(run, strategy)
+    run.adapter.unlink()
+    assert verify(run, checks(run)).uploads == ROUNDS * CLIENTS - 1, "without a head the attack succeeds"
+    assert require_head(run, run.head(ROUNDS - 1).hex()) == ROUNDS - 1
+    with pytest.raises(FedKSeedError, match=r"has no head .* after any of its 6 rounds: it is another run, or was"):
+        require_head(run, head)
+    with pytest.raises(FedKSeedError, match="has seen another run than"):
+        require_seen(run, path)
 
 
 def forged(run: Store, keys: Path, *, key: int, head: int = 5, nonce: bytes | None = None, client: int = 2) -> Store:
@@ -142,9 +230,9 @@ def test_one_flipped_bit_in_the_file_of_keys_is_refused(run):
 def client(run: Store, directory: Path, done: int) -> Path:
     """The file of a client that has seen `done` rounds."""
     directory.mkdir(exist_ok=True)
-    links, head = run.history(0, done)
-    nonce = nonce_of(run, done)
-    assert History(directory).follow(Task(0, 1.0, bytes(16), b"", b"", nonce, links=b"".join(links), head=head))
+    links, head, stem = run.history(0, done)
+    asked = Task(0, 1.0, bytes(16), b"", b"", nonce_of(run, done), links=b"".join(links), head=head, stem=stem)
+    assert History(directory).follow(asked)
     return directory / KEPT
 
 

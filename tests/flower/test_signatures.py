@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from tomllib import loads
 
+import numpy as np
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,15 +20,15 @@ from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkseed import FedKSeedError, encode
+from fedkseed import FedKSeedError, decode, encode
 from fedkseed.flower.certs import make
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.envelope import UNSIGNED, Reply, Status, Task, digest_of
+from fedkseed.flower.history import History
 from fedkseed.flower.loopback import to_apps
 from fedkseed.flower.messages import packed, unpacked
-from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.server import clients as remote
 from fedkseed.flower.server.app import current_nonce
 from fedkseed.flower.server.clients import Remote
@@ -47,13 +47,12 @@ from fedkseed.flower.signatures import (
     upload_statement,
     verify,
 )
-from fedkseed.recipe.reading import parse
-from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.wire.codec import kind_of
-from fedkseed.wire.records import Delta, Lack
+from fedkseed.wire.numbers import rounded
+from fedkseed.wire.records import Broadcast, Delta, Lack
 
-from .conftest import NODES, OPEN, Notes
+from .conftest import NODES, OPEN, Notes, recorded
 
 HEAD0 = bytes(32)  # of a task without a history
 NONCE = bytes(range(16))
@@ -78,12 +77,7 @@ def client_of(keys: Path, number: int) -> ClientSigning:
 
 @pytest.fixture(scope="module")
 def first(setting) -> Task:
-    """The task of client 0 in the first round, unsigned."""
-    recipe = parse(loads(setting.text()))
-    simulation = Simulation(recipe)
-    message = simulation.strategy.broadcast(simulation.strategy.init(), [0])[0]
-    text = recipe_for_clients(recipe, 3)
-    return Task(0, 600.0, digest_of(text), text, encode(message))
+    return setting.first(0)
 
 
 class Untouched:
@@ -288,6 +282,35 @@ def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, k
         server.require(0, HEAD0, first.message, reply.message, reply.signature)
 
 
+def test_a_client_trains_on_one_model_in_a_round_whatever_its_server_signs(setting, keys, first, tmp_path):
+    """The attack: its server asks it for the same round of one run with two models of its choice, and subtracts."""
+    server, message = server_of(keys), decode(first.message, Broadcast)
+    chosen = encode(replace(message, coefficients=rounded(message.coefficients + np.float32(1e-3), message.wire)))
+
+    def started() -> Worker:
+        signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), History(tmp_path))
+        owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+        return Worker(partial(Member, owner), signing, disclose=lambda code, text: text)
+
+    honest, worker = recorded(first), started()
+    answer = worker.reply(server.signed(honest).encode())
+    assert answer.status is Status.DONE
+    two = recorded(replace(first, message=chosen))
+    for asked in (
+        replace(honest, message=chosen),
+        replace(honest, message=chosen, since=1, links=b""),
+        replace(two, head=honest.head),
+        replace(two, head=honest.head, since=1, links=b""),
+        two,
+    ):
+        for client in (worker, started()):
+            refused = client.reply(server.signed(asked).encode())
+            assert refused.status is Status.REFUSED
+            assert "is not the one in the run's history" in refused.text or "is another than the one" in refused.text
+    again = worker.reply(server.signed(replace(honest, since=1, links=b"")).encode())
+    assert again.message == answer.message, "the same is answered once more"
+
+
 @given(st.binary(max_size=200), st.binary(min_size=64, max_size=64))
 def test_no_other_signature_is_taken(statement, signature):
     key = ec.derive_private_key(7, ec.SECP256R1())
@@ -375,7 +398,7 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
     assert made[0].signatures == last
     assert len(last) == 3
     der = len(certificate(keys / "server.pem").public_bytes(Encoding.DER))
-    assert sizes == {(False, 162, 32), (True, 162 + der, 32)}, "docs/wire.md has these numbers"
+    assert sizes == {(False, 194, 32), (True, 194 + der, 32)}, "docs/wire.md has these numbers"
     task, reply = receipts[0]
     key = public_key((keys / f"client-{task.client}.pub").read_bytes(), task.client)
     assert verify(key, upload_statement(nonce, task.client, task.head, task.message, reply.message), reply.signature)

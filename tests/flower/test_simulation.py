@@ -6,25 +6,37 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from fedkseed import start
+from fedkseed.flower.client.worker import Worker
+from fedkseed.flower.envelope import Status, digest_of
+from fedkseed.flower.simulation import Virtual
 from fedkseed.recipe.reading import load_recipe
 
 from ..conftest import recipe_text
-
-pytestmark = [
-    pytest.mark.network,
-    pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'flwr[simulation]'"),
-    pytest.mark.skipif(
-        not (shutil.which("unshare") and shutil.which("ip") and os.geteuid() == 0), reason="no network namespaces here"
-    ),
-]
+from .conftest import NODES
 
 
+def test_a_process_of_the_engine_answers_for_any_client_of_a_recipe(setting):
+    """Without Ray: the answers are those of the clients themselves, to the byte."""
+    text = setting.text().encode()
+    for client, node in enumerate(NODES):
+        task = setting.first(client)
+        expected = setting.workers()[node].reply(task.encode())
+        reply = Worker(Virtual).reply(replace(task, recipe=text, digest=digest_of(text)).encode())
+        assert (reply.status, reply.message) == (Status.DONE, expected.message)
+
+
+@pytest.mark.network
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install 'flwr[simulation]'")
+@pytest.mark.skipif(
+    not (shutil.which("unshare") and shutil.which("ip") and os.geteuid() == 0), reason="no network namespaces here"
+)
 @pytest.mark.parametrize("lines", [{}, {"algorithm": 'algorithm = "fedavg"', "count": "count = 4\nat_once = 2"}])
 def test_the_simulation_engine_ends_with_the_digest_of_one_process(tmp_path, model_folder, data_file, lines):
     (tmp_path / "r.toml").write_text(recipe_text(model_folder, data_file, **lines))

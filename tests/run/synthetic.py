@@ -19,8 +19,9 @@ from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
 from fedkseed.run import chain
 from fedkseed.run.chain import Receipt
-from fedkseed.run.loop import Federation, WithoutModel, work
+from fedkseed.run.loop import Federation, WithoutModel, announced, work
 from fedkseed.run.store import Store
+from fedkseed.strategy import Strategy
 from fedkseed.wire.codec import decode, encode
 from fedkseed.wire.records import Broadcast, Run
 
@@ -147,8 +148,18 @@ def change(store: Store, statement: str, *values: Any) -> None:
         assert database.execute(statement, values).rowcount, "the attack changes nothing"
 
 
-def mend(store: Store) -> None:
-    """Recompute all digests of a run's rounds, as an attacker would who has changed something."""
+def mend(store: Store, strategy: Strategy[Any] | None = None) -> None:
+    """Recompute all digests of a run's rounds, as an attacker would who has changed something.
+
+    Args:
+        strategy: makes the broadcasts of the states, as they now are; None: their digests stay.
+    """
+    _mend(store, lambda done, parts: parts[-chain.SIZE :])
+    if strategy is not None:
+        _mend(store, lambda done, parts: chain.digest(announced(strategy, store.state(strategy.state, done))))
+
+
+def _mend(store: Store, broadcast: Callable[[int, bytes], bytes]) -> None:
     with closing(sqlite3.connect(store.directory / "run.sqlite")) as database, database:
         before: bytes | None = None
         for done, state, report, parts in database.execute(
@@ -156,10 +167,10 @@ def mend(store: Store) -> None:
         ).fetchall():
             rows = database.execute("SELECT client, upload, signature FROM uploads WHERE done = ?", (done,)).fetchall()
             receipts = {client: Receipt(upload, signature) for client, upload, signature in rows}
-            made = chain.parts(state, report, receipts)
+            made = chain.parts(state, report, receipts, broadcast(done, parts))
             if state == b"":  # it has a file of its own, or had one
                 file = store.directory / f"state-{done}.safetensors"
                 first = chain.digest(file.read_bytes()) if file.exists() else parts[: chain.SIZE]
                 made = first + made[chain.SIZE :]
-            before = chain.head(before, chain.link(made))
+            before = chain.head(before, chain.link_of(made))
             database.execute("UPDATE rounds SET parts = ?, head = ? WHERE done = ?", (made, before, done))

@@ -16,6 +16,7 @@ import pytest
 
 from fedkseed import FedKSeedError, State
 from fedkseed.round import Report
+from fedkseed.run import chain
 from fedkseed.run.store import Store, pack
 from fedkseed.run.verify import verify
 
@@ -425,9 +426,9 @@ def test_a_state_that_says_it_is_of_another_round_is_refused(store):
 
 
 def test_no_digest_of_a_history_is_left_out_in_silence(half):
-    links, head = half.history(0, 3)
-    assert (len(links), head) == (4, half.head(3))
-    assert half.history(4, 3) == ([], head), "a client that has seen all is sent none"
+    links, head, stem = half.history(0, 3)
+    assert (len(links), head, stem) == (4, half.head(3), chain.stem(half.parts(3)))
+    assert half.history(4, 3) == ([], head, stem), "a client that has seen all is sent none"
     synthetic.change(half, "DELETE FROM rounds WHERE done = 1")
     with pytest.raises(FedKSeedError, match="the digests of rounds 0 to 3 are lacking"):
         half.history(0, 3)

@@ -11,6 +11,7 @@ import pytest
 from fedkseed import Adapter, FedKSeedError, Pool
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.run import chain
 from fedkseed.run.store import Store, pack
 from fedkseed.run.verify import verify
 from fedkseed.wire.codec import decode, encode
@@ -181,7 +182,11 @@ def test_an_adapter_that_claims_another_origin_is_found(run, name, value):
 @pytest.mark.parametrize(
     ("name", "value", "match"),
     [
-        ("a base model of digest", "ab" * 32, "^round 1: its uploads can't be added up: the message is for a base"),
+        (
+            "a base model of digest",
+            "ab" * 32,
+            "^round 0: the broadcast that the clients were sent is not made of the state",
+        ),
         ("a base model of digest", "no hex", "does not say with which base model it began"),
         ("a base model of digest", 7, "does not say with which base model it began"),
         ("a base model of digest", "ab", "a base model's digest has 32 bytes, got 1"),
@@ -206,11 +211,23 @@ def other_recipe(store: Store, old: str, new: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [("lr = 0.01", "lr = 10.0"), ("steps = 8", "steps = 9"), ("[trust]", '[trust]\nrule = "clipped"')]
+    ("old", "new", "match"),
+    [
+        ("lr = 0.01", "lr = 10.0", "^round 0: the broadcast that the clients were sent is not made of the state"),
+        ("steps = 8", "steps = 9", "^round 0: the broadcast that the clients were sent is not made of the state"),
+        ("[trust]", '[trust]\nrule = "clipped"', "^round 1: the state is not what the algorithm makes"),
+    ],
 )
-def test_a_recipe_that_the_server_has_changed_is_found(run, old, new):
+def test_a_recipe_that_the_server_has_changed_is_found(run, old, new, match):
     other_recipe(run, old, new)
-    found(run, "^round 1: ")
+    found(run, match)
+
+
+def test_a_broadcast_that_is_not_made_of_the_state_is_found(run):
+    """The attack: a chosen model for one round, which the log names, and the true state after it."""
+    parts = run.parts(3)[: -chain.SIZE] + chain.digest(b"a broadcast of another model")
+    change(run, "UPDATE rounds SET parts = ? WHERE done = 3", parts)
+    found(run, "^round 3: the broadcast that the clients were sent is not made of the state")
 
 
 def test_a_recipe_that_pins_another_base_is_found(run):
@@ -238,7 +255,7 @@ def test_a_server_that_computes_all_later_rounds_anew_is_found_by_the_signatures
     uploads = [decode(receipt.upload, *strategy.replies) for receipt in store.receipts(2).values()]
     forged = strategy.aggregate(store.state(strategy.state, 1), uploads)
     change(store, "UPDATE rounds SET state = ? WHERE done = 2", pack(forged))
-    mend(store)
+    mend(store, strategy)
     synthetic.resume(store.directory, sign=signature)
     assert (passed := verify(store)).rounds == ROUNDS
     assert (passed.signed, passed.unchecked) == (0, ROUNDS * CLIENTS), "and says that no signature was checked"
@@ -274,5 +291,5 @@ def test_digests_are_mended_as_the_store_makes_them(run):
     """Else the attacks above would be found by their digests."""
     heads = [run.head(done) for done in range(ROUNDS + 1)]
     change(run, "UPDATE rounds SET parts = x'00', head = x'00'")
-    mend(run)
+    mend(run, synthetic.federation(run.recipe.read_text()).strategy)
     assert [run.head(done) for done in range(ROUNDS + 1)] == heads

@@ -2,8 +2,8 @@
 
     task     "FKSt", version, 0, client u32, seconds f32, digest of the recipe (16 bytes), length of the recipe u32,
              length of the certificate u16, nonce of the run (16), issued u64, since u32, number of links u16, head of
-             the run's history (32), the recipe (TOML, or nothing if the client has it), the certificate (DER, of the
-             server, with a recipe only), the links (32 each), the message, the signature (64)
+             the run's history (32), stem of its last link (32), the recipe (TOML, or nothing if the client has it), the
+             certificate (DER, of the server, with a recipe only), the links (32 each), the message, the signature (64)
     reply    "FKSt", version, status; then, if the status is DONE, the client's signature (64) and the message, else a
              text
 
@@ -25,8 +25,8 @@ from ..errors import FedKSeedError
 
 MAGIC, VERSION = b"FKSt", 2
 HEAD = struct.Struct("<4sBB")
-# Client, seconds, digest, bytes of recipe and certificate, nonce, issued, since, links, head.
-TASK = struct.Struct("<If16sIH16sQIH32s")
+# Client, seconds, digest, bytes of recipe and certificate, nonce, issued, since, links, head, stem.
+TASK = struct.Struct("<If16sIH16sQIH32s32s")
 UNSIGNED = bytes(64)  # in place of a signature
 NO_NONCE = bytes(16)
 MAX_RECIPE = 1 << 16  # bytes
@@ -97,6 +97,7 @@ class Task:
     since: int = 0  # number of rounds before the first link
     links: bytes = b""  # of the run's history up to the state that the message is about, see history.py
     head: bytes = bytes(LINK)  # of that history
+    stem: bytes = bytes(LINK)  # of its last link, which is made of this and of the broadcast, see run/chain.py
     signature: bytes = UNSIGNED  # the server's
 
     def __post_init__(self) -> None:
@@ -111,6 +112,11 @@ class Task:
         if len(self.certificate) > MAX_CERTIFICATE:
             raise FedKSeedError(f"a certificate has at most {MAX_CERTIFICATE} bytes, got {len(self.certificate)}")
 
+    @property
+    def done(self) -> int:
+        """Rounds in the state that the message is about, by the task's history; −1 for a task without one."""
+        return self.since + len(self.links) // LINK - 1
+
     def encode(self) -> bytes:
         return b"".join((*self._parts(), self.signature))
 
@@ -123,7 +129,7 @@ class Task:
 
     def _parts(self) -> tuple[bytes, ...]:
         sizes = len(self.recipe), len(self.certificate)
-        links = self.since, len(self.links) // LINK, self.head
+        links = self.since, len(self.links) // LINK, self.head, self.stem
         fixed = TASK.pack(self.client, self.seconds, self.digest, *sizes, self.nonce, self.issued, *links)
         return HEAD.pack(MAGIC, VERSION, 0), fixed, self.recipe, self.certificate, self.links, self.message
 
@@ -140,7 +146,7 @@ class Task:
             raise FedKSeedError(
                 f"a task has status 0 and at least {HEAD.size + fixed} bytes, got status {zero} and {len(data)} bytes"
             )
-        client, seconds, digest, recipe, certificate, nonce, issued, since, count, head = TASK.unpack_from(rest)
+        client, seconds, digest, recipe, certificate, nonce, issued, since, count, head, stem = TASK.unpack_from(rest)
         if recipe + certificate + LINK * count > len(rest) - fixed:
             raise FedKSeedError(
                 f"a task announces a recipe of {recipe} bytes, a certificate of {certificate} and {count} links of "
@@ -150,7 +156,7 @@ class Task:
         ends = (0, recipe, certified, certified + LINK * count, len(rest) - fixed, len(rest) - TASK.size)
         parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
         text, proof, links, message, signature = parts
-        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, head, signature)
+        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, head, stem, signature)
 
 
 @dataclass(frozen=True, slots=True)

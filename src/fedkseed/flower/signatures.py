@@ -28,7 +28,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from ..errors import FedKSeedError
 from ..files import border, read_table, write_table
 from .envelope import UNSIGNED, Reply, Status, Task
-from .history import History
+from .history import RUNS, History
 
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
 TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
@@ -235,7 +235,6 @@ class ClientSigning:
     history: History | None = None
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
-    _numbers: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> the client's number in it
 
     def refusal(self, task: Task, now: datetime | None = None) -> Reply | None:
         """The reply to a task that must not be answered; None for a task of the server, meant for this client, and new.
@@ -263,13 +262,22 @@ class ClientSigning:
                 "comes a second time, or the server's clock was set back",
             )
         self._server, self._issued[task.nonce] = server, task.issued
-        if (number := self._numbers.setdefault(task.nonce, task.client)) != task.client:  # other batches, directions
-            return Reply(Status.REFUSED, text=f"this client is {number} in this run, and the task is for {task.client}")
+        for old in [*self._issued][:-RUNS]:  # of the runs that began first
+            del self._issued[old]
         try:
             known = self.history is None or self.history.follow(task)
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
         return None if known else Reply(Status.UNPREPARED)
+
+    def require_bound(self, task: Task, broadcast: bytes) -> None:
+        """Refuse a broadcast that is not the one in the history of its task.
+
+        Raises:
+            FedKSeedError: it is another.
+        """
+        if self.history is not None:
+            self.history.require_bound(task, broadcast)
 
     def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
         """The signature of the answer to a task.

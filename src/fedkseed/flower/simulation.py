@@ -34,7 +34,10 @@ class Virtual:
     def __init__(self, recipe: bytes) -> None:
         self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
+    ) -> tuple[bytes, bytes]:
+        bound(task.message)
         simulation = self.simulation
         parts = simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):

@@ -25,6 +25,7 @@ from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
+from ..wire.codec import encode
 from .chain import Receipt
 from .store import REACH, Store
 from .watchers import Progress, Silent
@@ -103,7 +104,7 @@ def work(store: Store, federation: Federation) -> Result:
     store.require_same(federation.identity)
     state = store.state(strategy.state)
     if state is None:
-        store.commit(state := strategy.init(), None)
+        store.commit(state := strategy.init(), None, broadcast=announced(strategy, state))
     if federation.holdings:
         store.remember("clients", federation.holdings)
     store.copy_metrics()
@@ -114,7 +115,8 @@ def work(store: Store, federation: Federation) -> Result:
         if every and state.round % every == 0:
             _guard(store, federation, state.round, _evaluated(store, federation, state))
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
-        store.commit(state, report, keep=2 + federation.reach, receipts=federation.receipts())
+        keep, receipts = 2 + federation.reach, federation.receipts()
+        store.commit(state, report, keep, receipts, announced(strategy, state))
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
@@ -131,6 +133,11 @@ def work(store: Store, federation: Federation) -> Result:
         digest=finished.digest,
         output=finished.output,
     )
+
+
+def announced(strategy: Strategy[Any], state: Any) -> bytes:
+    """The message that all clients of the next round get; empty where each gets the rounds that it has missed."""
+    return b"" if strategy.remembers else encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
 
 
 def _evaluated(store: Store, federation: Federation, state: Any) -> Evaluation:

@@ -109,6 +109,12 @@ class Store:
         """Whether a state of the run was written: the one before its first round is the first."""
         return self._row(None) is not None
 
+    @property
+    def rounds(self) -> int:
+        """Number of finished rounds; −1 before the first state was written."""
+        row = self._row(None)
+        return -1 if row is None else row.done
+
     def load_recipe(self) -> Recipe:
         """The run's recipe.
 
@@ -151,14 +157,16 @@ class Store:
             raise self._damaged("rounds or facts are lacking")
         before: bytes | None = None
         for number, (round_, state, report, parts, head) in enumerate(rows):
-            if round_ != number or not isinstance(parts, bytes) or head != chain.head(before, chain.link(parts)):
+            if round_ != number or not isinstance(parts, bytes) or head != chain.head(before, chain.link_of(parts)):
                 raise self._damaged(f"the digest of round {number} does not fit")
             if not isinstance(state, bytes) or not isinstance(report, str if number else NoneType):
                 raise self._damaged(f"the state or the report of round {number} is of another type")
             large = state == b""
             if (
-                chain.parts(b"" if large else state, report, self.receipts(number))[chain.SIZE * large :]
-                != (parts[chain.SIZE * large :])
+                chain.parts(b"" if large else state, report, self.receipts(number), parts[-chain.SIZE :])[
+                    chain.SIZE * large :
+                ]
+                != parts[chain.SIZE * large :]
             ):
                 raise self._damaged(f"the state, the report or an upload of round {number} has changed")
             before = head
@@ -178,14 +186,14 @@ class Store:
                 raise self._damaged(f"an upload of round {done} is of another type, or of client {client!r}")
         return {client: Receipt(upload, signature) for client, upload, signature in rows}
 
-    def history(self, since: int, done: int) -> tuple[list[bytes], bytes]:
-        """The links of the chain from the state after `since` rounds to that after `done`, and the head there."""
+    def history(self, since: int, done: int) -> tuple[list[bytes], bytes, bytes]:
+        """The links of the chain from the state after `since` rounds to that after `done`; the head and stem there."""
         with self._connect() as database:
             asked = "SELECT parts FROM rounds WHERE done BETWEEN ? AND ? ORDER BY done"
             rows = database.execute(asked, (since, done)).fetchall()
         if len(rows) != max(0, done + 1 - since) or not all(isinstance(parts, bytes) for (parts,) in rows):
             raise self._damaged(f"the digests of rounds {since} to {done} are lacking")
-        return [chain.link(parts) for (parts,) in rows], self.head(done)
+        return [chain.link_of(parts) for (parts,) in rows], self.head(done), chain.stem(self.parts(done))
 
     def parts(self, done: int) -> bytes:
         """The digests of the state after `done` rounds, of its report and of its receipts."""
@@ -232,13 +240,20 @@ class Store:
                 )
 
     def commit(
-        self, state: Any, report: Report | None, keep: int = 2, receipts: Mapping[int, Receipt] | None = None
+        self,
+        state: Any,
+        report: Report | None,
+        keep: int = 2,
+        receipts: Mapping[int, Receipt] | None = None,
+        broadcast: bytes = b"",
     ) -> None:
         """Write a round to disk for good, then copy its report to metrics.jsonl.
 
         Args:
             keep: number of latest rounds whose states are kept where states are large.
             receipts: by client: the uploads of the round, to be kept.
+            broadcast: the message of the next round, which the chain binds to the state; empty where clients of a round
+                get different ones.
 
         Raises:
             FedKSeedError: the round can't be written, or the one before is lacking; all earlier rounds are still there.
@@ -246,8 +261,8 @@ class Store:
         text = None if report is None else json.dumps(_plain(asdict(report)))
         packed, receipts = pack(state), receipts or {}
         before = self._row(state.round - 1) if state.round else None
-        parts = chain.parts(packed, text, receipts)
-        head = chain.head(before.head if before else None, chain.link(parts))
+        parts = chain.parts(packed, text, receipts, chain.digest(broadcast))
+        head = chain.head(before.head if before else None, chain.link_of(parts))
         if len(packed) > LARGE:  # before the commit: a committed round must have its state
             write_atomically(self._large(state.round), packed)
             packed = b""

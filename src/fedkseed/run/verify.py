@@ -5,6 +5,7 @@ the first round on:
 
     the chain        every row has its digest, and every digest follows from those before it
     the states       each is what the recipe's algorithm makes of the state before and the round's uploads
+    the broadcasts   the one that clients were sent is made of the state
     the signatures   each upload is signed by its client, for this run and for the broadcast that the state makes
     the adapter      it is that of the last state, of the run's base model and of its recipe
 
@@ -29,7 +30,7 @@ from ..wire.codec import decode, encode
 from ..wire.records import Run
 from . import chain
 from .chain import Receipt
-from .loop import NEWCOMER, Coefficients, provenance
+from .loop import NEWCOMER, Coefficients, announced, provenance
 from .store import Store, pack
 
 # Whether a signature is that of a client: (rounds done before, client, broadcast, upload, signature).
@@ -75,10 +76,33 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
                 f"round {done}: the state is not what the algorithm makes of the {len(store.receipts(done))} uploads "
                 "that are kept: one was changed or left out, or the state was"
             )
+        if chain.digest(announced(strategy, states[done])) != store.parts(done)[-chain.SIZE :]:
+            raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
     _require_adapter(store, recipe, strategy, states[last.round])
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
+
+
+def require_head(store: Store, head: str) -> int:
+    """Refuse a run whose chain does not have a head that somebody has seen.
+
+    Args:
+        head: hexadecimal, as `verify` and the server print it.
+
+    Returns:
+        The number of rounds done at that head.
+
+    Raises:
+        FedKSeedError: it has not: rounds were changed, left out or computed anew since.
+    """
+    heads = {store.head(done).hex(): done for done in range(store.rounds + 1)}
+    if (done := heads.get(head.lower())) is None:
+        raise FedKSeedError(
+            f"{store.directory} has no head {head} after any of its {store.rounds} rounds: it is another run, or was "
+            "changed after that head was seen"
+        )
+    return done
 
 
 def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:

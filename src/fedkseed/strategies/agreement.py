@@ -32,14 +32,17 @@ LOUDEST = 3  # times the median: honest numbers are about normal, and 96 % of th
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
 FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile
 ONE = 1 << 16  # a draw in `draws`
+# Memory is kept in parts, by client number modulo GROUPS, and nobody is compared with its own part: one that always
+# says the same (the same number along every direction, say) would else agree with itself more and more.
+GROUPS = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """The memory of a run's rounds, as arrays of a server's state."""
 
-    gradients: NDArray[np.int64]  # (K,): sum of the gradients found along each direction, in units of GRID, faded
-    draws: NDArray[np.int64]  # (K,): how often it was drawn, in units of 1 / ONE, faded alike
+    gradients: NDArray[np.int64]  # (GROUPS, K): sum of the gradients found along each direction, of GRID, faded
+    draws: NDArray[np.int64]  # (GROUPS, K): how often it was drawn, in units of 1 / ONE, faded alike
     clients: NDArray[np.uint32]  # (n,), ascending: clients that took part so far
     agreement: NDArray[np.float64]  # (n,): Σ √m z of each, m: number of directions that z was found on
     directions: NDArray[np.float64]  # (n,): Σ m
@@ -47,7 +50,8 @@ class Evidence:
     @classmethod
     def none(cls, size: int) -> "Evidence":
         """The evidence before the first round, for K = `size` directions."""
-        return cls(np.zeros(size, np.int64), np.zeros(size, np.int64), np.empty(0, np.uint32), np.empty(0), np.empty(0))
+        nothing = np.zeros((GROUPS, size), np.int64)
+        return cls(nothing, nothing.copy(), np.empty(0, np.uint32), np.empty(0), np.empty(0))
 
     def after(self, contributions: Sequence[Contribution], hostile: float) -> "tuple[list[int], Evidence]":
         """The weight of each contribution of a round, 0 to WHOLE, and the evidence after the round.
@@ -57,14 +61,15 @@ class Evidence:
             hostile: p, share of the clients that may be hostile.
         """
         said = _tamed(contributions)
-        found, drawn = self.gradients.copy(), self.draws.copy()
+        found, drawn = self.gradients.sum(0), self.draws.sum(0)
         for one, values in zip(contributions, said, strict=True):
             found[one.directions] += values
             drawn[one.directions] += _draws(one)
         known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
         for one, values in zip(contributions, said, strict=True):
-            others = drawn[one.directions] - _draws(one)
-            means = (found[one.directions] - values)[others > 0] / others[others > 0]
+            own, j = one.client % GROUPS, one.directions
+            others = drawn[j] - self.draws[own, j] - _draws(one)
+            means = (found[j] - self.gradients[own, j] - values)[others > 0] / others[others > 0]
             z, count = _agreement(values[others > 0] * means)
             before, counted = known.get(one.client, (0.0, 0.0))
             known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
@@ -77,8 +82,8 @@ class Evidence:
             weights = [WHOLE] * len(weights)
         found, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
         for one, values, weight in zip(contributions, said, weights, strict=True):
-            found[one.directions] += weight * values // WHOLE
-            drawn[one.directions] += weight * _draws(one) // WHOLE
+            found[one.client % GROUPS, one.directions] += weight * values // WHOLE
+            drawn[one.client % GROUPS, one.directions] += weight * _draws(one) // WHOLE
         ordered = sorted(known)
         return weights, Evidence(
             found,

@@ -47,8 +47,8 @@ class State:
     first: NDArray[np.float64] = field(default_factory=NOTHING.copy)  # (K,) or (0,), moments of the server's optimiser
     second: NDArray[np.float64] = field(default_factory=NOTHING.copy)
     # Evidence about clients, see agreement.py; empty where none is asked for.
-    gradients: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
-    draws: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+    gradients: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
+    draws: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 0), np.int64))
     clients: NDArray[np.uint32] = field(default_factory=lambda: np.empty(0, np.uint32))
     agreement: NDArray[np.float64] = field(default_factory=NOTHING.copy)
     directions: NDArray[np.float64] = field(default_factory=NOTHING.copy)

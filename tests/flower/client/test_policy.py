@@ -1,6 +1,7 @@
 """A server's recipe is a question about a client's rows, and the owner decides which ones are answered."""
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,7 +25,7 @@ VALUE = "103-55-1003"
 
 def recipe(**parts: dict) -> bytes:
     """An ordinary recipe, with other values in some of its tables."""
-    asked = {"model": MODEL, "clients": FILES, "training": {"batch_size": 4}} | parts
+    asked = {"model": MODEL, "clients": FILES, "training": {"batch_size": 4}, "directions": {"size": 64}} | parts
     return parse(asked).to_toml().encode()
 
 
@@ -54,7 +55,10 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
         (data(columns={"category": "ssn"}), r"columns = \[\{\}, \{\}\]"),
         (data(held_out=VALUE), r"held_out = .'summarization'."),
         (data(max_tokens=1 << 20), "max_tokens = 2048"),
-        *[(training(algorithm=name), "algorithms = ") for name in ("fedavg", "fedit", "fedzo", "evofed", "ferret")],
+        *[
+            (training(algorithm=name), "algorithms = ")
+            for name in ("fedavg", "fedit", "fedzo", "uplink-seeds", "evofed", "ferret")
+        ],
         (training(batch_size=1), "min_batch_size = 4"),
         (training(batch_size=4096), "max_batch_size = 64"),
         (training(steps=1), "min_steps = 4"),
@@ -196,6 +200,53 @@ def test_a_file_of_too_few_rows_a_wrong_one_and_none_give_one_and_the_same_word(
     assert [entry["recipe"].encode() for entry in entries if "recipe" in entry] == [recipe()]
     decisions = [entry["decision"].partition(":")[0] for entry in entries if "decision" in entry]
     assert decisions == ["followed", "data"] * 3
+
+
+FEW = {"name": MODEL["name"], "tuned": ["model.norm.weight"]}  # 48 weights
+
+
+@pytest.mark.parametrize("algorithm", ["fedkseed", "fedkseed-backprop"])
+def test_few_weights_whose_exact_gradient_an_answer_would_be_are_refused_before_a_row_is_read(
+    private, tmp_path, capsys, algorithm
+):
+    """The attack: 64 numbers along known directions are equations for the gradient of 48 weights."""
+    few = recipe(model=FEW, training={"batch_size": 4, "algorithm": algorithm})
+    Path(private.data).write_text("no rows")
+    assert ask(private, tmp_path / "c", few) == Reply(Status.REFUSED, text="policy")
+    said = "numbers along directions = 64, the policy says weights_per_direction = 100, and .* chooses 48 weights"
+    assert re.search(said, capsys.readouterr().err)
+    assert ask(private, tmp_path / "c", recipe()) == Reply(Status.REFUSED, text="data"), "of all weights"
+
+
+def test_an_owner_decides_how_many_weights_a_direction_stands_for(private):
+    few, policy = parse(tables(recipe(model=FEW))), Policy()
+    policy.require_weights(few, 6400)
+    with pytest.raises(FedKSeedError, match="numbers along directions = 64"):
+        policy.require_weights(few, 6399)
+    typed(Policy, {"training": {"weights_per_direction": 1}}).require_weights(few, 64)
+    seeds = parse(tables(recipe(training={"batch_size": 4, "algorithm": "uplink-seeds"})))
+    with pytest.raises(FedKSeedError, match="numbers along directions = 200"):
+        policy.require_weights(seeds, 19_999)
+    policy.require_weights(parse(tables(recipe(training={"batch_size": 4, "algorithm": "fedavg"}))), 1)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        [{"seed": seed} for seed in range(4)],
+        [{"directions": {"size": size}} for size in (8, 16, 32, 64)],
+        [{"model": {"name": MODEL["name"], "tuned": [pattern]}} for pattern in ("*", "*weight", "*l*", "model*")],
+        [
+            {"training": {"batch_size": 4, "algorithm": name}}
+            for name in ("fedkseed", "fedkseed-pro", "fedkseed-backprop", "fedkseed-plus")
+        ],
+    ],
+    ids=["seeds", "directions", "weights", "algorithms"],
+)
+def test_the_same_rows_are_not_asked_along_more_and_more_directions(private, tmp_path, changes):
+    """The attack: as many seeds as it takes, a few rounds of each: the gradients of the same rows, all of them."""
+    replies = [ask(private, tmp_path / "c", recipe(**change)) for change in (*changes, changes[0])]
+    assert [reply.text for reply in replies] == ["task", "task", "task", "policy", "task"]
 
 
 def test_a_question_more_than_the_owner_allows_is_refused_and_noted(private, tmp_path):

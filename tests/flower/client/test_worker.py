@@ -10,7 +10,6 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tomllib import loads
 
 import numpy as np
 import pytest
@@ -21,19 +20,16 @@ from fedkseed.files import locked
 from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
+from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
 from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
-from fedkseed.recipe.reading import parse
-from fedkseed.run import chain
-from fedkseed.run.simulation import Simulation
 from fedkseed.wire.records import Broadcast
 
-from ..conftest import OPEN
+from ..conftest import OPEN, recorded
 
 
 def context(directory: Path) -> Context:
@@ -42,12 +38,7 @@ def context(directory: Path) -> Context:
 
 @pytest.fixture(scope="module")
 def first(setting) -> Task:
-    """The task of client 1 in the first round."""
-    recipe = parse(loads(setting.text()))
-    simulation = Simulation(recipe)
-    message = simulation.strategy.broadcast(simulation.strategy.init(), [1])[1]
-    text = recipe_for_clients(recipe, 3)
-    return Task(1, 600.0, digest_of(text), text, encode(message))
+    return setting.first(1)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +92,7 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
     genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
     attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
-    first = replace(first, links=bytes(32), head=chain.head(None, bytes(32)))
+    first = recorded(first)
     try:
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
             reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
@@ -124,6 +115,10 @@ def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     public = Worker(partial(Member, owner)).reply(first.encode())
     made = {Worker(partial(Member, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
     assert len({public.message, *made}) == 3
+    again = Worker(partial(Member, replace(owner, secret=1))).reply(first.encode()).message
+    assert again in made, "of one run, also by a worker that was started again"
+    other = Worker(partial(Member, replace(owner, secret=1))).reply(replace(first, nonce=b"x" * 16).encode()).message
+    assert other not in made, "the attack: another model for the same batches, under another nonce"
     kept = secret_of(tmp_path)
     assert secret_of(tmp_path) == kept > 2**64
     assert stat.S_IMODE((tmp_path / BATCHES).stat().st_mode) == 0o600
@@ -186,9 +181,9 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
     member = Member(owner, first.recipe)
     taken, steps = member.answer, []
 
-    def counting(task, on_step):
+    def counting(task, *more):
         steps.append(task.message)
-        return taken(task, on_step)
+        return taken(task, *more)
 
     member.answer = counting
     worker = Worker(lambda recipe: member)
@@ -277,10 +272,59 @@ def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, c
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    hasty = owner.policy.model_copy(update={"training": owner.policy.training.model_copy(update={"max_seconds": 1e-9})})
-    reply = Worker(partial(Member, replace(owner, policy=hasty))).reply(first.encode())
+    reply = Worker(partial(Member, timed(owner, 1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Seconds by which the clock is ahead."""
+    ahead, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead[0])
+    return ahead
+
+
+def timed(owner: Owner, seconds: float) -> Owner:
+    training = owner.policy.training.model_copy(update={"max_seconds": seconds})
+    return replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_of", "build", "own_share"])
+def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, owner, clock, monkeypatch, capsys, name):
+    """The attack: recipe after recipe that wants the model loaded and quantised in another way."""
+    load = getattr(worker_module, name)
+
+    def slow(*args, **options):
+        clock[0] += 5000.0
+        return load(*args, **options)
+
+    monkeypatch.setattr(worker_module, name, slow)
+    worker = Worker(partial(Member, timed(owner, 3600.0)))
+    assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
+    assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
+    clock[0] = 0.0
+    slow_once = Worker(partial(Member, timed(owner, 7200.0)))
+    for number in range(3):
+        task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
+        assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
+
+
+def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
+    """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
+    asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
+    member, passes = Member(timed(owner, 35.0), asked.recipe), []
+
+    def slow(*_):
+        passes.append(clock[0])
+        clock[0] += 10.0
+
+    with member.setup.model.register_forward_pre_hook(slow):
+        reply = Worker(lambda recipe: member).reply(replace(asked, seconds=1e9).encode())
+    assert reply == Reply(Status.REFUSED, text="policy")
+    assert len(passes) == 4
+    assert not member.setup.model._forward_pre_hooks, "none is left behind"
+    assert "longer than the policy's max_seconds = 35" in capsys.readouterr().err
 
 
 def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):

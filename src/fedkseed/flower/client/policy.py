@@ -32,8 +32,9 @@ class Rows(Part):
     # With fewer, or fewer than the smallest batch, the client takes no part; it replaces [clients] min_examples.
     min_examples: Count = 10
     max_tokens: Count = 2048  # the largest [data] max_tokens
-    # Different choices of held_out, template, separator, protocol and max_tokens that are answered as long as the state
-    # directory lives. Two that differ by one row show what this row adds.
+    # Different choices of held_out, template, separator, protocol, max_tokens, algorithm, objective, seed, [directions]
+    # and [model] tuned that are answered as long as the state directory lives. Two that differ by one row show what it
+    # adds; other directions show other parts of a gradient.
     max_views: Count = 3
     secret_batches: bool = True
 
@@ -41,9 +42,10 @@ class Rows(Part):
 class Work(Part):
     """The local steps that the client takes for a server."""
 
-    # Those that send scalars or K numbers. The others send weights: after a step they are the gradient, from which 45
-    # of 49 tokens of an example could be read.
-    algorithms: tuple[str, ...] = ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop", "uplink-seeds")
+    # Those that send scalars or K numbers, and hold weights that are a function of K numbers. The others send weights:
+    # after a step they are the gradient, from which 45 of 49 tokens of an example could be read. With `uplink-seeds`
+    # clients hold whatever weights the server sends.
+    algorithms: tuple[str, ...] = ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop")
     min_batch_size: Count = 4  # scalars of a batch of 1 tell whether a text is in it: AUC 0.9996, of 4 0.605
     max_batch_size: Count = 64
     min_steps: Count = 4  # K numbers of one step are those of one batch
@@ -51,7 +53,10 @@ class Work(Part):
     max_probes: Count = 256  # of a step: 8 of a batch of 4 raise the AUC from 0.605 to 0.770
     max_numbers: Count = 16_384  # of an answer of scalars or coefficients
     max_rounds: Count = 1000
-    max_seconds: Positive = 3600.0  # of a task, looked at between two steps
+    # Tuned weights for each of the K directions. [model] tuned can choose few weights d; as many numbers along known
+    # directions are their exact gradient. Of K numbers, the share K / d of its square norm can be seen: 1 %.
+    weights_per_direction: Count = 100
+    max_seconds: Positive = 3600.0  # of a task, loading the model included; looked at between two passes of the model
 
     @field_validator("algorithms")
     @classmethod
@@ -89,6 +94,21 @@ class Policy(Part):
         _at_most("[training] rounds", training.rounds, work.max_rounds, "max_rounds")
         _at_most("numbers of an answer", numbers_of(recipe), work.max_numbers, "max_numbers")
 
+    def require_weights(self, recipe: Recipe, weights: int) -> None:
+        """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded.
+
+        Raises:
+            FedKSeedError: it is one; the text names the recipe's key and the policy's, for the owner.
+        """
+        pooled, each = algorithm_of(recipe.training.algorithm).pooled, self.training.weights_per_direction
+        numbers = recipe.directions.size if pooled else numbers_of(recipe)
+        if weights < each * numbers:
+            raise _refusal(
+                "numbers along directions",
+                numbers,
+                f"weights_per_direction = {each}, and [model] tuned chooses {weights:,} weights",
+            )
+
     def followed(self, recipe: Recipe) -> Recipe:
         """The recipe with the owner's columns and smallest number of examples."""
         data = recipe.data.model_copy(update={"columns": dict(self.data.columns)})
@@ -121,18 +141,26 @@ def numbers_of(recipe: Recipe) -> int:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The choices of a recipe that decide which rows it sees, and as which tokens."""
+    """The choices of a recipe that decide which rows it sees, as which tokens, and along which directions.
+
+    Old entries of a journal lack the last ones; what they were is not known, and they count as views all the same.
+    """
 
     held_out: str
     template: str
     separator: str
     protocol: str
     max_tokens: int
+    algorithm: str = ""
+    objective: str = ""
+    pool: str = ""  # with its key, which follows from the recipe's seed
+    tuned: str = ""
 
     @classmethod
     def of(cls, recipe: Recipe) -> "View":
-        data = recipe.data
-        return cls(str(data.held_out), data.template, data.separator, data.protocol, data.max_tokens)
+        data, training = recipe.data, recipe.training
+        rows = str(data.held_out), data.template, data.separator, data.protocol, data.max_tokens
+        return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
 
 
 def _within(name: str, asked: object, allowed: Sequence[object], key: str) -> None:

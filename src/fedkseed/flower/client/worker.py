@@ -40,11 +40,11 @@ from ...run.workers import computing_with
 from ...wire.codec import decode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run
-from ..envelope import LINK, UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
+from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
-from .policy import View
+from .policy import Policy, View
 
 BATCHES = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
@@ -55,28 +55,59 @@ class AbandonedError(Exception):
     """The error of a task for whose answer no process waits any more."""
 
 
+class Limit:
+    """The time that an owner allows for a task, from now on."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.seconds, self._begin = policy.training.max_seconds, time.monotonic()
+
+    def require_time(self) -> None:
+        """Refuse to go on with a task whose time is over.
+
+        Raises:
+            RefusedError: it is.
+        """
+        if time.monotonic() - self._begin > self.seconds:
+            raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {self.seconds:g}")
+
+
 class Member:
     """A client that follows a server's recipe with a file of its own."""
 
     def __init__(self, owner: Owner, recipe: bytes) -> None:
-        self.recipe, self.policy, self.secret = consented(recipe, owner), owner.policy, owner.secret
+        self.policy, self.secret = owner.policy, owner.secret
+        limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
+        self.recipe = consented(recipe, owner)
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
+            limit.require_time()
         with refusing(Code.BASIS):
             self.recipe, basis = with_basis(self.recipe)
-        with refusing(Code.DATA):
-            self.examples = own_share(self.recipe, tokenizer)
         with refusing(Code.MODEL):
             self.setup = build(self.recipe, tokenizer, basis, serves=False)
+        with refusing(Code.POLICY):  # before any row is read
+            self.policy.require_weights(self.recipe, self.setup.weights.layout.size)
+            limit.require_time()
+        with refusing(Code.DATA):
+            self.examples = own_share(self.recipe, tokenizer)
+        limit.require_time()
+        self._limit: Limit | None = limit  # None: each later task has its own
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]:
-        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it."""
-        begin, most = time.monotonic(), self.policy.training.max_seconds
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda whole: None
+    ) -> tuple[bytes, bytes]:
+        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it.
+
+        Args:
+            bound: raises `FedKSeedError` if the whole broadcast is not the one that the task's history names.
+        """
+        limit, self._limit = self._limit or Limit(self.policy), None
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
+        bound(whole)
         count, strategy = self.recipe.clients.count, self.setup.strategy
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
@@ -84,18 +115,21 @@ class Member:
         with refusing(Code.MODEL):
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
         require_asked(message, self.recipe, strategy.work(False))
-        if task.links and message.round != (done := task.since + len(task.links) // LINK - 1):
-            raise FedKSeedError(f"the message is of round {message.round}, the history of its task has {done} rounds")
+        if task.done >= 0 and message.round != task.done:
+            raise FedKSeedError(
+                f"the message is of round {message.round}, the history of its task has {task.done} rounds"
+            )
         if self.setup.algorithm.pooled:  # kilobytes
             self._kept = whole
 
         def within_limit(loss: float) -> None:
-            if time.monotonic() - begin > most:
-                raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {most:g}")
+            limit.require_time()
             on_step(loss)
 
-        with computing_with(self.threads):
-            client = self.setup.client(task.client, count, self.examples, within_limit, self.secret)
+        # Before each token of an answer, too: an objective may write thousands of them in one step.
+        ticking = self.setup.model.register_forward_pre_hook(lambda *_: within_limit(math.nan))
+        with computing_with(self.threads), ticking:
+            client = self.setup.client(task.client, count, self.examples, within_limit, self._seed(task.nonce))
 
             def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
                 found = client.loss(batch)
@@ -103,6 +137,15 @@ class Member:
                 return found
 
             return whole, answer(strategy, whole, replace(client, loss=loss))
+
+    def _seed(self, nonce: bytes) -> int | None:
+        """The seed of the batches of one run: in another run, or after a rollback, the same rounds have others.
+
+        Else a server could have the same batch answered with another model, under another nonce, and subtract.
+        """
+        if self.secret is None:
+            return None
+        return int.from_bytes(hashlib.sha256(b"%d " % self.secret + nonce).digest())
 
 
 def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
@@ -130,7 +173,9 @@ def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
 class Follower(Protocol):
     """One client or several, with a recipe and a model."""
 
-    def answer(self, task: Task, on_step: Callable[[float], None]) -> tuple[bytes, bytes]: ...
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
+    ) -> tuple[bytes, bytes]: ...
 
 
 Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
@@ -191,7 +236,12 @@ class Worker:
             if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
                 return self._last[1]
             self._last = None
-            broadcast, made = self._follower.answer(task, on_step)
+
+            def bound(whole: bytes) -> None:
+                if self.signing is not None:
+                    self.signing.require_bound(task, whole)
+
+            broadcast, made = self._follower.answer(task, on_step, bound)
             signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
             reply = Reply(Status.DONE, made, signature=signature)
             if len(reply.message) <= REMEMBERED:

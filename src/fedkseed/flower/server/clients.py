@@ -130,8 +130,8 @@ class Remote:
     ) -> None:  # fmt: skip
         self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
         self.digest, self.minimum, self.signing = digest_of(recipe), minimum, signing
-        # (since, rounds done) -> the links from the state after `since` rounds on, and the head; None: none is sent
-        self.history: Callable[[int, int], tuple[list[bytes], bytes]] | None = None
+        # (since, rounds done) -> the links from the state after `since` rounds on, head and stem; None: none is sent
+        self.history: Callable[[int, int], tuple[list[bytes], bytes, bytes]] | None = None
         self._lacks: set[int] = set()  # clients that have answered this exchange by a wish for the whole broadcast
         self._seen: dict[int, int] = {}  # client -> rounds done in the last history that it has followed
         self._heads: dict[int, bytes] = {}  # client -> head of the last history that it was sent
@@ -306,8 +306,9 @@ class Remote:
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
             if self.history is not None:
                 since = 0 if new else self._seen.get(client, -1) + 1
-                links, head = self.history(since, round_)
-                task, self._heads[client] = replace(task, since=since, links=b"".join(links), head=head), head
+                links, head, stem = self.history(since, round_)
+                task = replace(task, since=since, links=b"".join(links), head=head, stem=stem)
+                self._heads[client] = head
             data = (task if self.signing is None else self.signing.signed(task)).encode()
             if len(data) > MAX_MESSAGE:
                 raise FedKSeedError(f"Flower takes messages of {MAX_MESSAGE:,} bytes, this one has {len(data):,}")
