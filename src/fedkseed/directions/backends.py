@@ -167,8 +167,8 @@ def example(family: str, size: int) -> Pool:
         return Pool(key, size, family).fitted(shapes)
     rng = np.random.default_rng(1)
     u, v = (rng.integers(-127, 128, (n, r)).astype(np.int8) for n, r in ((rows, 5), (columns, 3)))
-    scales = (rng.random(r).astype(np.float32) / 64 + np.float32(2**-8) for r in (5, 3))
-    basis = Basis({"5": Factor(rows, columns, 0, u, v, *scales)})
+    left, right = ((rng.random(r) / 64 + 2**-8).astype(np.float32) for r in (5, 3))
+    basis = Basis({"5": Factor(rows, columns, 0, u, v, left, right)})
     return Pool(key, size, family, basis.digest()).fitted(shapes, basis)
 
 

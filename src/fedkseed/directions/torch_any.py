@@ -238,15 +238,18 @@ class Transform:
     once: bool = False
 
 
-KERNELS: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform | Factored] = {
+BY_POSITION: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform] = {
     "gaussian": gaussian,
     "rademacher": rademacher,
     "hadamard": Transform(hadamard_total, hadamard_products),
     "hashed": Transform(hashed_total, hashed_products, once=True),
+}
+BY_ROWS: dict[str, Factored] = {
     "separable": Factored(separable_total, separable_products),
     "informed": Factored(informed_total, informed_products),
     "mixed": Factored(informed_total, mixed_products),
 }
+KERNELS: dict[str, Any] = {**BY_POSITION, **BY_ROWS}
 
 
 # --- the operations -----------------------------------------------------------------------------
@@ -270,11 +273,12 @@ def plan(
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
     """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
-    made = KERNELS[pool.family]
+    if pool.family in BY_ROWS:
+        for piece in pieces:
+            _combine_rows(pool, table, *piece)
+        return
+    made = BY_POSITION[pool.family]
     for tensor, start, base, out, addend in pieces:
-        if isinstance(made, Factored):
-            _combine_factored(made, pool, table, tensor, start, base, out, addend)
-            continue
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
@@ -286,8 +290,8 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
 
 
-def _combine_factored(
-    made: Factored, pool: Pool, core: Any, tensor: int, start: int, base: Tensor, out: Tensor, addend: Tensor | None
+def _combine_rows(
+    pool: Pool, core: Any, tensor: int, start: int, base: Tensor, out: Tensor, addend: Tensor | None
 ) -> None:
     matrix, stop = pool.matrix(tensor), start + base.numel()
     if matrix is None:
@@ -302,11 +306,13 @@ def _combine_factored(
         within = slice(low - first * matrix.columns, high - first * matrix.columns)
         if addend is not None:
             sums[within] = addend[inside]
-        total = made.total(pool, core, tensor, some, matrix, sums.view(len(some), -1)).reshape(-1)[within]
+        total = (
+            BY_ROWS[pool.family].total(pool, core, tensor, some, matrix, sums.view(len(some), -1)).reshape(-1)[within]
+        )
         out[inside] = (base[inside].to(torch.float32) + total).to(base.dtype)
 
 
-def _project_factored(made: Factored, pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.float64]:
+def _project_rows(pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.float64]:
     matrix, total, stop = pool.matrix(tensor), np.zeros(pool.size), start + v.numel()
     if matrix is None or not v.numel():
         return total
@@ -316,7 +322,7 @@ def _project_factored(made: Factored, pool: Pool, tensor: int, start: int, v: Te
         low, high = max(start, first * matrix.columns), min(stop, some.stop * matrix.columns)
         whole = v.new_zeros(len(some) * matrix.columns)
         whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
-        total += made.products(pool, whole.view(len(some), -1), tensor, some, matrix)
+        total += BY_ROWS[pool.family].products(pool, whole.view(len(some), -1), tensor, some, matrix)
     return total
 
 
@@ -324,10 +330,9 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
-    made = KERNELS[pool.family]
     for tensor, start, v in pieces:
-        if isinstance(made, Factored):
-            total += _project_factored(made, pool, tensor, start, v)
+        if pool.family in BY_ROWS:
+            total += _project_rows(pool, tensor, start, v)
             continue
         of_tensor, partial, segment = np.zeros(pool.size), np.zeros(pool.size), None
         for groups, begin, end in _chunks(pool, start, v.numel(), each):
@@ -344,13 +349,13 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
 
 
 def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
-    made = KERNELS[pool.family]
+    made = BY_POSITION[pool.family]
     return ref.transform(partial) if isinstance(made, Transform) and made.once else partial
 
 
 def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
     """The float32 inner products with blocks, in ascending order, shape (blocks, K)."""
-    made = KERNELS[pool.family]
+    made = BY_POSITION[pool.family]
     if isinstance(made, Transform):
         return made.products(pool, v, tensor, groups).cpu().numpy()
     products = np.empty((len(groups), pool.size), np.float32)
