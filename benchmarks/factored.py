@@ -73,7 +73,7 @@ def measure(args: argparse.Namespace, storage: str) -> Iterator[Row]:
 def ours(
     model: nn.Module, weights: Pooled, batch: Batch, probes: int, differentiates: bool
 ) -> dict[str, Callable[[], object]]:
-    """What weights in R^K do with a batch."""
+    """The jobs of weights in R^K on a batch, by name."""
     jobs: dict[str, Callable[[], object]] = {
         "two points": lambda: weights.both(1, EPS, lambda: batch_loss(model, batch))
     }

@@ -243,8 +243,8 @@ def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, sums: Fl
         return sums
     s_u, s_v = separable_signs(pool, tensor, rows, matrix)
     x, y = np.arange(rows.start, rows.stop) % m, np.arange(matrix.columns) % m
-    table: Floats = core[np.ix_(x, y)]
-    return sums + s_u[:, None] * s_v * table
+    signed: Floats = np.outer(s_u, s_v) * core[np.ix_(x, y)]
+    return sums + signed
 
 
 def separable_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
