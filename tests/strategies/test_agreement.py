@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from itertools import permutations
+from itertools import permutations, product
 
 import numpy as np
 import pytest
@@ -92,6 +92,22 @@ def test_five_honest_clients_keep_their_weights():
     found = np.array(weights([honest] * 5, 10))
     assert (found[3:] >= WHOLE // 2).all(), found
     assert found.mean() > 0.9 * WHOLE
+
+
+def test_a_client_that_always_says_the_same_does_not_agree_with_itself():
+    """The cheapest way to push in one direction: a vector of its own, at right angles to what the others find."""
+    of_constant, of_others = [], []
+    for place, seed in product(range(5), range(4)):
+        own = np.random.default_rng([9, seed]).normal(size=K)
+        own -= own @ COMMON / (COMMON @ COMMON) * COMMON
+        own *= np.sqrt(2 / np.mean(np.square(own)))  # as large as an honest client's
+        reports: list[Reports] = [honest] * 5
+        reports[place] = lambda round_, client, drawn, own=own: own[drawn]
+        found = np.array(weights(reports, 24))[8:]
+        of_constant.append(found[:, place].mean())
+        of_others.append(np.delete(found, place, axis=1).mean())
+    # compared with its own memory, too, its mean weight is 12.7
+    assert np.mean(of_constant) < WHOLE / 2 < 0.9 * WHOLE < np.mean(of_others), of_constant
 
 
 def test_noise_counts_for_less_than_an_honest_upload():

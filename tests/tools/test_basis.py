@@ -1,16 +1,23 @@
 """A basis from public text: it captures the gradient that it is made from, and shares its coefficients out."""
 
+import tomllib
+
 import numpy as np
 import pytest
+import tomli_w
 import torch
+from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, Pool, hold
+from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.reading import Example
 from fedkseed.models.loss import graph_loss
+from fedkseed.recipe.reading import load_recipe
 from fedkseed.tools.basis import leading, make_basis, quantised, shared_out
+from fedkseed.weights.basis import load_basis
 
-from ..conftest import CONFIGS
+from ..conftest import CONFIGS, recipe_text
 from ..weights.test_streamed import model_of
 
 EXAMPLES = [Encoded(tuple(range(1 + k, 13 + k)), 5, Example("an instruction", "its response")) for k in range(0, 40, 8)]
@@ -87,3 +94,21 @@ def test_nothing_to_learn_from_is_refused():
     next(broken.parameters()).fill_(float("nan"))
     with pytest.raises(FedKSeedError, match="no gradient of the examples is finite"):
         make_basis(broken, ["*"], EXAMPLES, size=64, pad=0)
+
+
+def test_the_command_writes_a_basis_that_a_run_tunes_along(tmp_path, model_folder, data_file):
+    table = tomllib.loads(recipe_text(model_folder, data_file))
+    table["directions"] = {"size": 64}
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
+    command = ["basis", str(tmp_path / "recipe.toml"), "--data", str(data_file), "--examples", "4"]
+    command += ["--output", str(tmp_path / "basis")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    made = load_basis(tmp_path / "basis")
+    assert 32 <= made.size <= 64
+    assert made.about["examples"] == 4
+    assert CliRunner().invoke(app, command).exit_code != 0, "a file that exists is kept"
+    table["directions"] |= {"family": "mixed", "basis": str(tmp_path / "basis")}
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
+    done = CliRunner().invoke(app, ["run", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    assert load_recipe(tmp_path / "run" / "recipe.toml").directions.basis_digest == made.digest().hex()

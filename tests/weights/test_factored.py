@@ -1,5 +1,6 @@
 """The engine that makes no weights: losses and derivatives of the model of the definition, and its digest."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -92,6 +93,27 @@ def test_no_weight_is_made_in_steps_or_derivatives(monkeypatch):
         weights.settle()
         weights.gradient(partial(graph_of, model))
         assert weights.passes == made
+
+
+def test_tensors_that_no_direction_touches_stay_the_models_own():
+    model = model_of(TIED)
+    whole = basis_of(model)
+    name = next(name for name, _ in whole if name.endswith("mlp.up_proj.weight"))
+    basis = Basis({name: replace(whole.factors[name], first=0)})
+    weights = hold(model, Pool(1, basis.size, "informed", basis.digest()), basis=basis)
+    weights.load(np.full(basis.size, 0.5))
+    assert [n for n, parameter in model.named_parameters() if isinstance(parameter, Lazy)] == [name]
+    made, losses = weights.passes, weights.both(0, 1e-2, loss_of(model))
+    assert weights.passes == made
+    assert losses[0] != losses[1]
+    other = model_of(TIED)
+    written = hold(other, weights.pool, mode="materialized", basis=basis)
+    written.load(weights.c)
+    weights.settle()
+    assert weights.digest() == written.digest()
+    assert loss_of(model)() == pytest.approx(loss_of(other)(), rel=1e-6)
+    weights.keep()
+    assert Layout(model).digest() == written.digest()
 
 
 @pytest.mark.parametrize("points", [2, 6])

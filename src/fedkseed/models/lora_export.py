@@ -120,8 +120,7 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
     require_low_rank(pool)
     layout = Layout(tuned, patterns)
     pool = pool.fitted(layout.shapes, basis)
-    assert pool.record.factored is not None  # noqa: S101 - for pyright; checked above
-    table, paths = pool.record.factored.core(c), {id(module): path for path, module in tuned.named_modules()}
+    table, paths = pool.record.core(c), {id(module): path for path, module in tuned.named_modules()}
     tensors, ranks, kept, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
     for entry in layout.tuned:
         left, core, right = _factors(pool, entry.number, table)

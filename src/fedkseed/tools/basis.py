@@ -1,7 +1,7 @@
 """A basis of directions: the leading singular vectors of a model's mean gradient on public examples.
 
-Gradients of different texts have much in common. With 4,096 outer products of vectors from 16 public examples'
-gradient, 17 % of |g|² of another data set's gradient was captured, with random ones 0.007 %.
+Gradients of different texts have much in common, so vectors from public text hold more of a client's gradient than
+random ones do.
 """
 
 import heapq

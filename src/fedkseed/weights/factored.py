@@ -8,7 +8,6 @@ made by the definition, as `Streamed` does.
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -49,6 +48,9 @@ class Factored(Streamed):
             else Lazy(Moved(entry, self), self._workspace)
             for entry in layout.tuned
         ]  # fmt: skip
+        for k, entry in enumerate(layout.tuned):
+            if entry.number not in self._moves:  # nothing moves it: the model keeps its own, and no step makes a copy
+                self._places[k], self._original[k] = (), []
         self._scales = _scales(self.pool)
         self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
         self._gather: Callable[[Applied, Tensor], Tensor | None] | None = None
@@ -114,11 +116,6 @@ class Factored(Streamed):
             self.cores = before
         slope = np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
         return float(value.detach()), slope
-
-    @contextmanager
-    def _leaves(self, take: Callable[[int, Tensor], None]) -> Any:
-        raise NotImplementedError("derivatives are taken by the coefficients")
-        yield
 
     def product(self, source: "Applied", x: Tensor, bias: Tensor | None) -> Tensor:
         """The layer's output W_0 x + b, made for all points of a step together."""
