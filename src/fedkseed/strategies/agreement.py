@@ -3,8 +3,9 @@
 To first order, Σ_j q_j h_j is how much an upload q lowers the loss, where h_j is the mean of what others found along
 direction j, in this round and, with less weight, before. Over the root of Σ_j (q_j h_j)^2 it is z, about normal with
 variance 1: around some μ > 0 for an honest client, around 0 for noise, below 0 for one that works against the others.
-The z of a client's rounds are added up, weighted by the roots of their numbers of directions. Then a client counts by
-the odds that it is honest and its upload no noise,
+The others are looked at in parts, and the parts with the highest and the lowest z are left out, because a hostile
+client agrees most with another one that tells the same lie. The z of a client's rounds are added up, weighted by the
+roots of their numbers of directions. Then a client counts by the odds that it is honest and its upload no noise,
 
     (1 − p) / p · exp(μ z − μ^2 / 2)    p: share of hostile clients, μ: median z of a round, WEAKEST to STRONGEST
 
@@ -32,9 +33,10 @@ LOUDEST = 3  # times the median: honest numbers are about normal, and 96 % of th
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
 FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile
 ONE = 1 << 16  # a draw in `draws`
-# Memory is kept in parts, by client number modulo GROUPS, and nobody is compared with its own part: one that always
-# says the same (the same number along every direction, say) would else agree with itself more and more.
-GROUPS = 4
+# Memory is kept in parts, by client number modulo GROUPS, and nobody is compared with its own part's: one that always
+# says the same (the same number along every direction, say) would else agree with itself more and more. Two of ten
+# that say it together are in one part of eight each.
+GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +63,16 @@ class Evidence:
             hostile: p, share of the clients that may be hostile.
         """
         said = _tamed(contributions)
-        found, drawn = self.gradients.sum(0), self.draws.sum(0)
+        new, drawn = np.zeros_like(self.gradients), np.zeros_like(self.draws)
         for one, values in zip(contributions, said, strict=True):
-            found[one.directions] += values
-            drawn[one.directions] += _draws(one)
+            new[one.client % GROUPS, one.directions] += values
+            drawn[one.client % GROUPS, one.directions] += _draws(one)
         known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
         for one, values in zip(contributions, said, strict=True):
             own, j = one.client % GROUPS, one.directions
-            others = drawn[j] - self.draws[own, j] - _draws(one)
-            means = (found[j] - self.gradients[own, j] - values)[others > 0] / others[others > 0]
-            z, count = _agreement(values[others > 0] * means)
+            sums, draws = self.gradients[:, j] + new[:, j], self.draws[:, j] + drawn[:, j]
+            sums[own], draws[own] = new[own, j] - values, drawn[own, j] - _draws(one)
+            z, count = _agreement(values, sums, draws, hostile)
             before, counted = known.get(one.client, (0.0, 0.0))
             known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
         scores = [known[one.client][0] / math.sqrt(known[one.client][1] or 1.0) for one in contributions]
@@ -106,15 +108,29 @@ def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
     return [np.clip(one.values, -most, most) for one in contributions]
 
 
-def _agreement(products: NDArray[np.float64]) -> tuple[float, int]:
-    """z of the products q h, cut to ±STRONGEST, and their number.
+def _agreement(
+    values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int64], hostile: float
+) -> tuple[float, int]:
+    """z of a client's numbers q with what the parts of the others found, cut to ±STRONGEST, and the number of products.
 
-    Sums are rounded once (`fsum`), so that all machines find the same.
+    Of the parts' z = Σ q h / √Σ (q h)^2 the highest and the lowest are left out, as many as may hold hostile clients.
+
+    Args:
+        sums: (GROUPS, m), what each part found along the directions, summed.
+        draws: of the same shape, how often.
     """
-    spread = math.fsum(np.square(products).tolist())
-    if not spread > 0:
+    parts: list[tuple[float, int]] = []
+    for total, times in zip(sums, draws, strict=True):
+        products = values[times > 0] * (total[times > 0] / times[times > 0])
+        spread = math.fsum(np.square(products).tolist())  # sums are rounded once, so that all machines find the same
+        if spread > 0:
+            parts.append((math.fsum(products.tolist()) / math.sqrt(spread), products.size))
+    if not parts:
         return 0.0, 0
-    return min(max(math.fsum(products.tolist()) / math.sqrt(spread), -STRONGEST), STRONGEST), products.size
+    out = min(math.ceil(hostile * len(parts) - 1e-9), (len(parts) - 1) // 2)
+    kept = sorted(parts)[out : len(parts) - out]
+    z = sum(math.sqrt(m) * z for z, m in kept) / math.sqrt(sum(m for _, m in kept)) * math.sqrt(len(parts) / len(kept))
+    return min(max(z, -STRONGEST), STRONGEST), sum(m for _, m in parts)
 
 
 def _weight(usual: float, score: float, hostile: float) -> int:
