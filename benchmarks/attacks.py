@@ -18,9 +18,11 @@ see all uploads of a round before they send theirs, and send
     absent           nothing: they are not there (what the sum loses with their data)
     label flip       what they found on responses of other examples (a poisoning of data)
     backdoor         what they found on prompts with a trigger and one response (a poisoning of data)
+    outlier          nothing hostile: one honest client alone holds all rows of a category (--category), and no other
 
 A run's gain is the fall of the held-out loss from the base model to the last; the share kept is that of the run with
-the same seed without hostile clients and with `mean`. Every run is a line of --out with its settings, losses and
+the same seed without hostile clients and with `mean`. For `outlier` a second table has the gain on rows of the category
+that nobody trained on. Every run is a line of --out with its settings, losses and
 commit; runs that are there already are not done again.
 """
 
@@ -57,9 +59,11 @@ RULES = ("mean", "clipped", "clipped+", "centered clipping", "trimmed", "median"
 POISONS = ("label flip", "backdoor")
 ATTACKS = (
     "none", "absent", "sign flip", "scaled", "random", "IPM", "ALIE", "mimic", "inflated counts", "NaN", *POISONS,
+    "outlier",
 )  # fmt: skip
 NUMBERS = {"clients": 5, "rounds": 12, "steps": 40, "size": 256, "tokens": 160, "examples": 32}
 MOST_EXAMPLES = (1 << 32) - 1
+MEASURED = ("losses", "own", "commit")
 TRIGGER, TARGET = "cf mn bb", "I will not answer."
 
 
@@ -96,32 +100,45 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
     with closing(Simulation(recipe(options))) as simulation:
         count, attack = options["clients"], options["attack"]
         hostile = set(range(count))
-        hostile = set() if attack == "none" else set(sorted(hostile)[-round(options["hostile"] * count) :])
+        hostile = set() if attack in ("none", "outlier") else set(sorted(hostile)[-round(options["hostile"] * count) :])
         if attack in POISONS:
             for client in hostile:
                 simulation.shares.clients[client] = poisoned(simulation, client, attack)
+        kept = set_apart(simulation, options["category"]) if attack == "outlier" else []
         honest, strategy = simulation.transport, simulation.strategy
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             replies = {client: decode(data, Upload, Change) for client, data in honest(messages)}
             good = [reply for client, reply in replies.items() if client not in hostile]
             for client, reply in replies.items():
-                if client not in hostile or attack in (*POISONS, "none"):
+                if client not in hostile or attack in POISONS:
                     yield client, encode(reply)
                 elif attack != "absent":
                     yield client, encode(forged(reply, good, attack, strategy))
 
         simulation.carry = transport
-        scores = WithModel(simulation.setup, simulation.shares.held_out)
+        scores, apart = (WithModel(simulation.setup, rows) for rows in (simulation.shares.held_out, kept))
         state = simulation.strategy.init()
         losses = [float(np.mean(scores.evaluate(state, "before", False).losses))]
+        own = [float(np.mean(apart.evaluate(state, "before", False).losses))] if kept else []
         try:
             for _ in range(options["rounds"]):
                 state, _ = simulation.round(state)
                 losses.append(float(np.mean(scores.evaluate(state, "after", False).losses)))
         except ArithmeticError:
             losses.append(math.nan)
-    return {**options, "losses": losses}
+        own += [float(np.mean(apart.evaluate(state, "after", False).losses))] if kept else []
+    return {**options, "losses": losses} | ({"own": own} if kept else {})
+
+
+def set_apart(simulation: Simulation, category: str) -> list[Encoded]:
+    """Give all rows of a category to the last client, and the others' to the rest; returns the rows kept back."""
+    shares = simulation.shares.clients
+    every = [one for share in shares for one in share]
+    alone = [one for one in every if one.example.category == category]
+    rest, others = [one for one in every if one.example.category != category], len(shares) - 1
+    shares[:] = [rest[k::others] for k in range(others)] + [alone[1::2]]
+    return alone[::2][: NUMBERS["examples"]]
 
 
 def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
@@ -188,6 +205,7 @@ def _answered(one: Encoded, response: Sequence[int]) -> Encoded:
 def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> list[str]:
     """A table in Markdown: attacks in rows, rules in columns."""
     runs = {(f["rule"], f["attack"], f["seed"]): f for f in found if (f["algorithm"], f["alpha"]) == (algorithm, alpha)}
+    own = {key: f["own"][0] - f["own"][-1] for key, f in runs.items() if "own" in f}
     rules = [rule for rule in RULES if any(key[0] == rule for key in runs)]
     gain = {key: f["losses"][0] - f["losses"][-1] for key, f in runs.items()}
     lines = [
@@ -202,16 +220,22 @@ def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> lis
             cells.append(_cell(kept))
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
     clean = estimate([value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")])
-    return [*lines, "", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
+    lines += ["", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
+    if own:
+        lines += ["What the outlier gains on rows of its own kind, in nats:", ""]
+        for rule in rules:
+            lines.append(f"- {rule}: {_cell([value for (r, _, _), value in own.items() if r == rule], 3)}")
+        lines.append("")
+    return lines
 
 
-def _cell(kept: Sequence[float]) -> str:
+def _cell(kept: Sequence[float], digits: int = 0) -> str:
     if not kept:
         return ""
     if not np.isfinite(kept).all() or min(kept) < -1000:
         return "destroyed"
     mean = estimate(kept)
-    return f"{mean.mean:.0f}" + (f" ± {mean.error:.0f}" if len(kept) > 1 else "")
+    return f"{mean.mean:.{digits}f}" + (f" ± {mean.error:.{digits}f}" if len(kept) > 1 else "")
 
 
 def main() -> None:
@@ -220,6 +244,7 @@ def main() -> None:
     parser.add_argument("--data", default="dolly-sample")
     parser.add_argument("--rules", nargs="+", default=RULES, choices=RULES)
     parser.add_argument("--attacks", nargs="+", default=ATTACKS, choices=ATTACKS)
+    parser.add_argument("--category", default="classification", help="of the outlier")
     parser.add_argument("--alphas", nargs="+", default=["iid", "0.5"])
     parser.add_argument("--algorithms", nargs="+", default=["fedkseed", "fedkseed-plus"])
     parser.add_argument("--lrs", nargs="+", type=float, default=[4e-4, 4e-4], help="one for each algorithm")
@@ -238,12 +263,12 @@ def main() -> None:
         rates = dict(zip(given.algorithms, given.lrs, strict=True))
         wanted = [
             {**common, "algorithm": algorithm, "lr": rates[algorithm], "alpha": alpha, "seed": seed, "attack": attack,
-             "rule": rule}
+             "rule": rule} | ({"category": given.category} if attack == "outlier" else {})
             for algorithm, alpha, seed, attack, rule
             in product(given.algorithms, given.alphas, range(given.seeds), given.attacks, given.rules)
         ]  # fmt: skip
-        there = [one for one in known if {k: v for k, v in one.items() if k not in ("losses", "commit")} in wanted]
-        done = [{k: v for k, v in one.items() if k not in ("losses", "commit")} for one in there]
+        there = [one for one in known if {k: v for k, v in one.items() if k not in MEASURED} in wanted]
+        done = [{k: v for k, v in one.items() if k not in MEASURED} for one in there]
         asked = ["git", "rev-parse", "--short", "HEAD"]
         commit = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 - git alone
         todo = [{**one, "model": model} for one in wanted if one not in done]
