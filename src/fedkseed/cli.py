@@ -571,6 +571,9 @@ def reproduce(
     natural_instructions: Annotated[
         str | None, typer.Option(help="Folder of the data set Super-NaturalInstructions.")
     ] = None,
+    basis: Annotated[
+        str | None, typer.Option(help="File of `fedkseed basis`, for experiments with informed directions.")
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)
     ] = None,
@@ -603,7 +606,7 @@ def reproduce(
             table.add_row(known, found.item, found.title)
         console.print(table)
         return
-    paths = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions}
+    paths = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
     given = {place: str(Path(path).expanduser()) for place, path in paths.items() if path is not None}
     for wanted in experiments.names() if name == "all" else [name]:
         experiment = experiments.load(wanted, scale)

@@ -12,7 +12,7 @@ from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.tables import RUNS
 from fedkseed.recipe.schema import Recipe
 
-GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks"}
+GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks", "basis": "basis.safetensors"}
 ITEMS = {f"Table {n}" for n in (1, 2, 3)} | {f"Figure {n}" for n in (2, 4, 5, 6, 7, 8, 9, 11, 12, 13, 14)}
 EVERY = [(name, scale) for name in experiments.names() for scale in SCALES]
 
@@ -54,6 +54,20 @@ def test_axes_have_the_last_word_then_the_method_then_the_data_set():
     assert planned.table["training"] == {"lr": 7.0, "rounds": 3, "steps": 2, "eps": 1.0}
     assert planned.table["seed"] == 5
     assert "title" not in planned.table
+
+
+def test_a_variant_can_mean_another_value_for_each_method():
+    rates = {"slow": {"derivatives": {"lr": 0.1}}, "fast": {"derivatives": {"lr": 0.3}}}
+    experiment = replace(
+        load("figure-7", "tiny"),
+        axes={"method": ["m", "n"], "variant": ["slow", "fast"]},
+        methods={"m": {"title": "M", "variants": rates}, "n": {}},
+        variants={"slow": {"title": "a third", "training": {"steps": 3}}, "fast": {}},
+    )
+    found = [p.table for p in experiment.plan(seeds=[5])]
+    assert [t.get("derivatives", {}).get("lr") for t in found] == [0.1, 0.3, None, None]
+    assert found[0]["training"]["steps"] == 3
+    assert not {"title", "variants"} & set(found[0])
 
 
 def test_a_new_key_of_the_config_does_not_change_a_fingerprint_and_another_value_does():

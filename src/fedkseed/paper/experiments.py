@@ -5,8 +5,8 @@ An experiment at a scale is one tree of tables. It is made of these, each of whi
     common.toml     [scales.SCALE] of common.toml     NAME.toml     [scales.SCALE] of NAME.toml
 
 The runs of an experiment are all combinations of the values of its axes, times the seeds. The recipe of one run is made
-in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant, the axes'
-own values.
+in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant (and what the
+method's own table `variants` says of that), the axes' own values.
 """
 
 import hashlib
@@ -110,7 +110,8 @@ class Experiment:
     def _table(self, axes: Tree, seed: int) -> Tree:
         table = self.recipe
         named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
-        variant = named.pop("variant", {})
+        own = named.get("method", {}).get("variants", {}).get(axes.get("variant"), {})
+        variant = merge(named.pop("variant", {}), own)
         for part in named.values():
             table = merge(table, part)
         model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")
@@ -120,7 +121,8 @@ class Experiment:
         for axis, value in axes.items():
             if axis not in NAMED:
                 table = merge(table, nested(axis, value))
-        return merge({name: part for name, part in table.items() if name not in ("title", "methods")}, {"seed": seed})
+        other = ("title", "methods", "variants")
+        return merge({name: part for name, part in table.items() if name not in other}, {"seed": seed})
 
 
 def names() -> list[str]:

@@ -103,6 +103,10 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
     rows: list[dict[str, Cell]] = []
     for (method,), runs in group(outcomes, ["method"]).items():
         row: dict[str, Cell] = {"method": experiment.title_of("method", method), "seeds": len(runs)}
+        if choice := experiment.choice:
+            row[short(choice.axis)] = ", ".join(
+                {experiment.title_of(choice.axis, run.axes[choice.axis]) for run in runs}
+            )
         pairs = [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
         for part in (100, 5, 1):
             name = f"in 1/{part} of the time" if part > 1 else "in the same time"
