@@ -29,7 +29,7 @@ from .network import Network, kill, network, processes, wait_for
 
 pytestmark = pytest.mark.network
 
-LONG = {"steps": "steps = 150", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
+LONG = {"steps": "steps = 600", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
 LATER = 300.0  # seconds for what Flower notices by itself: its heartbeats take 60
 
 
