@@ -21,7 +21,7 @@ from fedkseed.data.batches import Batch
 from fedkseed.directions import Pool
 from fedkseed.directions.factors import Basis, Factor, Matrix
 from fedkseed.models.load import STORAGES, load_model
-from fedkseed.models.loss import batch_loss, graph_loss
+from fedkseed.models.loss import batch_loss, graph_loss, graph_losses
 from fedkseed.models.peft_adapters import Adapters, attach
 from fedkseed.weights.base import Pooled
 from fedkseed.weights.factored import Factored
@@ -82,6 +82,8 @@ def ours(
         jobs["many points"] = lambda: weights.points(some, lambda: batch_loss(model, batch))
     if differentiates:
         jobs["derivatives"] = lambda: weights.gradient(lambda: graph_loss(model, batch))
+    if differentiates and isinstance(weights, Factored):
+        jobs["of each example"] = lambda: weights.gradients(lambda: graph_losses(model, batch), len(batch.tokens))
     return jobs
 
 
@@ -105,7 +107,7 @@ def row(
         "storage": storage,
         "tokens": f"{len(batch.tokens)} x {batch.tokens.shape[1]}",
         "two bare forwards (s)": seconds["bare"],
-        **{name: ratios.get(name, "") for name in ("two points", "many points", "derivatives")},
+        **{name: ratios.get(name, "") for name in ("two points", "many points", "derivatives", "of each example")},
     }
 
 

@@ -77,6 +77,60 @@ def test_losses_derivatives_and_digest_are_those_of_the_definition(config, famil
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "config",
+    [*(config for config in CONFIGS if config.model_type not in ("opt", "gemma", "gemma2")), TIED],
+    ids=lambda config: config.model_type,
+)
+def test_derivatives_of_each_example_are_those_of_a_batch_of_one(config, family):
+    model, weights = held(family, config)
+    made = weights.passes
+    losses, slopes = weights.gradients(partial(losses_of, model, TOKENS), len(TOKENS))
+    assert slopes.shape == (len(TOKENS), weights.pool.size)
+    for k, tokens in enumerate(TOKENS):
+        alone, slope = weights.gradient(lambda tokens=tokens: losses_of(model, tokens[None]).mean())
+        assert losses[k] == pytest.approx(alone, rel=1e-5)
+        np.testing.assert_allclose(slopes[k], slope, atol=1e-5 * np.abs(slope).max())
+    assert np.abs(slopes[0] - slopes[1]).max() > 0.1 * np.abs(slopes[0]).max()
+    assert weights.passes == made
+
+
+def losses_of(model, tokens):
+    logits = model(tokens, use_cache=False).logits.float()
+    each = functional.cross_entropy(logits[:, :-1].transpose(1, 2), tokens[:, 1:], reduction="none")
+    return each.mean(1)
+
+
+def test_derivatives_of_each_example_are_refused_where_it_is_not_known_whose_they_are():
+    model, weights = held("informed", CONFIGS[0])
+
+    def flat():  # as the experts of a mixture get their tokens
+        hidden = model.model(TOKENS, use_cache=False).last_hidden_state
+        return model.lm_head(hidden.flatten(0, 1)).float().view(len(TOKENS), -1).sum(1)
+
+    with pytest.raises(FedKSeedError, match="do not say which of 2 examples"):
+        weights.gradients(flat, 2)
+    with pytest.raises(FedKSeedError, match="expected 2 finite losses, got"):
+        weights.gradients(lambda: losses_of(model, TOKENS).mean(), 2)
+    assert np.isfinite(loss_of(model)()), "the weights can be used afterwards"
+    model, weights = held("informed", next(config for config in CONFIGS if config.model_type == "gemma"))
+    with pytest.raises(FedKSeedError, match=r"norm\.weight is used in a way"):  # as 1 + weight.float()
+        weights.gradients(lambda: losses_of(model, TOKENS), 2)
+
+
+def test_gpt2_makes_no_matrix(monkeypatch):
+    """Its layers keep their matrices as (inputs, outputs), and call torch.addmm."""
+    model, weights = held("informed", CONFIGS[1])
+    shapes = []
+    whole = engine.Applied.values
+    monkeypatch.setattr(engine.Applied, "values", lambda self, *of: shapes.append(self.shape) or whole(self, *of))
+    weights.both(3, 1e-2, loss_of(model))
+    weights.gradient(partial(graph_of, model))
+    assert shapes
+    assert {len(shape) for shape in shapes} == {1}, "vectors alone are made"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_16_bit_models_have_the_losses_of_the_definition_up_to_their_rounding(family):
     found = []
     for mode in ("materialized", "factored"):

@@ -51,6 +51,12 @@ def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
     return losses.sum() / counted.sum().to(losses.device)
 
 
+def graph_losses(model: nn.Module, batch: Batch) -> Tensor:
+    """The mean loss over the response tokens of each example, shape (B,); with its graph, where gradients are on."""
+    losses, counted = token_losses(model, batch)
+    return losses.sum(1) / counted.sum(1).to(losses.device)
+
+
 @contextmanager
 def checkpointed(model: nn.Module) -> Iterator[None]:
     """Make forward passes keep the inputs of layers only; a backward pass runs each layer forward once more.
@@ -134,5 +140,4 @@ def batch_loss(model: nn.Module, batch: Batch) -> float:
 @torch.inference_mode()
 def example_losses(model: nn.Module, batch: Batch) -> list[float]:
     """The mean loss over the response tokens of each example."""
-    losses, counted = token_losses(model, batch)
-    return (losses.sum(1) / counted.sum(1)).tolist()
+    return graph_losses(model, batch).tolist()

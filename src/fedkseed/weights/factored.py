@@ -53,7 +53,7 @@ class Factored(Streamed):
                 self._places[k], self._original[k] = (), []
         self._scales = _scales(self.pool)
         self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
-        self._gather: Callable[[Applied, Tensor], Tensor | None] | None = None
+        self._gather: Callable[[Applied, Tensor, bool], Tensor | None] | None = None
 
     def shift(self, direction: int, eps: float) -> None:
         super().shift(direction, eps)
@@ -73,8 +73,8 @@ class Factored(Streamed):
         cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
         here, calls = getcurrent(), [greenlet(loss) for _ in cores]
 
-        def gather(source: Applied, x: Tensor) -> Tensor | None:
-            return here.switch((source, x))
+        def gather(source: Applied, x: Tensor, turned: bool) -> Tensor | None:
+            return here.switch((source, x, turned))
 
         before, self._gather = self.cores, gather
         got: list[Any] = [()] * len(cores)  # what each call is resumed with: nothing at first, then an output
@@ -117,11 +117,41 @@ class Factored(Streamed):
         slope = np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
         return float(value.detach()), slope
 
-    def product(self, source: "Applied", x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's output W_0 x + b, made for all points of a step together."""
-        made = None if self._gather is None else self._gather(source, x)
+    def gradients(self, losses: Callable[[], Tensor], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The loss of each example of a batch and its derivatives by c, shapes (B,) and (B, K), from one pass back.
+
+        Each example gets coefficients of its own, which are all the same numbers: C is then B matrices, and no example
+        has a derivative by another's.
+
+        Args:
+            losses: of the examples, shape (B,), with their graph: from a model whose activations are (B, …).
+            count: B.
+
+        Raises:
+            FedKSeedError: the losses do not depend on the tuned weights, one is not finite, or the model uses a tuned
+                tensor in a way that says nothing of which example it is for.
+        """
+        self._install()
+        before, c = self.cores, torch.from_numpy(np.tile(self.c, (count, 1))).requires_grad_(True)
+        try:
+            with torch.enable_grad():
+                self.cores = self._cores(c)
+                values = losses()
+                if not values.requires_grad:
+                    raise FedKSeedError(NO_GRADIENT)
+                if values.shape != (count,) or not bool(torch.isfinite(values.detach()).all()):
+                    raise FedKSeedError(f"expected {count} finite losses, got {values.detach().tolist()}")
+                values.sum().backward()
+        finally:
+            self.cores = before
+        slopes = np.zeros(c.shape) if c.grad is None else c.grad.numpy().astype(np.float64)
+        return values.detach().cpu().double().numpy(), slopes
+
+    def product(self, source: "Applied", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
+        """The layer's output W_0 x + b, or W_0ᵀ x + b if `turned`; made for all points of a step together."""
+        made = None if self._gather is None else self._gather(source, x, turned)
         if made is None:
-            return linear(x, source.entry.tensor, bias)
+            return _product(x, source, turned, bias)
         return made if bias is None else made.add_(bias)  # each point has a bias of its own
 
     def _point(self, direction: int, eps: float) -> NDArray[np.float32]:
@@ -130,10 +160,10 @@ class Factored(Streamed):
         return c
 
     def _cores(self, c: Tensor) -> dict[int, Tensor]:
-        """The matrices C of all tensors, or the one M, on the devices of their tensors."""
+        """The matrices C of all tensors, or the one M, on the devices of their tensors; c is (K,) or (B, K)."""
         if not self.pool.informed:
             m = math.isqrt(self.pool.size)
-            table = transform(transform(c.view(m, m)).T).T.contiguous()
+            table = transform(transform(c.view(*c.shape[:-1], m, m)).mT).mT.contiguous()
             placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
             return {number: placed[move.device] for number, move in self._moves.items()}
         mixed = transform(c) if self.pool.family == "mixed" else c
@@ -150,10 +180,21 @@ class Applied(Moved):
         super().__init__(entry, weights)
         self.move = move
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's output (W_0 + ΔW) x + b."""
-        y = self.weights.product(self, x, bias)
-        return self.move.add(y, x, self.weights.cores[self.entry.number])
+    @property
+    def examples(self) -> int | None:
+        """The number of examples that each have a ΔW of their own; None: all have the same."""
+        core = self.weights.cores[self.entry.number]
+        return len(core) if core.ndim == 3 else None
+
+    def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
+        """The layer's output (W_0 + ΔW) x + b; `turned`: of a layer that keeps its matrix as (inputs, outputs)."""
+        core, examples = self.weights.cores[self.entry.number], self.examples
+        if examples is not None and not turned and (x.ndim < 3 or len(x) != examples):  # an expert's tokens, say
+            raise FedKSeedError(
+                f"{self.entry.name} gets inputs of shape {tuple(x.shape)}, which do not say which of {examples} "
+                "examples each is of: derivatives of single examples need layers whose inputs are (examples, …)"
+            )
+        return self.move.add(self.weights.product(self, x, bias, turned), x, core, turned)
 
     def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
         """Some rows of W_0 + ΔW, shape (…, columns); the row `padding` has no gradient, as in F.embedding."""
@@ -162,16 +203,27 @@ class Applied(Moved):
             moved = torch.where((rows == padding)[..., None], moved.detach(), moved)
         return base + moved.to(base.dtype)
 
-    def values(self) -> Tensor:
-        """The matrix W_0 + ΔW."""
-        base = self.entry.tensor
+    def values(self, beside: Tensor | None = None) -> Tensor:
+        """The tensor W_0 + ΔW; with a ΔW for each example, a vector for an operation on `beside`, shape (B, …, n)."""
+        base, core = self.entry.tensor, self.weights.cores[self.entry.number]
         whole = base.whole() if isinstance(base, Lazy) else base
         every = torch.arange(self.move.matrix.rows, device=base.device)
-        return whole + self.move.rows(every, self.weights.cores[self.entry.number]).view(self.shape).to(whole.dtype)
+        if self.examples is None:
+            return whole + self.move.rows(every, core).view(self.shape).to(whole.dtype)
+        if whole.ndim != 1 or beside is None or beside.ndim < 3 or len(beside) != self.examples:
+            raise FedKSeedError(
+                f"{self.entry.name} is used in a way that has no derivatives of single examples: they go with linear "
+                "layers, embeddings, and vectors in products with activations (examples, …) or layer_norm"
+            )
+        moved = self.move.rows(every[None], core).view(len(core), -1)
+        return (whole + moved.to(whole.dtype)).view(len(core), *[1] * (beside.ndim - 2), -1)
 
 
 class Move(ABC):
-    """The change ΔW of one tensor as operations on a layer's input and output."""
+    """The change ΔW of one tensor as operations on a layer's input and output.
+
+    Each takes one matrix C, or (B, …) of them, for the B examples of a batch.
+    """
 
     def __init__(self, matrix: Matrix, device: torch.device) -> None:
         self.matrix, self.device = matrix, device
@@ -181,8 +233,8 @@ class Move(ABC):
         """The tensor's own matrix C from all scaled coefficients."""
 
     @abstractmethod
-    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
-        """The sum y + ΔW x; y may be overwritten where no gradient is wanted."""
+    def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
+        """The sum y + ΔW x, or y + ΔWᵀ x if `turned`; y may be overwritten where no gradient is wanted."""
 
     @abstractmethod
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
@@ -198,14 +250,16 @@ class LowRank(Move):
         self.left, self.right = (part.to(dtype) for part in held(factor, device))  # whole numbers to 127: exact
 
     def core(self, c: Tensor) -> Tensor:
-        return c[self.factor.directions].view(self.factor.ranks).to(self.device)
+        return c[..., self.factor.directions].view(*c.shape[:-1], *self.factor.ranks).to(self.device)
 
-    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
-        inner = ((x.flatten(0, -2) @ self.right).float() @ core.T).to(x.dtype)
-        flat = y.reshape(-1, self.matrix.rows)
+    def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
+        into, out = (self.left, self.right) if turned else (self.right, self.left)
+        rows = x.flatten(0, -2) if core.ndim == 2 else x.reshape(len(core), -1, x.shape[-1])
+        inner = ((rows @ into).float() @ (core if turned else core.mT)).to(x.dtype).flatten(0, -2)
+        flat = y.reshape(-1, len(out))
         if torch.is_grad_enabled():
-            return torch.addmm(flat, inner, self.left.T).view(y.shape)
-        return flat.addmm_(inner, self.left.T).view(y.shape)
+            return torch.addmm(flat, inner, out.T).view(y.shape)
+        return flat.addmm_(inner, out.T).view(y.shape)
 
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
         return (self.left[rows].float() @ core) @ self.right.T.float()
@@ -223,19 +277,24 @@ class Tiled(Move):
     def core(self, c: Tensor) -> Tensor:
         return c
 
-    def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
-        folded = self._tiles(x * self.s_v).sum(-2)
-        inner = (folded.float() @ core.T).to(x.dtype)
-        if self.matrix.rows % self.m:
-            repeated = inner.repeat(*[1] * (inner.ndim - 1), -(-self.matrix.rows // self.m))[..., : self.matrix.rows]
-            return torch.addcmul(y, repeated, self.s_u)
-        tiles, s_u = y.reshape(*y.shape[:-1], -1, self.m), self.s_u.view(-1, self.m)
+    def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
+        into, out = (self.s_u, self.s_v) if turned else (self.s_v, self.s_u)
+        shape = y.shape
+        if core.ndim == 3:
+            x, y = (t.reshape(len(core), -1, t.shape[-1]) for t in (x, y))
+        folded = self._tiles(x * into).sum(-2)
+        inner = (folded.float() @ (core if turned else core.mT)).to(x.dtype)
+        if len(out) % self.m:
+            repeated = inner.repeat(*[1] * (inner.ndim - 1), -(-len(out) // self.m))[..., : len(out)]
+            return torch.addcmul(y, repeated, out).view(shape)
+        tiles = y.reshape(*y.shape[:-1], -1, self.m)
         made = tiles.addcmul if torch.is_grad_enabled() else tiles.addcmul_
-        return made(inner[..., None, :], s_u).view(y.shape)
+        return made(inner[..., None, :], out.view(-1, self.m)).view(shape)
 
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
-        every = torch.arange(self.matrix.columns, device=self.device) % self.m
-        return core[rows % self.m][..., every] * self.s_u[rows][..., None].float() * self.s_v.float()
+        every, places = torch.arange(self.matrix.columns, device=self.device) % self.m, rows % self.m
+        picked = core[places] if core.ndim == 2 else core[torch.arange(len(core), device=self.device)[:, None], places]
+        return picked[..., every] * self.s_u[rows][..., None].float() * self.s_v.float()
 
     def _tiles(self, x: Tensor) -> Tensor:
         missing = -x.shape[-1] % self.m
@@ -262,12 +321,21 @@ def _scales(pool: Pool) -> Tensor:
     return torch.from_numpy(scales)
 
 
-def _products(asked: Sequence[tuple[Applied, Tensor]]) -> Sequence[Tensor | None]:
+def _products(asked: Sequence[tuple[Applied, Tensor, bool]]) -> Sequence[Tensor | None]:
     """The outputs W_0 x of calls that wait for them, from one batch; None: each is to make its own."""
     if not asked:
         return []
-    source, x = asked[0]
+    source, x, turned = asked[0]
     alone = source.move.matrix.rows > WIDE * source.move.matrix.columns
-    if alone or any(other is not source or more.shape != x.shape for other, more in asked):
+    if alone or any(other is not source or more.shape != x.shape for other, more, _ in asked):
         return [None] * len(asked)
-    return linear(torch.cat([x for _, x in asked]), source.entry.tensor).split(len(x))
+    return _product(torch.cat([x for _, x, _ in asked]), source, turned).split(len(x))
+
+
+def _product(x: Tensor, source: Applied, turned: bool, bias: Tensor | None = None) -> Tensor:
+    """The output W_0 x + b of a layer, or W_0ᵀ x + b."""
+    base = source.entry.tensor
+    if not turned:
+        return linear(x, base, bias)
+    y = x @ (base.whole() if isinstance(base, Lazy) else base)
+    return y if bias is None else y + bias

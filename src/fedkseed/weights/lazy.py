@@ -37,16 +37,21 @@ class Source(Protocol):
 class Applied(Source, Protocol):
     """The origin of a tensor that operations can use without its values."""
 
-    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """The layer's output W x + b."""
+    @property
+    def examples(self) -> int | None:
+        """The number of examples that each have a tensor of their own; None: all have the same."""
+        ...
+
+    def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
+        """The layer's output W x + b; or Wᵀ x + b, of a layer that keeps its matrix as (inputs, outputs)."""
         ...
 
     def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
         """Some rows of W; the row `padding` has no gradient, as in F.embedding."""
         ...
 
-    def values(self) -> Tensor:
-        """All of W, with a gradient where one is wanted."""
+    def values(self, beside: Tensor | None = None) -> Tensor:
+        """All of W, with a gradient where one is wanted, for an operation on the activations `beside`."""
         ...
 
 
@@ -111,10 +116,10 @@ class Lazy(Tensor):
         """Whether the tensor's gradient is wanted."""
         return self.workspace.leaf is not None and torch.is_grad_enabled()
 
-    def used(self) -> Tensor:
-        """All values, for an operation that may keep them."""
+    def used(self, beside: Tensor | None = None) -> Tensor:
+        """All values, for an operation that may keep them, on the activations `beside`."""
         if isinstance(self.source, Applied):
-            return self.source.values()
+            return self.source.values(beside)
         leaf = self.workspace.leaf
         return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
 
@@ -137,9 +142,9 @@ class Lazy(Tensor):
                     "call fedkseed.weights.lazy.densify(model) first"
                 )
             lazy = next(_lazies((*args, *kwargs.values())))
-            if isinstance(lazy.source, Applied) and func in (functional.linear, functional.embedding):
+            if isinstance(lazy.source, Applied) and func in WITHOUT_VALUES:
                 # before the guard below, which would hold for all points of a step: they change places inside
-                return (linear if func is functional.linear else look_up)(*args, **kwargs)
+                return WITHOUT_VALUES[func](*args, **kwargs)
             lazy.workspace.turn()
         with torch._C.DisableTorchFunctionSubclass():
             if func in ABOUT:
@@ -149,7 +154,8 @@ class Lazy(Tensor):
             if func is functional.embedding and _plain_look_up(*args, **kwargs):
                 return look_up(*args, **kwargs)
             # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
-            return func(*_made(args), **_made(kwargs))
+            beside = next((value for value in args if type(value) is Tensor), None) if func in ELEMENTWISE else None
+            return func(*_made(args, beside), **_made(kwargs))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -203,7 +209,9 @@ def _writes(func: Any) -> bool:
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
     """The linear layer x Wᵀ + b with some rows of W at a time."""
-    x, bias = input, _made(bias)
+    x, bias = input, _made(bias, input)
+    if bias is not None and bias.ndim > 1:  # one for each example
+        return linear(x, weight) + bias
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
     if isinstance(weight.source, Applied):
@@ -226,6 +234,32 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         else:
             torch.addmm(bias[first:last], flat, part, out=place)
     return out
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, **more: Any) -> Tensor:
+    """The sum b + x W for inputs of shape (examples · tokens, n): the linear layer of GPT-2 (transformers' Conv1D)."""
+    if more or not (isinstance(weight, Lazy) and isinstance(weight.source, Applied)):
+        return torch.addmm(_made(bias), _made(x), _made(weight), **more)
+    y = weight.source.linear(x, None, turned=True)
+    by_example = y.view(weight.source.examples or 1, -1, y.shape[-1])
+    return (by_example + _made(bias, by_example)).view(y.shape)
+
+
+def layer_norm(
+    input: Tensor,  # noqa: A002 — the names of F.layer_norm
+    normalized_shape: Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Normalised activations times a vector, plus one; either may be another one for each example."""
+    shape: Any = normalized_shape
+    times, plus = _made(weight, input), _made(bias, input)
+    if all(vector is None or vector.ndim <= len(shape) for vector in (times, plus)):
+        return functional.layer_norm(input, shape, times, plus, eps)
+    y = functional.layer_norm(input, shape, None, None, eps)
+    y = y if times is None else y * times
+    return y if plus is None else y + plus
 
 
 def look_up(
@@ -265,12 +299,24 @@ def _lazies(values: Any) -> Any:
             yield from _lazies(value)
 
 
-def _made(value: Any) -> Any:
-    """The same arguments with real tensors in place of lazy ones."""
+def _made(value: Any, beside: Tensor | None = None) -> Any:
+    """The same arguments with real tensors in place of lazy ones, for an operation on the activations `beside`."""
     if isinstance(value, Lazy):
-        return value.used()
+        return value.used(beside)
     if isinstance(value, list | tuple):
-        return type(value)(_made(item) for item in value)
+        return type(value)(_made(item, beside) for item in value)
     if isinstance(value, dict):
-        return {key: _made(item) for key, item in value.items()}
+        return {key: _made(item, beside) for key, item in value.items()}
     return value
+
+
+# Functions that need no values of an `Applied` tensor.
+WITHOUT_VALUES: dict[Any, Callable[..., Tensor]] = {
+    functional.linear: linear,
+    functional.embedding: look_up,
+    functional.layer_norm: layer_norm,
+    torch.addmm: addmm,
+}
+# Functions of a vector and activations, in which each example can have a vector of its own.
+ELEMENTWISE = {Tensor.__mul__, Tensor.__rmul__, Tensor.__add__, Tensor.__radd__, Tensor.mul, Tensor.add}
+ELEMENTWISE |= {torch.mul, torch.add}
