@@ -79,6 +79,7 @@ TESTED_IN = {
     "models.peft_adapters": "recipe/test_algorithms.py",
     "paper.dry_run": "paper/test_reproduce.py",
     "paper.figures": "paper/test_reproduce.py",
+    "paper.records": "paper/test_reproduce.py",
     "paper.results": "paper/test_reproduce.py",
     "paper.tables": "paper/test_reproduce.py",
     "randomness": "strategies/test_kseed.py",

@@ -586,6 +586,9 @@ def reproduce(
         float | None,
         typer.Option(help="Seconds of a local step of two forward passes, for --dry-run; default: estimated."),
     ] = None,
+    redraw: Annotated[
+        bool, typer.Option(help="Make table and figure again from the records in OUTPUT/NAME/SCALE; run nothing.")
+    ] = False,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
 ) -> None:
     """Run an experiment of the paper and write its table and figure.
@@ -597,6 +600,7 @@ def reproduce(
     from .paper import experiments
     from .paper.dry_run import estimate as estimated
     from .paper.reproduce import parts, with_tiny
+    from .paper.reproduce import redraw as redrawn
     from .paper.reproduce import reproduce as run_experiment
 
     if show_list or not name:
@@ -616,8 +620,12 @@ def reproduce(
             found = estimated(experiment, with_tiny(scale, output, given), only, seconds_per_step)
             print(found.markdown(f"{wanted}, {scale}"))
             continue
-        folder = run_experiment(
-            experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
+        folder = (
+            redrawn(experiment, output)
+            if redraw
+            else run_experiment(
+                experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
+            )
         )
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")

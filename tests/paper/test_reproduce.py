@@ -13,7 +13,7 @@ from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load
-from fedkseed.paper.reproduce import parts, reproduce
+from fedkseed.paper.reproduce import parts, redraw, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
 from fedkseed.paper.tables import speed
 from fedkseed.recipe.reading import load_recipe
@@ -82,6 +82,44 @@ def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experi
     reproduce(replace(experiment, lr=lr), tmp_path, given(experiment), only="K 16")
     assert len(counted) == 6  # changed, so run anew beside the old ones
     assert len(set(counted)) == 6
+
+
+def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp_path, counted):
+    searched = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["fedkseed", "fedit"], "directions.size": [16], "training.lr": [1e-3, 1e-2]},
+        output="speed",
+        options={"reference": {"method": "fedkseed"}, "steps": 4, "steps a round": {"default": 2}},
+        choose={"axis": "training.lr", "seeds": 1},
+    )
+    folder = reproduce(searched, tmp_path, given(experiment))
+    assert folder is not None
+    drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "figure.svg")}
+    records = json.loads((folder / "runs.json").read_text())
+    assert len(records["runs"]) == 4
+    assert len(records["searched"]) == 4
+    for run in records["runs"]:
+        assert run["commits"]
+        assert {"directions", "a base model of digest", "data of digest"} == set(run["digests"])
+        assert run["recipe"]["seed"] == run["seed"]
+    by_run = {(row["run"], row["done"]): row for row in rows(folder / "rounds.csv")}
+    assert len(by_run) == 4 * 3
+    for run in rows(folder / "runs.csv"):
+        assert float(by_run[run["run"], "2"]["loss"]) == float(run["loss after"])
+    alone = tmp_path / "clone" / searched.name / searched.scale
+    alone.mkdir(parents=True)
+    for name in ("runs.json", "rounds.csv"):
+        (alone / name).write_bytes((folder / name).read_bytes())
+    started = len(counted)
+    assert redraw(searched, tmp_path / "clone") == alone
+    assert {name: (alone / name).read_bytes() for name in drawn} == drawn
+    assert len(counted) == started
+    (alone / "rounds.csv").write_text("run,done\n")
+    with pytest.raises(FedKSeedError, match=r"the records in .* are damaged"):
+        redraw(searched, tmp_path / "clone")
+    (alone / "runs.json").unlink()
+    with pytest.raises(FedKSeedError, match="has no records to draw from"):
+        redraw(searched, tmp_path / "clone")
 
 
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):

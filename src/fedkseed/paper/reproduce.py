@@ -2,13 +2,13 @@
 
 OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is that of its recipe, so that a changed recipe makes another
                                           run, and experiments with an equal recipe share one
-OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json
+OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json, and of the runs:
+                                          runs.md, runs.csv (a row each), runs.json and rounds.csv (see records.py)
 """
 
 import json
 import platform
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape as glob_escape
@@ -26,7 +26,7 @@ from ..run.metrics import METRICS
 from ..run.simulation import resume, start
 from ..run.store import Store
 from ..tools.display import Bars
-from . import tiny_model
+from . import records, tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
@@ -101,14 +101,36 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
         return _measure(experiment, folder, given, command)
-    choice = experiment.choice
-    jobs = _choose(experiment, choice, output, given, only, part) if choice else _jobs(experiment, output, given, only)
+    choice, trials = experiment.choice, list[Outcome]()
+    jobs: list[Job] | None
+    if choice is None:
+        jobs = _jobs(experiment, output, given, only)
+    else:
+        jobs, trials = _choose(experiment, choice, output, given, only, part)
     outcomes = None if jobs is None else run(jobs, part)
     if jobs is None or outcomes is None:
         return None
     table, draw = RUNS[experiment.output](experiment, outcomes)
     _write(experiment, folder, table, command, [job.directory.name for job in jobs])
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
+    records.keep(folder, zip(outcomes, (job.planned.table for job in jobs), strict=True), trials)
+    if draw is not None:
+        save(draw, folder)
+    return folder
+
+
+def redraw(experiment: Experiment, output: Path) -> Path:
+    """Make an experiment's table and figure again from the records of its runs; about.json stays.
+
+    Raises:
+        FedKSeedError: the folder has no records, or the experiment's output is not made of what they hold.
+    """
+    folder = output / experiment.name / experiment.scale
+    if experiment.output in MEASURED:
+        raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
+    outcomes = records.kept(folder)
+    table, draw = RUNS[experiment.output](experiment, outcomes)
+    table.write(folder, f"{experiment.item}: {experiment.title}")
     if draw is not None:
         save(draw, folder)
     return folder
@@ -147,6 +169,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1)) -> list[Outcome] | 
                 resume(job.directory, Progress(bars))
             else:
                 start(job.recipe, job.directory, Progress(bars))
+            records.note_commit(Store(job.directory))
             outcome = job.outcome()
             if outcome is None:
                 raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
@@ -180,12 +203,12 @@ def _jobs(
 
 def _choose(
     experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str, part: tuple[int, int]
-) -> list[Job] | None:
-    """The jobs with the best value of the chosen axis, by trials; None if other parts have trials left."""
+) -> tuple[list[Job] | None, list[Outcome]]:
+    """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left."""
     others = [axis for axis in experiment.axes if axis != choice.axis]
     trials = run(_jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds)), part)
     if trials is None:
-        return None
+        return None, []
     losses: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
     for o in trials:
         of = losses.setdefault(tuple(o.axes[a] for a in others), {})
@@ -194,7 +217,7 @@ def _choose(
         {**dict(zip(others, values, strict=True)), choice.axis: min(found, key=lambda value: fmean(found[value]))}
         for values, found in losses.items()
     ]
-    return _jobs(experiment, output, given, only, fixed=best)
+    return _jobs(experiment, output, given, only, fixed=best), trials
 
 
 def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], command: Sequence[str]) -> Path:
@@ -221,7 +244,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
         "scale": experiment.scale,
         "seeds": experiment.seeds,
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
-        "commit": _commit(),
+        "commit": records.commit(),
         "versions": {
             "fedkseed": __version__,
             "python": platform.python_version(),
@@ -259,12 +282,3 @@ def _most(outcome: Outcome) -> dict[str, float]:
     """The largest value of every metric that is not always shown, where a round has one that is not zero."""
     found = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
     return {f"{title}, most": max(values) for title, values in found.items() if any(values)}
-
-
-def _commit() -> str | None:
-    """The git commit of the code; None outside a git checkout."""
-    try:
-        here = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-        return subprocess.run(here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()  # noqa: S603 — fixed words
-    except (OSError, subprocess.SubprocessError):
-        return None

@@ -262,7 +262,7 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
     found: list[np.ndarray] = []
     first = [run for run in outcomes if run.seed == min(o.seed for o in outcomes)]
     for run in first:
-        state = Store(run.directory).state(State)
+        state = Store(run.directory).state(State)  # needs the run itself: its records have no state
         if state is None:
             raise FedKSeedError(f"{run.directory} has no state")
         p = importance(state)

@@ -68,11 +68,13 @@ class Evidence:
             new[one.client % GROUPS, one.directions] += values
             drawn[one.client % GROUPS, one.directions] += _draws(one)
         known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
+        # One client of five has no accomplice, two of ten have one each.
+        accomplices = max(math.ceil(hostile * len(known.keys() | {one.client for one in contributions}) - 1e-9) - 1, 0)
         for one, values in zip(contributions, said, strict=True):
             own, j = one.client % GROUPS, one.directions
             sums, draws = self.gradients[:, j] + new[:, j], self.draws[:, j] + drawn[:, j]
             sums[own], draws[own] = new[own, j] - values, drawn[own, j] - _draws(one)
-            z, count = _agreement(values, sums, draws, hostile)
+            z, count = _agreement(values, sums, draws, accomplices)
             before, counted = known.get(one.client, (0.0, 0.0))
             known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
         scores = [known[one.client][0] / math.sqrt(known[one.client][1] or 1.0) for one in contributions]
@@ -109,15 +111,16 @@ def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
 
 
 def _agreement(
-    values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int64], hostile: float
+    values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int64], accomplices: int
 ) -> tuple[float, int]:
     """z of a client's numbers q with what the parts of the others found, cut to ±STRONGEST, and the number of products.
 
-    Of the parts' z = Σ q h / √Σ (q h)^2 the highest and the lowest are left out, as many as may hold hostile clients.
+    Of the parts' z = Σ q h / √Σ (q h)^2 the highest and as many of the lowest are left out.
 
     Args:
         sums: (GROUPS, m), what each part found along the directions, summed.
         draws: of the same shape, how often.
+        accomplices: the most parts that may hold what a client agrees on with others; the number to leave out.
     """
     parts: list[tuple[float, int]] = []
     for total, times in zip(sums, draws, strict=True):
@@ -127,7 +130,7 @@ def _agreement(
             parts.append((math.fsum(products.tolist()) / math.sqrt(spread), products.size))
     if not parts:
         return 0.0, 0
-    out = min(math.ceil(hostile * len(parts) - 1e-9), (len(parts) - 1) // 2)
+    out = min(accomplices, (len(parts) - 1) // 2)
     kept = sorted(parts)[out : len(parts) - out]
     z = sum(math.sqrt(m) * z for z, m in kept) / math.sqrt(sum(m for _, m in kept)) * math.sqrt(len(parts) / len(kept))
     return min(max(z, -STRONGEST), STRONGEST), sum(m for _, m in parts)
