@@ -113,27 +113,34 @@ def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
 def _agreement(
     values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int64], accomplices: int
 ) -> tuple[float, int]:
-    """z of a client's numbers q with what the parts of the others found, cut to ±STRONGEST, and the number of products.
+    """z of a client's numbers q with the mean h of what the others found, cut to ±STRONGEST, and the count of products.
 
-    Of the parts' z = Σ q h / √Σ (q h)^2 the highest and as many of the lowest are left out.
+    Left out are the parts with the highest z of their own, and as many with the lowest.
 
     Args:
         sums: (GROUPS, m), what each part found along the directions, summed.
         draws: of the same shape, how often.
         accomplices: the most parts that may hold what a client agrees on with others; the number to leave out.
     """
-    parts: list[tuple[float, int]] = []
-    for total, times in zip(sums, draws, strict=True):
-        products = values[times > 0] * (total[times > 0] / times[times > 0])
-        spread = math.fsum(np.square(products).tolist())  # sums are rounded once, so that all machines find the same
-        if spread > 0:
-            parts.append((math.fsum(products.tolist()) / math.sqrt(spread), products.size))
-    if not parts:
-        return 0.0, 0
-    out = min(accomplices, (len(parts) - 1) // 2)
-    kept = sorted(parts)[out : len(parts) - out]
-    z = sum(math.sqrt(m) * z for z, m in kept) / math.sqrt(sum(m for _, m in kept)) * math.sqrt(len(parts) / len(kept))
-    return min(max(z, -STRONGEST), STRONGEST), sum(m for _, m in parts)
+    if accomplices:
+        order = sorted(
+            (_z(values, *part)[0], k) for k, part in enumerate(zip(sums, draws, strict=True)) if part[1].any()
+        )
+        out = min(accomplices, (len(order) - 1) // 2)
+        kept = [k for _, k in order[out : len(order) - out]]
+        sums, draws = sums[kept], draws[kept]
+    z, count = _z(values, sums.sum(0), draws.sum(0))
+    return min(max(z, -STRONGEST), STRONGEST), count
+
+
+def _z(values: NDArray[np.int64], sums: NDArray[np.int64], draws: NDArray[np.int64]) -> tuple[float, int]:
+    """Σ q h / √Σ (q h)^2 over the directions that were drawn, and their number.
+
+    Sums are rounded once (`fsum`), so that all machines find the same.
+    """
+    products = values[draws > 0] * (sums[draws > 0] / draws[draws > 0])
+    spread = math.fsum(np.square(products).tolist())
+    return (math.fsum(products.tolist()) / math.sqrt(spread), products.size) if spread > 0 else (0.0, 0)
 
 
 def _weight(usual: float, score: float, hostile: float) -> int:
