@@ -1,6 +1,7 @@
 import gzip
 import json
 import tracemalloc
+from collections import Counter
 from contextlib import suppress
 
 import numpy as np
@@ -19,6 +20,17 @@ def test_the_sample_that_is_shipped_has_300_rows_of_each_category():
     categories = [e.category for e in examples]
     assert len(examples) == 2400
     assert all(categories.count(c) == 300 for c in set(categories))
+
+
+def test_the_sample_of_request_kinds_is_a_balanced_task_of_five_classes():
+    examples = read("request-kinds")
+    counts = Counter(example.response for example in examples)
+    assert len(examples) == 1492 == sum(counts.values())
+    assert set(counts) == {"brainstorm", "classify", "summarize", "extract", "answer"}
+    assert min(counts.values()) > 0.9 * max(counts.values())
+    assert len({example.instruction for example in examples}) == len(examples)
+    assert all(example.category == example.response and not example.context for example in examples)
+    assert all(kind in examples[0].instruction for kind in counts), "the prompt names the answers"
 
 
 def test_gzipped_and_plain_files_read_alike_and_blank_lines_do_not_count(tmp_path):
