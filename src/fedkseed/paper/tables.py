@@ -200,7 +200,7 @@ def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Dr
             means = {key: spread(same, measure) for key, same in group(runs, [y, x]).items()}
             rows = [[_mean(means.get((b, a))) for a in experiment.axes[x]] for b in experiment.axes[y]]
             names = [[experiment.title_of(axis, value) for value in experiment.axes[axis]] for axis in (y, x)]
-            heat(axes, names[0], names[1], rows, "high" if measure.startswith("rouge") else "low")
+            heat(axes, names[0], names[1], rows, "low" if measure in ("loss", "change") else "high")
             axes.set(xlabel=short(x), ylabel=short(y))
             axes.set_title(f"{axes.get_title(loc='left')}  {MEASURES[measure][0]}".strip(), loc="left", fontsize=10)
 
