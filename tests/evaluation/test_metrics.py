@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
@@ -248,9 +249,23 @@ def test_a_recipe_with_a_metric_that_does_not_go_is_refused(settings, message):
         parse({"model": {"name": "x"}, "evaluation": settings})
 
 
+def test_the_recipe_of_the_documentation_is_valid(request):
+    text = (request.config.rootpath / "docs" / "evaluation.md").read_text()
+    (tables,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    found = parse({"model": {"name": "x"}, **loads(tables)}).evaluation
+    assert found.measured == ("loss", "choice", "accuracy", "exact match")
+
+
 def test_a_recipe_that_names_no_metrics_is_written_as_before():
     text = parse({"model": {"name": "x"}, "evaluation": {"generated": 4}}).to_toml()
     assert "metrics" not in text
+
+
+def test_a_functions_path_becomes_absolute_as_others_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["choice", "own.py:score", "package.module:score"]
+    recipe = parse({"model": {"name": "x"}, "evaluation": {"metrics": names, "generated": 1}}).absolute()
+    assert recipe.evaluation.metrics == ["choice", f"{tmp_path}/own.py:score", "package.module:score"]
 
 
 def test_a_function_that_is_not_there_is_refused_before_the_model_is_loaded(tmp_path, decided, data_file):
