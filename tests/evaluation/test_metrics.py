@@ -301,7 +301,7 @@ def run(tmp_path_factory, decided, data_file) -> Path:
     folder = tmp_path_factory.mktemp("run")
     (folder / "own.py").write_text(OWN)
     names = json.dumps(["accuracy", "choice", "exact match", f"{folder}/own.py:score"])
-    lines = {"generated": "generated = 3", "examples": f"every = 1\nexamples = 9\nmetrics = {names}", "lr": "lr = 3e-2"}
+    lines = {"generated": "generated = 3", "examples": f"every = 1\nexamples = 9\nmetrics = {names}", "lr": "lr = 1e-2"}
     recipe_of(folder, decided, data_file, **lines)
     (folder / "printed.txt").write_text(fedkseed("run", folder / "recipe.toml", "--output", folder / "run"))
     return folder / "run"
@@ -400,7 +400,7 @@ def test_a_run_that_was_stopped_ends_with_the_same_evaluations(run, kept, tmp_pa
 
 
 def test_metrics_change_nothing_but_the_evaluation(run, tmp_path, decided, data_file):
-    recipe_of(tmp_path, decided, data_file, lr="lr = 3e-2", examples="examples = 9")
+    recipe_of(tmp_path, decided, data_file, lr="lr = 1e-2", examples="examples = 9")
     fedkseed("run", tmp_path / "recipe.toml", "--output", tmp_path / "plain")
     plain = Store(tmp_path / "plain")
     assert (plain.directory / "adapter.safetensors").read_bytes() == (run / "adapter.safetensors").read_bytes()

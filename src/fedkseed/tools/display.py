@@ -166,7 +166,7 @@ def print_confusion(choices: Sequence[Choice]) -> None:
     found = Confusion.of(choices)
     if found is None:
         return
-    table = Table("true response", title="choices of the model")
+    table = Table("true response", title="choices of the model (columns)")
     for label in found.labels:
         table.add_column(Text(_label(label)), justify="right")
     for label, counts in zip(found.labels, found.counts, strict=True):

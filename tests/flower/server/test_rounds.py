@@ -103,6 +103,15 @@ def test_a_server_measures_on_its_own_rows_what_a_run_in_one_process_does(settin
     assert [len(found[1]["scores"][name]) for name in ("choice", f"{tmp_path}/own.py:score")] == [8, 2]
 
 
+def test_a_client_loads_no_metric_that_a_server_names(setting):
+    changes = {"examples": 'examples = 8\nmetrics = ["/nowhere.py:score"]', "generated": "generated = 2"}
+    recipe = parse(loads(setting.text(**changes)))
+    with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
+        start(recipe, setting.folder / "never")
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    assert Member(owner, recipe.to_toml().encode()).examples
+
+
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
     other = parse(loads(pinned)).model_dump(exclude_none=True)
     other["model"]["digest"] = 64 * "0"

@@ -305,8 +305,8 @@ function choices() {
   const tables = with_.map(({ name, last }) => {
     const { labels, counts } = last.choices.confusion;
     const rows = labels.map((label, k) => [label, ...counts[k].map(whole)]);
-    const of = `${several ? `${name}: ` : ""}true response (rows) by choice (columns), ${AXES.rounds.show(last.done)}`;
-    return table(["true response", ...labels], rows, [of, chosen(last.choices, null).slice(0, 2).join("; ")].join(". "));
+    const of = `${several ? `${name}, ` : ""}true response (rows) by choice (columns), ${AXES.rounds.show(last.done)}: `;
+    return table(["true response", ...labels], rows, of + chosen(last.choices, null).slice(0, 2).join("; "));
   });
   return section("Choices", null, ...tables);
 }
