@@ -29,7 +29,7 @@ from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.tools import tensorboard
+from fedkseed.tools import display, tensorboard
 
 from ..conftest import recipe_text
 
@@ -352,6 +352,15 @@ def test_the_terminal_shows_each_metric_with_its_paired_change(run, kept):
     assert "most frequent choice" in printed
     assert "empty outputs" in printed
     assert "choices of the model" in printed
+
+
+def test_labels_are_cut_to_a_line_and_stay_texts():
+    long = "[red]" + 40 * "x"
+    with display.console.capture() as captured:
+        display.print_confusion([(long, "a\nb"), ("a\nb", "a\nb")])
+    assert f"[red]{18 * 'x'}…" in captured.get()
+    assert 20 * "x" not in captured.get()
+    assert "a b" in captured.get()
 
 
 def test_rounds_and_metrics_jsonl_have_the_means(run, kept):

@@ -5,7 +5,6 @@ This module does not import PyTorch, so that commands that only read a run start
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -175,7 +174,9 @@ def print_confusion(choices: Sequence[Choice]) -> None:
 
 
 def _label(text: str) -> str:
-    return shorten(text, 24, placeholder=" …") or repr(text)
+    """A response in one line of at most 24 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 24 else f"{line[:23]}…"
 
 
 def _tuned(result: "Result") -> str:
