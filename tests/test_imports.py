@@ -73,7 +73,6 @@ TESTED_IN = {
     "local.schedules": "strategies/test_kseed.py",
     "local.work": "test_round.py",
     "local.zeroth_order": "weights/test_written.py",
-    "evaluation.statistics": "evaluation/test_evaluate.py",
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",

@@ -122,11 +122,12 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 
 @_command
 def rounds(directory: Directory) -> None:
-    """List the finished rounds of a run: clients, training loss, bytes, seconds."""
+    """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations."""
     from .run.store import Store
     from .tools.display import print_rounds
 
-    print_rounds(Store(directory).reports())
+    store = Store(directory)
+    print_rounds(store.reports(), store.evaluations())
 
 
 @_command
@@ -217,13 +218,14 @@ def eval(
     ] = None,
 ) -> None:
     """Evaluate the model of a run, finished or not, on the held-out examples, by default after its last round."""
-    from .evaluation.statistics import estimate, paired_change
+    from .evaluation.statistics import BALANCED, Evaluation, counted, estimate, paired_change, title_of
     from .run.simulation import Simulation
     from .run.store import Store
+    from .tools.display import frequent, print_confusion, tested
 
     store = Store(directory)
     recipe = store.load_recipe()
-    # Evaluation is by the loss: with it, no objective function of the user's has to be loaded.
+    # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
     trained = recipe.training.model_copy(update={"objective": "loss"})
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe.model_copy(update={"training": trained}), bars)
@@ -232,14 +234,20 @@ def eval(
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
-    console.print(
-        f"after {state.round} rounds: held-out loss {estimate(scores.losses)} ({len(scores.losses)} examples)"
-    )
-    if before := store.evaluations().get(0):
-        change = paired_change(before["losses"], scores.losses)
-        console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
-    if scores.rouge:
-        console.print(f"Rouge-L {estimate(scores.rouge)}, empty outputs {sum(scores.empty)} of {len(scores.empty)}")
+    before = Evaluation(**known) if (known := store.evaluations().get(0)) else None
+    console.print(f"after {state.round} rounds:", end=" ")
+    for name, values in scores.measures.items():
+        console.print(f"{title_of(name)} {estimate(values)} ({counted(name, len(values))})")
+        if before and len(base := before.measures.get(name, [])) == len(values):
+            change = paired_change(base, values)
+            console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
+    if scores.empty:
+        console.print(f"empty outputs {sum(scores.empty)} of {len(scores.empty)}")
+    if scores.choices:
+        console.print(f"{BALANCED} {scores.means[BALANCED]:.4f}, most frequent choice {frequent(scores.choices)}")
+        if before and before.choices:
+            console.print(f"McNemar's exact test against the base model: {tested(before, scores)}")
+        print_confusion(scores.choices)
 
 
 @_command

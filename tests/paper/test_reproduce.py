@@ -123,15 +123,23 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
 
 
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):
+    evaluation = experiment.recipe["evaluation"] | {"metrics": ["rouge", "accuracy"]}
+    experiment = replace(experiment, recipe=experiment.recipe | {"evaluation": evaluation})
     folder = reproduce(experiment, tmp_path, given(experiment))
     assert folder is not None
     runs = rows(folder / "runs.csv")
     assert len(rows(folder / "table.csv")) == 2
+    assert "choice" not in (folder / "table.csv").read_text()  # not measured
     for row in rows(folder / "table.csv"):
         after = [float(run["loss after"]) for run in runs if run["K"] == row["K"]]
         assert len(after) == 2
         assert float(row["loss after, mean"]) == pytest.approx(fmean(after))
         assert float(row["loss after, std"]) == pytest.approx(stdev(after))
+        of = [Store(job) for job in tmp_path.rglob("*") if (job / "run.sqlite").exists()]
+        of = [store for store in of if store.load_recipe().directions.size == int(row["K"])]
+        shares = [100 * fmean(store.evaluations()[2]["scores"]["accuracy"]) for store in of]
+        assert len(shares) == 2
+        assert float(row["token accuracy (%) after, mean"]) == pytest.approx(fmean(shares))
 
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):

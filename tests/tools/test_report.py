@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
-from fedkseed.evaluation.statistics import paired_change
+from fedkseed.evaluation.statistics import Confusion, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.metrics import METRICS, Metric
@@ -73,6 +73,16 @@ def hostile(tmp_path_factory, model_folder) -> Path:
 def averaged(tmp_path_factory, model_folder, data_file) -> Path:
     text = recipe_text(model_folder, data_file, algorithm='algorithm = "fedavg"')
     return make(tmp_path_factory.mktemp("report"), text, "averaged")
+
+
+@pytest.fixture(scope="module")
+def choosing(tmp_path_factory, model_folder) -> Path:
+    """A run that measures choices among labels that look like HTML."""
+    folder = tmp_path_factory.mktemp("report")
+    data = [row | {"response": f"<b>{k % 3}</b>"} for k, row in enumerate(rows())]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    names = 'every = 2\nexamples = 8\nmetrics = ["choice", "rouge", "exact match"]'
+    return make(folder, recipe_text(model_folder, folder / "rows.jsonl", examples=names), "choosing")
 
 
 @pytest.fixture
@@ -158,6 +168,31 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
     assert {e["examples"] for e in run["evaluations"]} == {8}
     assert run["evaluations"][3]["bytes"] == run["rounds"][-1]["bytes"]
     assert [e["clock"] for e in run["evaluations"]] == [0, 3, 6, 9]  # three local steps a round
+
+
+def test_metrics_and_choices_are_those_of_the_store(choosing):
+    data = embedded(report.page([choosing]))
+    assert data["scores"] == [
+        {"name": "choice", "title": "choice accuracy"}, {"name": "exact match", "title": "exact match"}
+    ]  # fmt: skip
+    known = {done: Evaluation(**found) for done, found in Store(choosing).evaluations().items()}
+    (run,) = data["runs"]
+    assert [sorted(e["others"]) for e in run["evaluations"]] == [
+        ["choice", "exact match"], ["choice"], ["choice", "exact match"]
+    ]  # fmt: skip
+    for shown, (done, kept) in zip(run["evaluations"], known.items(), strict=True):
+        assert shown["others"]["choice"]["mean"]["mean"] == np.mean(kept.scores["choice"])
+        assert shown["others"]["choice"]["count"] == "8 examples"
+        matrix = Confusion.of(kept.choices)
+        assert matrix is not None
+        assert shown["choices"]["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
+        assert shown["choices"]["balanced"] == balanced_accuracy(kept.choices)
+        test = McNemar.of(known[0].scores["choice"], kept.scores["choice"])
+        expected = {"gained": test.gained, "lost": test.lost, "p": test.p} if done else None
+        assert shown["choices"]["test"] == expected
+    assert run["evaluations"][0]["others"]["choice"]["change"] is None
+    last = paired_change(known[0].scores["choice"], known[3].scores["choice"])
+    assert run["evaluations"][2]["others"]["choice"]["change"] == {"mean": last.mean, "error": last.error}
 
 
 def test_directions_are_those_of_the_latest_state(plain):
@@ -284,6 +319,26 @@ def test_the_page_of_one_run_has_every_chart(show, plain):
     assert min(drawn.values()) >= 1
     assert drawn["Held-out loss"] == 1 + 1 + 4  # band, curve, a mark an evaluation
     assert drawn["A client's messages"] == 2
+
+
+def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):
+    page = show(choosing)
+    kept = Evaluation(**Store(choosing).evaluations()[3])
+    assert list(marks(page))[:6] == [*LEARNING, "Choice accuracy", "Exact match"]
+    tiles = page.run("document.querySelector('.tiles').innerText")
+    assert f"Choice accuracy\n{np.mean(kept.scores['choice']):.4f}" in re.sub(r"\n+", "\n", tiles)
+    assert "McNemar's p = " in tiles
+    matrix = Confusion.of(kept.choices)
+    assert matrix is not None
+    cells = "[...document.querySelectorAll('#choices tr')].map(r => [...r.children].map(c => c.textContent))"
+    expected = [[label, *map(str, counts)] for label, counts in zip(matrix.labels, matrix.counts, strict=True)]
+    assert page.run(cells) == [["true response", *matrix.labels], *expected]
+    head = "[...document.querySelectorAll('#rounds thead th')].map(c => c.textContent)"
+    assert page.run(head)[:5] == ["round", "held-out loss", "Rouge-L", "choice accuracy", "exact match"]
+    assert page.run("document.querySelectorAll('#page b').length") == 0  # labels are texts
+    both = show(choosing, plain)
+    assert "choice accuracy" in both.run("document.querySelector('header table').innerText")
+    assert both.run("document.querySelectorAll('#choices table').length") == 1
 
 
 def test_the_headline_shows_the_numbers_of_the_store(show, plain):

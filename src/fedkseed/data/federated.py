@@ -1,8 +1,8 @@
 """Division of a recipe's data among clients: read, hold out, encode, share out."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from .partition import dirichlet, even
 from .reading import Example, is_here, read, read_folder
 from .wording import Wording, cut, encode_all
 
+MOST_OPTIONS = 32  # different responses of a category: choosing among n takes n passes over an example
 Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
 
 
@@ -36,6 +37,7 @@ class Shares:
     held_out: list[Encoded]
     too_long: int  # left out of the training examples
     too_small: int = 0  # training tasks with too few examples to be a client
+    options: dict[str, list[str]] = field(default_factory=dict)  # category -> responses that the metric `choice` offers
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
@@ -64,6 +66,7 @@ def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
         held_out=evaluated,
         too_long=len(found.training) - len(kept),
         too_small=found.too_small,
+        options=_options(evaluated, [*found.held_out, *(e for e, _ in found.training)], recipe),
     )
 
 
@@ -83,19 +86,22 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
     return encoded
 
 
-def own_held_out(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
-    """Examples that a server evaluates on: the held-out rows of its own file or folder; none if it has no data.
+def own_held_out(recipe: Recipe, tokenizer: Any) -> tuple[list[Encoded], dict[str, list[str]]]:
+    """Examples that a server evaluates on, held-out rows of its own file or folder, and the options of their answers.
+
+    A server without data has none.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
     source, columns = recipe.data.source, recipe.data.columns
     if not is_here(source):
-        return []
+        return [], {}
     path = Path(source).expanduser()
     parts = read_folder(source, columns) if path.is_dir() else [read(source, columns)]
     held_out, _ = _hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe)
-    return _evaluated(held_out, recipe, tokenizer)
+    evaluated = _evaluated(held_out, recipe, tokenizer)
+    return evaluated, _options(evaluated, (e for part in parts for e in part), recipe)
 
 
 def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> list[Encoded]:
@@ -109,6 +115,25 @@ def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> l
             f"{len(kept)} are there within the token limit; ask for fewer or raise max_tokens"
         )
     return [kept[i] for i in generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept))[:asked]]
+
+
+def _options(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Recipe) -> dict[str, list[str]]:
+    """The different responses of all rows of each evaluated category, sorted; none without the metric `choice`."""
+    if "choice" not in recipe.evaluation.measured:
+        return {}
+    found: dict[str, set[str]] = {e.example.category: set() for e in evaluated}
+    for row in rows:
+        if row.category in found:
+            found[row.category].add(row.response)
+    for category, responses in found.items():
+        if not 2 <= len(responses) <= MOST_OPTIONS:
+            where = f"the category {category!r} has" if category else "rows without a category have"
+            raise FedKSeedError(
+                f"[evaluation] metrics: 'choice' is made among the different responses of a category, 2 to "
+                f"{MOST_OPTIONS} of them; {where} {len(responses):,}. Give each classification task a category of its "
+                "own ([data] columns names its field) and hold out rows of these, or leave 'choice' out"
+            )
+    return {category: sorted(responses) for category, responses in found.items()}
 
 
 def _find(recipe: Recipe) -> Found:

@@ -1,8 +1,9 @@
-"""Evaluation of a model: held-out loss, Rouge-L and empty outputs, with standard errors."""
+"""Evaluation of a model: one number for each held-out example and metric."""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -10,11 +11,27 @@ from rouge import Rouge
 from rouge_score.rouge_scorer import RougeScorer
 from torch import nn
 
-from ..data.batches import Encoded, collate
+from ..data.batches import Batch, Encoded, collate
+from ..data.reading import Example
 from ..models.loss import example_losses
 from .statistics import Evaluation
 
 OnProgress: TypeAlias = Callable[[int], None]
+Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, examples; higher is better
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics beside the loss, by the names that a recipe has for them; docs/evaluation.md defines them."""
+
+    predicted: Mapping[str, Callable[[nn.Module, Batch], Sequence[float]]] = field(default_factory=dict)
+    written: Mapping[str, Score] = field(default_factory=dict)  # scores of generated answers
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of `choice`: category -> possible responses
+
+    def work(self, held_out: Sequence[Encoded], generated: int) -> int:
+        """Number of rows that an evaluation puts through the model."""
+        chosen = sum(len(self.options.get(e.example.category, ())) for e in held_out)
+        return len(held_out) * (1 + len(self.predicted)) + chosen + generated
 
 
 def evaluate(
@@ -22,26 +39,66 @@ def evaluate(
     tokenizer: Any,
     held_out: Sequence[Encoded],
     *,
+    metrics: Metrics | None = None,
     generated: int = 0,
     max_new_tokens: int = 64,
-    rouge: str = "rouge-score",
     batch_size: int = 8,
     on_progress: OnProgress = lambda done: None,
 ) -> Evaluation:
-    """Compute the loss on all held-out examples, and Rouge-L of greedy answers to the first `generated` of them."""
-    losses: dict[int, float] = {}
-    for rows in _by_length(held_out, batch_size):
-        batch = collate([held_out[i] for i in rows], tokenizer.pad_token_id)
-        losses.update(zip(rows, example_losses(model, batch), strict=True))
-        on_progress(len(rows))
-    outputs: dict[int, str] = {}
-    for rows in _by_length(held_out[:generated], batch_size):
-        prompts = [held_out[i].tokens[: held_out[i].prompt] for i in rows]
-        outputs.update(zip(rows, respond(model, tokenizer, prompts, max_new_tokens), strict=True))
-        on_progress(len(rows))
-    scores = [rouge_l(held_out[i].example.response, outputs[i], rouge) for i in sorted(outputs)]
-    empty = [not outputs[i].strip() for i in sorted(outputs)]
-    return Evaluation([losses[i] for i in range(len(held_out))], scores, empty)
+    """Compute the loss on all held-out examples, and other metrics.
+
+    Args:
+        generated: number of examples, the first ones, to which greedy answers are written.
+        on_progress: called with the number of rows that were put through the model.
+    """
+    metrics = metrics or Metrics()
+
+    def each(examples: Sequence[Encoded], function: Callable[[list[Encoded]], Sequence[Any]]) -> list[Any]:
+        """Results of a function of several examples, one for each of many."""
+        found: dict[int, Any] = {}
+        for rows in _by_length(examples, batch_size):
+            found.update(zip(rows, function([examples[i] for i in rows]), strict=True))
+            on_progress(len(rows))
+        return [found[i] for i in range(len(examples))]
+
+    def passed(examples: Sequence[Encoded], function: Callable[[nn.Module, Batch], Sequence[float]]) -> list[float]:
+        return each(examples, lambda some: function(model, collate(some, tokenizer.pad_token_id)))
+
+    losses = passed(held_out, example_losses)
+    scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
+    choices: list[tuple[str, str]] = []
+    if metrics.options:
+        possible = [with_options(e, metrics.options[e.example.category], tokenizer) for e in held_out]
+        means = iter(passed([one for several in possible for one in several], example_losses))
+        choices = [
+            (e.example.response, _likeliest(several, [next(means) for _ in several]))
+            for e, several in zip(held_out, possible, strict=True)
+        ]
+        scores["choice"] = [float(true == chosen) for true, chosen in choices]
+    asked = held_out[:generated]
+    answers: list[str] = each(
+        asked,
+        lambda some: respond(model, tokenizer, [e.tokens[: e.prompt] for e in some], max_new_tokens),
+    )
+    if asked:
+        examples = [e.example for e in asked]
+        scores |= {name: list(score(answers, examples)) for name, score in metrics.written.items()}
+    return Evaluation(losses, scores.pop("rouge", []), [not a.strip() for a in answers], scores, choices)
+
+
+def with_options(encoded: Encoded, options: Sequence[str], tokenizer: Any) -> list[Encoded]:
+    """An example once for each option, with the option and the end of text after its prompt."""
+    prompt, end = encoded.tokens[: encoded.prompt], tokenizer.eos_token_id
+    return [
+        Encoded((*prompt, *tokens, end), encoded.prompt, replace(encoded.example, response=option))
+        for option, tokens in zip(options, tokenizer(list(options), add_special_tokens=False).input_ids, strict=True)
+    ]
+
+
+def _likeliest(options: Sequence[Encoded], losses: Sequence[float]) -> str:
+    """The option of highest probability: least loss in all, not a token; the first of several."""
+    nats = [loss * (len(e.tokens) - e.prompt) for e, loss in zip(options, losses, strict=True)]
+    return options[nats.index(min(nats))].example.response
 
 
 def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:

@@ -17,12 +17,11 @@ from ..data.reading import Example
 from ..errors import FedKSeedError
 from ..models.loss import batch_loss, response_logits
 from ..recipe import own_code
-from .evaluate import respond, rouge_l
+from .evaluate import Score, respond, rouge_l
 
 Objective: TypeAlias = Callable[
     [nn.Module, Any, Batch], float
 ]  # of a model, its tokenizer and a batch; lower is better
-Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, their examples; higher is better
 
 
 def objective_of(name: str, max_new_tokens: int) -> Objective:
@@ -40,12 +39,12 @@ def objective_of(name: str, max_new_tokens: int) -> Objective:
         return lambda model, tokenizer, batch: batch_loss(model, batch)
     if name == "accuracy":
         return lambda model, tokenizer, batch: 1 - accuracy(model, batch)
-    score = SCORES.get(name) or _loaded(name)
+    score = score_of(name, "[training] objective")
 
     def objective(model: nn.Module, tokenizer: Any, batch: Batch) -> float:
         """Return 1 − the mean score of the answers; all is done inside this call, since two calls may take turns."""
         answers = respond(model, tokenizer, [e.tokens[: e.prompt] for e in batch.examples], max_new_tokens)
-        return 1 - _mean(score(answers, [e.example for e in batch.examples]), name, answers)
+        return 1 - float(np.mean(score(answers, [e.example for e in batch.examples])))
 
     return objective
 
@@ -55,6 +54,13 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
     """Share of a batch's response tokens that the model ranks first, given the right tokens before them."""
     predictions, labels = response_logits(model, batch)
     return float((predictions.argmax(-1) == labels).sum() / (labels != IGNORED).sum())
+
+
+@torch.inference_mode()
+def accuracies(model: nn.Module, batch: Batch) -> list[float]:
+    """The same share for each example of a batch."""
+    predictions, labels = response_logits(model, batch)
+    return ((predictions.argmax(-1) == labels).sum(1) / (labels != IGNORED).sum(1)).tolist()
 
 
 def exact_match(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:
@@ -70,26 +76,34 @@ def rouge(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:
 SCORES: dict[str, Score] = {"exact match": exact_match, "rouge": rouge}
 
 
-def _loaded(name: str) -> Score:
-    """The user's function that a recipe names."""
-    return own_code.load(name, "[training] objective", "function", isroutine)
+def score_of(name: str, setting: str) -> Score:
+    """The score of answers that a recipe calls `name`; what it returns is checked.
+
+    Args:
+        setting: the recipe's key, as `[training] objective`, for error messages.
+
+    Raises:
+        FedKSeedError: no function has this name.
+    """
+    score = SCORES.get(name) or own_code.load(name, setting, "function", isroutine)
+    return lambda answers, examples: _numbers(score(answers, examples), f"{setting} = {name!r}", answers)
 
 
-def _mean(scores: Any, name: str, answers: Sequence[str]) -> float:
-    """The mean of scores, one number an answer; anything else is refused."""
+def _numbers(scores: Any, source: str, answers: Sequence[str]) -> list[float]:
+    """Scores as numbers, one an answer; anything else is refused."""
     try:
         array = np.asarray(scores)
     except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
         array = np.empty(0)
     if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
         raise FedKSeedError(
-            f"[training] objective = {name!r} has to return a list of numbers, one for each of {len(answers)} answers; "
+            f"{source} has to return a list of numbers, one for each of {len(answers)} answers; "
             f"it returned {shortened(scores)}"
         )
     if not np.isfinite(array).all():
         k = int(np.isfinite(array).argmin())
         raise FedKSeedError(
-            f"[training] objective = {name!r} scored the answer {shortened(answers[k])} {array[k]}; "
+            f"{source} scored the answer {shortened(answers[k])} {array[k]}; "
             "return a finite number, the lowest score for an answer that can't be judged"
         )
-    return float(array.mean(dtype=float))
+    return array.astype(float).tolist()

@@ -1,8 +1,12 @@
-"""Means with their standard errors, and the scores of a model."""
+"""Means with their standard errors, the scores of a model, and statistics of the answers that it chooses."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import sqrt
+from dataclasses import dataclass, field
+from math import comb, sqrt
+from pathlib import Path
+from statistics import fmean
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,16 +23,58 @@ class Estimate:
         return f"{self.mean:.4f} ± {self.error:.4f}"
 
 
+Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
+
+TITLES = {
+    "loss": "held-out loss",
+    "rouge": "Rouge-L",
+    "accuracy": "token accuracy",
+    "exact match": "exact match",
+    "choice": "choice accuracy",
+}
+BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
+MOST_CLASSES = 8  # of a confusion matrix that is shown
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """Scores of one model on held-out examples, which are the same and in the same order for every model."""
 
     losses: list[float]  # nats a response token, one an example
-    rouge: list[float]  # Rouge-L F1, one a generated example
-    empty: list[bool]  # whether the output was blank
+    rouge: list[float] = field(default_factory=list)  # Rouge-L F1, one a generated example
+    empty: list[bool] = field(default_factory=list)  # whether the output was blank
+    scores: dict[str, list[float]] = field(default_factory=dict)  # other metrics: name -> one number an example
+    choices: list[Any] = field(default_factory=list)  # of the metric `choice`: a `Choice` an example
+
+    @property
+    def measures(self) -> dict[str, list[float]]:
+        """All that was measured, loss and Rouge-L too: name -> one number an example."""
+        known = {"loss": self.losses, "rouge": self.rouge, **self.scores}
+        return {name: values for name, values in known.items() if values}
+
+    @property
+    def means(self) -> dict[str, float]:
+        """The mean of each measure and, of choices, two numbers more that show a model which says the same to all."""
+        means = {name: fmean(values) for name, values in self.measures.items()}
+        if self.choices:
+            means[BALANCED], means[FREQUENT] = balanced_accuracy(self.choices), most_frequent(self.choices)[1]
+        return means
 
 
-NOT_EVALUATED = Evaluation([], [], [])  # the result of a party without held-out data
+NOT_EVALUATED = Evaluation([])  # the result of a party without held-out data
+
+
+def title_of(name: str) -> str:
+    """A metric's name for people; a function in a file is called by the file's name without its folder."""
+    place, _, member = name.rpartition(":")
+    return TITLES.get(name) or (f"{Path(place).name}:{member}" if place.endswith(".py") else name)
+
+
+def counted(name: str, count: int) -> str:
+    """The number of values of a metric, with its noun."""
+    from ..recipe.schema import PREDICTED  # not at the top: `fedkseed --help` reads this module, and loads no pydantic
+
+    return f"{count:,} {'examples' if name in PREDICTED else 'answers'}"
 
 
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
@@ -42,3 +88,58 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
 def paired_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Mean change on the same examples and its standard error: far tighter than two separate means."""
     return estimate(np.asarray(after, float) - np.asarray(before, float))
+
+
+@dataclass(frozen=True, slots=True)
+class Confusion:
+    """Counts of choices: `counts[i][j]` examples with the true response `labels[i]` got the choice `labels[j]`."""
+
+    labels: list[str]  # true or chosen, sorted
+    counts: list[list[int]]
+
+    @classmethod
+    def of(cls, choices: Sequence[Choice]) -> "Confusion | None":
+        """The counts of some choices; None with more than MOST_CLASSES labels, or none."""
+        pairs = Counter((true, chosen) for true, chosen in choices)
+        labels = sorted({label for pair in pairs for label in pair})
+        if not 0 < len(labels) <= MOST_CLASSES:
+            return None
+        return cls(labels, [[pairs[true, chosen] for chosen in labels] for true in labels])
+
+
+def balanced_accuracy(choices: Sequence[Choice]) -> float:
+    """Mean over the true responses of the share of their examples that were chosen right, which is their recall.
+
+    A model that always chooses one of n responses has 1 / n, however frequent that response is.
+    """
+    of, right = Counter(true for true, _ in choices), Counter(true for true, chosen in choices if true == chosen)
+    return sum(right[label] / count for label, count in of.items()) / len(of)
+
+
+def most_frequent(choices: Sequence[Choice]) -> tuple[str, float]:
+    """The response that was chosen most often, and its share of all choices; the first in sorted order of several."""
+    counts = Counter(chosen for _, chosen in choices)
+    label = min(counts, key=lambda text: (-counts[text], text))
+    return label, counts[label] / len(choices)
+
+
+@dataclass(frozen=True, slots=True)
+class McNemar:
+    """McNemar's exact test of two models on the same examples, of which each is right or wrong."""
+
+    gained: int  # examples that the first had wrong and the second has right
+    lost: int  # the other way round
+
+    @classmethod
+    def of(cls, before: Sequence[float], after: Sequence[float]) -> "McNemar":
+        pairs = list(zip(before, after, strict=True))
+        return cls(sum(b < a for b, a in pairs), sum(b > a for b, a in pairs))
+
+    @property
+    def p(self) -> float:
+        """Probability of a difference as large or larger if each changed example was a fair coin's toss; two-sided.
+
+        With n = gained + lost and k the smaller of them it is 2 (C(n, 0) + … + C(n, k)) / 2^n, at most 1.
+        """
+        n, least = self.gained + self.lost, min(self.gained, self.lost)
+        return min(1.0, 2 * sum(comb(n, k) for k in range(least + 1)) / 2**n)

@@ -77,6 +77,7 @@ def networked(recipe: Recipe) -> Recipe:
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     """The recipe as clients get it, without paths of the server's machine, its columns and its settings of the network.
 
+    Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing.
     Columns are those of the server's own file; each client's owner names those of the client's.
     """
     name, source = recipe.model.name, recipe.data.source
@@ -85,8 +86,9 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     data = recipe.data.model_copy(update={"source": kept, "columns": {}})
     clients = recipe.clients.model_copy(update={"count": count})
     directions = recipe.directions.model_copy(update={"basis": None})
-    parts = {"model": model, "data": data, "clients": clients, "directions": directions, "network": Network()}
-    return recipe.model_copy(update=parts).to_toml().encode()
+    evaluation = recipe.evaluation.model_copy(update={"metrics": None})
+    parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
+    return recipe.model_copy(update=parts | {"network": Network()}).to_toml().encode()
 
 
 def largest_request(recipe: Recipe) -> int:

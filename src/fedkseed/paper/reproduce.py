@@ -30,7 +30,7 @@ from . import records, tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
-from .results import Outcome, Table
+from .results import MEASURES, SHARES, Outcome, Table
 from .tables import RUNS
 
 
@@ -267,6 +267,7 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
                 "loss after": o.loss[o.rounds],
                 "Rouge-L before": o.rouge.get(0),
                 "Rouge-L after": o.rouge.get(o.rounds),
+                **_shares(o),
                 "bytes down": o.bytes_down,
                 "bytes up": o.bytes_up,
                 "seconds": o.seconds,
@@ -276,6 +277,13 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             for o in outcomes
         ]
     )
+
+
+def _shares(outcome: Outcome) -> dict[str, float]:
+    """The measures in percent that were taken, before and after."""
+    at = {"before": 0, "after": outcome.rounds}
+    found = {f"{MEASURES[n][0]} {when}": MEASURES[n][1](outcome, done) for n in SHARES for when, done in at.items()}
+    return {title: value for title, value in found.items() if value is not None}
 
 
 def _most(outcome: Outcome) -> dict[str, float]:

@@ -3,11 +3,13 @@
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
 
+from ..evaluation.statistics import BALANCED, Evaluation, title_of
 from ..files import write_atomically
 from ..run.metrics import METRICS, values
 from ..run.store import Store
@@ -52,11 +54,13 @@ class Outcome:
     memory: int | None  # bytes, the most that the process held
     directory: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> round -> value, if measured
+    scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
         store = Store(directory)
-        evaluations, rounds = store.evaluations(), [values(report) for report in store.reports()]
+        means = {done: Evaluation(**found).means for done, found in store.evaluations().items()}
+        rounds = [values(report) for report in store.reports()]
         metrics = {
             metric.name: {done: r[metric.name] for done, r in enumerate(rounds, 1) if metric.name in r}
             for metric in METRICS
@@ -64,8 +68,8 @@ class Outcome:
         return cls(
             axes=dict(axes),
             seed=seed,
-            loss={done: fmean(e["losses"]) for done, e in evaluations.items()},
-            rouge={done: 100 * fmean(e["rouge"]) for done, e in evaluations.items() if e["rouge"]},
+            loss={done: found["loss"] for done, found in means.items()},
+            rouge={done: 100 * found["rouge"] for done, found in means.items() if "rouge" in found},
             bytes_down=int(max(metrics["bytes/down a client"].values())),
             bytes_up=int(max(metrics["bytes/up a client"].values())),
             virtual={0: 0.0} | {done: r.get("virtual time", 0.0) for done, r in enumerate(rounds, 1)},
@@ -73,6 +77,10 @@ class Outcome:
             memory=store.recall("peak_memory"),
             directory=directory,
             metrics=metrics,
+            scores={
+                name: {done: found[name] for done, found in means.items() if name in found}
+                for name in dict.fromkeys(name for found in means.values() for name in found)
+            },
         )
 
     @property
@@ -126,6 +134,23 @@ MEASURES: dict[str, tuple[str, Measure]] = {
         lambda o, done: o.rouge[done] - o.rouge[0] if done in o.rouge else None,
     ),
 }
+
+
+def _percent(outcome: Outcome, done: int, name: str) -> float | None:
+    """The mean of a metric in percent."""
+    found = outcome.scores.get(name, {})
+    return 100 * found[done] if done in found else None
+
+
+def _points(outcome: Outcome, done: int, name: str) -> float | None:
+    """Percent points that the mean of a metric is above the base model's."""
+    found = outcome.scores.get(name, {})
+    return 100 * (found[done] - found[0]) if done in found else None
+
+
+SHARES = ("accuracy", "exact match", "choice", BALANCED)
+MEASURES |= {name: (f"{title_of(name)} (%)", partial(_percent, name=name)) for name in SHARES}
+MEASURES |= {f"{n} change": (f"change of {title_of(n)} (points)", partial(_points, name=n)) for n in SHARES}
 
 
 def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -> Spread | None:

@@ -12,7 +12,7 @@ from ..run.store import Store
 from ..strategies.kseed import State, importance
 from .experiments import Experiment, short
 from .figures import Draw, bars, heat, legend_beside, line, panels, powers
-from .results import MEASURES, Cell, Outcome, Spread, Table, group, spread
+from .results import MEASURES, SHARES, Cell, Outcome, Spread, Table, group, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +21,7 @@ Build: TypeAlias = Callable[[Experiment, Sequence[Outcome]], tuple[Table, Draw |
 
 
 def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
-    """A table with a row for every combination of values: losses, Rouge-L and bytes, over seeds.
+    """A table with a row for every combination of values: losses, other measures and bytes, over seeds.
 
     With the option `reference = {axis = value}` each row is also compared with the row of that value: the difference
     of the changes of loss, paired by seed, and its standard error.
@@ -39,6 +39,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             "change of loss": spread(runs, "change"),
             "Rouge-L before": spread(runs, "rouge", 0),
             "Rouge-L after": spread(runs, "rouge"),
+            **{f"{MEASURES[name][0]} before": spread(runs, name, 0) for name in SHARES},
+            **{f"{MEASURES[name][0]} after": spread(runs, name) for name in SHARES},
             "bytes down": max(run.bytes_down for run in runs),
             "bytes up": max(run.bytes_up for run in runs),
         }
@@ -47,8 +49,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
                 others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
                 row[f"minus {experiment.title_of(axis, value)}"] = _paired(runs, others)
         rows.append(row)
-    if all(row["Rouge-L after"] is None for row in rows):
-        rows = [{k: v for k, v in row.items() if not k.startswith("Rouge")} for row in rows]
+    measured = {k for row in rows for k, v in row.items() if v is not None or not k.endswith((" before", " after"))}
+    rows = [{k: v for k, v in row.items() if k in measured} for row in rows]
     notes = ["After ±: the standard deviation over seeds."]
     if "reference" in experiment.options:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
@@ -200,7 +202,7 @@ def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Dr
             means = {key: spread(same, measure) for key, same in group(runs, [y, x]).items()}
             rows = [[_mean(means.get((b, a))) for a in experiment.axes[x]] for b in experiment.axes[y]]
             names = [[experiment.title_of(axis, value) for value in experiment.axes[axis]] for axis in (y, x)]
-            heat(axes, names[0], names[1], rows, "high" if measure.startswith("rouge") else "low")
+            heat(axes, names[0], names[1], rows, "low" if measure in ("loss", "change") else "high")
             axes.set(xlabel=short(x), ylabel=short(y))
             axes.set_title(f"{axes.get_title(loc='left')}  {MEASURES[measure][0]}".strip(), loc="left", fontsize=10)
 

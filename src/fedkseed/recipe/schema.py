@@ -281,16 +281,49 @@ class Trust(Part):
         return strategy.Trust(self.rule, self.hostile, self.agreement, self.most_examples)
 
 
+PREDICTED = ("loss", "accuracy", "choice")  # metrics of predictions; the others score written answers
+METRICS = (*OBJECTIVES, "choice")  # the built-in ones
+
+
 class Evaluation(Part):
     """The measurements before the first round, after the last, and every few rounds."""
 
-    every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations of the held-out loss; 0: only before and after
+    every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations; 0: only before and after
     examples: Annotated[int, Field(ge=2)] | Literal["all"] = 64
     max_tokens: Count | None = None  # of a held-out example; default as for training
-    generated: Annotated[int, Field(ge=0)] = 0  # answers to write for Rouge-L
+    # Of METRICS, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; the loss is always measured. See docs/evaluation.md.
+    metrics: list[str] | None = None  # None: loss, and rouge if answers are generated
+    generated: Annotated[int, Field(ge=0)] = 0  # answers to write, before and after, for the metrics that score them
     rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # the package whose Rouge-L; the official code: `rouge`
     max_new_tokens: Count = 64
     batch_size: Count = 8
+
+    @model_validator(mode="after")
+    def _check(self) -> "Evaluation":
+        for name in self.measured:
+            if name not in METRICS and not own_code.is_own(name):
+                raise ValueError(
+                    f"metrics are {', '.join(map(repr, METRICS))}, or a function of yours as 'FILE.py:FUNCTION' or "
+                    f"'PACKAGE.MODULE:FUNCTION', got {name!r}"
+                )
+        if self.written and not self.generated:
+            raise ValueError(
+                f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
+                "generated, 16 or more, or leave the metric out"
+            )
+        return self
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The names of the metrics, each once."""
+        if self.metrics is None:
+            return ("loss", "rouge") if self.generated else ("loss",)
+        return tuple(dict.fromkeys(["loss", *self.metrics]))
+
+    @property
+    def written(self) -> tuple[str, ...]:
+        """The metrics that score written answers."""
+        return tuple(name for name in self.measured if name not in PREDICTED)
 
 
 class Recipe(Part):
@@ -354,6 +387,8 @@ class Recipe(Part):
         training_part = self.training.model_copy(update=own)
         directions_part = self.directions.model_copy(update={"basis": basis})
         parts = {"model": model_part, "data": data_part, "directions": directions_part, "training": training_part}
+        if (metrics := self.evaluation.metrics) is not None:
+            parts["evaluation"] = self.evaluation.model_copy(update={"metrics": [*map(own_code.absolute, metrics)]})
         return self.model_copy(update=parts)
 
     def to_toml(self) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..data.batches import Encoded, endless_batches
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
-from ..evaluation.evaluate import evaluate
+from ..evaluation.evaluate import Metrics, evaluate
 from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
@@ -130,19 +130,21 @@ class Setup:
         self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
         return time.perf_counter() - start
 
-    def score(self, state: Any, held_out: Sequence[Encoded], what: str, write: bool) -> Evaluation:
+    def score(
+        self, state: Any, held_out: Sequence[Encoded], what: str, write: bool, metrics: Metrics | None = None
+    ) -> Evaluation:
         """Score the model of a state on held-out examples; `write` the answers that the recipe asks for."""
         self.load(state)
-        options = self.recipe.evaluation
-        generated = options.generated if write else 0
-        self.progress.begin(what, len(held_out) + generated)
+        options, metrics = self.recipe.evaluation, metrics or Metrics()
+        generated = options.generated if write and metrics.written else 0
+        self.progress.begin(what, metrics.work(held_out, generated))
         return evaluate(
             self.model,
             self.tokenizer,
             held_out,
+            metrics=metrics,
             generated=generated,
             max_new_tokens=options.max_new_tokens,
-            rouge=options.rouge,
             batch_size=options.batch_size,
             on_progress=self.progress.advance,
         )
@@ -238,9 +240,12 @@ class WithModel:
     setup: Setup
     held_out: Sequence[Encoded]  # empty: nothing is scored
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
+    metrics: Metrics | None = None  # None: the loss
 
     def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:
-        return self.setup.score(state, self.held_out, what, write) if self.held_out else NOT_EVALUATED
+        if not self.held_out:
+            return NOT_EVALUATED
+        return self.setup.score(state, self.held_out, what, write, self.metrics)
 
     def finish(self, state: Any, store: Store) -> Finished:
         setup = self.setup

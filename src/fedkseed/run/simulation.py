@@ -12,6 +12,7 @@ import torch
 
 from ..data.federated import Shares, share_out
 from ..errors import FedKSeedError
+from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.algorithms import chosen
@@ -63,6 +64,7 @@ class Simulation:
         self.shares = shares or share_out(recipe, tokenizer)
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
+        self.metrics = metrics_of(recipe.evaluation, self.shares.options)
         self.setup = build(recipe, tokenizer, basis, serves=serves, progress=self.progress)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
@@ -88,7 +90,7 @@ class Simulation:
             strategy=self.strategy,
             identity=self.identity,
             round=self.round,
-            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch),
+            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics),
             progress=self.progress,
             reach=self.reach,
             holdings=self.holdings(),

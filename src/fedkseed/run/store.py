@@ -2,7 +2,8 @@
 
     recipe.toml           the resolved recipe
     run.sqlite            every round's state, report and evaluation; a round counts once it is committed here
-    metrics.jsonl         the reports, one a line: a copy for people and plots, made from run.sqlite
+    metrics.jsonl         the reports, one a line, with means of evaluations: a copy for people and plots, made from
+                          run.sqlite
     adapter.safetensors   the tuned model, as coefficients
     model/                the tuned model, where it is no function of coefficients: adapters or all weights
     state-N.safetensors   the state after N rounds, where it is large: the last two, and those that clients of an
@@ -31,6 +32,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from ..errors import FedKSeedError
+from ..evaluation.statistics import Evaluation
 from ..files import border, exclusive, private, sweep, write_atomically
 from ..recipe.reading import load_recipe
 from ..recipe.schema import Recipe
@@ -359,11 +361,12 @@ class Store:
         self.copy_metrics()
 
     def evaluated(self, done: int, scores: dict[str, Any]) -> None:
-        """Write the scores of the model after `done` rounds."""
+        """Write the scores of the model after `done` rounds, and their means to metrics.jsonl."""
         value = json.dumps(scores)
         row = (done, value, _sealed(str(done), value))
         with self._connect() as database:
             database.execute("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?)", row)
+        self.copy_metrics()
 
     def evaluations(self) -> dict[int, dict[str, Any]]:
         """The evaluations in order: number of rounds -> fields of `Evaluation`; 0 is the base model."""
@@ -373,8 +376,19 @@ class Store:
         return {done: self._opened(str(done), value, seal) for done, value, seal in rows}
 
     def copy_metrics(self) -> None:
-        """Rewrite metrics.jsonl from the reports: a killed process may have left out its last line, or cut it."""
-        text = "".join(json.dumps(report) + "\n" for report in self.reports())
+        """Rewrite metrics.jsonl: a killed process may have left out its last line, or cut it.
+
+        A line is a report with, where the model after its round was evaluated, the means as `evaluation`. The first
+        line has those of the base model as `base`.
+        """
+        means = {done: _plain(Evaluation(**found).means) for done, found in self.evaluations().items()}
+        lines = [
+            report
+            | ({"base": means[0]} if report["round"] == 0 and 0 in means else {})
+            | ({"evaluation": means[report["round"] + 1]} if report["round"] + 1 in means else {})
+            for report in self.reports()
+        ]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
         write_atomically(self.metrics, text.encode())
 
     def remember(self, name: str, value: Any) -> None:

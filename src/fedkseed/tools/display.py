@@ -12,7 +12,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..evaluation.statistics import estimate, paired_change
+from ..evaluation.statistics import (
+    BALANCED,
+    Choice,
+    Confusion,
+    Evaluation,
+    McNemar,
+    counted,
+    estimate,
+    most_frequent,
+    paired_change,
+    title_of,
+)
 from ..run.metrics import line, telling
 
 if TYPE_CHECKING:
@@ -65,12 +76,24 @@ class Bars:
         self.bars.console.print(text, highlight=False)
 
 
-def print_rounds(reports: Iterable[Mapping[str, Any]]) -> None:
-    """Print a table with one row a round, from reports as the store keeps them."""
-    known = list(reports)
-    metrics = telling(known)
-    rows = [[str(report["round"] + 1), *(metric.text(report) for metric in metrics)] for report in known]
-    head = ["round", *(metric.title for metric in metrics)]
+def print_rounds(reports: Iterable[Mapping[str, Any]], evaluations: Mapping[int, Mapping[str, Any]] = {}) -> None:
+    """Print a table with one row a round, from reports and evaluations as the store keeps them.
+
+    Where there are evaluations, round 0 is the base model.
+    """
+    known = {report["round"] + 1: report for report in reports}
+    metrics = telling(known.values())
+    means = {done: Evaluation(**found).means for done, found in evaluations.items()}
+    names = list(dict.fromkeys(name for found in means.values() for name in found))
+    rows = [
+        [
+            str(done),
+            *(metric.text(known[done]) if done in known else "" for metric in metrics),
+            *(f"{means[done][name]:.4f}" if name in means.get(done, {}) else "" for name in names),
+        ]
+        for done in sorted(known.keys() | means.keys())
+    ]
+    head = ["round", *(metric.title for metric in metrics), *map(title_of, names)]
     needed = [  # a title may be broken between words, a number must not be cut
         max(len(word) for word in [*title.split(), *cells]) for title, *cells in zip(head, *rows, strict=True)
     ]
@@ -91,14 +114,20 @@ def print_result(result: "Result") -> None:
         change = paired_change(before, after)
         table.add_row(what, f"{estimate(before)}", f"{estimate(after)}", f"{change.mean:+.4f} ± {change.error:.4f}")
 
-    if before.losses:
-        compare(f"held-out loss, {len(before.losses)} examples (nats a token)", before.losses, after.losses)
-    if before.rouge:
-        compare(f"Rouge-L, {len(before.rouge)} answers", before.rouge, after.rouge)
+    for name, values in before.measures.items():
+        unit = " (nats a token)" if name == "loss" else ""
+        compare(f"{title_of(name)}, {counted(name, len(values))}{unit}", values, after.measures[name])
+    if before.empty:
         rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
         table.add_row("empty outputs", *rates, "")
+    if before.choices:
+        means, shares = [e.means[BALANCED] for e in (before, after)], [frequent(e.choices) for e in (before, after)]
+        table.add_row(BALANCED, *(f"{mean:.4f}" for mean in means), f"{means[1] - means[0]:+.4f}")
+        table.add_row("most frequent choice", *map(Text, shares), "")
+        table.add_row("McNemar's exact test", "", "", tested(before, after))
     if before.losses:
         console.print(table)
+        print_confusion(after.choices)
     else:
         console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
     costs = Table("cost", Column("value", overflow="fold"))  # a digest must not be cut
@@ -117,6 +146,37 @@ def print_result(result: "Result") -> None:
     console.print(costs)
     if result.output is not None:
         console.print(f"the tuned model is {result.output}", highlight=False)
+
+
+def tested(before: Evaluation, after: Evaluation) -> str:
+    """McNemar's test of the choices of two models in words."""
+    test = McNemar.of(before.scores["choice"], after.scores["choice"])
+    return f"{test.gained} gained, {test.lost} lost, p = {test.p:.2g}"
+
+
+def frequent(choices: Sequence[Choice]) -> str:
+    """The most frequent choice with its share."""
+    label, share = most_frequent(choices)
+    return f"{_label(label)}: {share:.0%}"
+
+
+def print_confusion(choices: Sequence[Choice]) -> None:
+    """Print how often each true response got each choice, if there are few enough different ones."""
+    found = Confusion.of(choices)
+    if found is None:
+        return
+    table = Table("true response", title="choices of the model (columns)")
+    for label in found.labels:
+        table.add_column(Text(_label(label)), justify="right")
+    for label, counts in zip(found.labels, found.counts, strict=True):
+        table.add_row(Text(_label(label)), *map(str, counts))
+    console.print(table)
+
+
+def _label(text: str) -> str:
+    """A response in one line of at most 24 characters."""
+    line = " ".join(text.split())
+    return line if len(line) <= 24 else f"{line[:23]}…"
 
 
 def _tuned(result: "Result") -> str:

@@ -24,12 +24,44 @@ from numpy.typing import NDArray
 
 from .. import __version__
 from ..errors import FedKSeedError
-from ..evaluation.statistics import Estimate, estimate, paired_change
+from ..evaluation.statistics import (
+    NOT_EVALUATED,
+    Confusion,
+    Estimate,
+    Evaluation,
+    McNemar,
+    balanced_accuracy,
+    counted,
+    estimate,
+    most_frequent,
+    paired_change,
+    title_of,
+)
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
 from ..run.metrics import METRICS, values
 from ..run.store import Store
 from ..strategies.kseed import State, importance
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A metric of the model after some rounds."""
+
+    mean: Estimate
+    change: Estimate | None  # from the base model, on the same examples
+    count: str  # of examples or answers
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The choices of the model after some rounds, and their test against the base model's."""
+
+    balanced: float  # accuracy
+    frequent: str  # the most frequent choice
+    share: float  # of it
+    confusion: Confusion | None
+    test: dict[str, float] | None  # fields of `McNemar`, and p
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +79,8 @@ class Scores:
     rouge_change: Estimate | None
     answers: int  # number of answers generated for Rouge-L
     empty: int  # number of empty ones among them
+    others: dict[str, Measured]  # by name: metrics beside loss and Rouge-L
+    choices: Chosen | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +135,13 @@ def page(runs: Sequence[Path]) -> str:
     """The page as HTML text."""
     stores = [Store(directory) for directory in runs]
     names = _names(runs)
+    accounts = [account(store, name, stores[0]) for store, name in zip(stores, names, strict=True)]
+    scores = dict.fromkeys(name for one in accounts for found in one.evaluations for name in found.others)
     data = {
         "version": __version__,
         "metrics": [{key: getattr(m, key) for key in ("name", "title", "unit", "always")} for m in METRICS],
-        "runs": [asdict(account(store, name, stores[0])) for store, name in zip(stores, names, strict=True)],
+        "scores": [{"name": name, "title": title_of(name)} for name in scores],
+        "runs": [asdict(one) for one in accounts],
         "differences": differences(stores),
     }
     style, script = _asset("report.css"), _asset("charts.js") + _asset("report.js")
@@ -155,8 +192,8 @@ def rounds(store: Store) -> list[dict[str, Any]]:
 
 def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
     """All evaluations of a run, each with its changes from that of the base model."""
-    known = store.evaluations()
-    base = known.get(0, {"losses": [], "rouge": []})
+    known = {done: Evaluation(**found) for done, found in store.evaluations().items()}
+    base = known.get(0, NOT_EVALUATED)
     totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
     return [
         Scores(
@@ -164,17 +201,38 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
             bytes=totals[after][0],
             seconds=totals[after][1],
             clock=totals[after][2],
-            examples=len(scores["losses"]),
-            loss=estimate(scores["losses"]),
-            loss_change=_change(base["losses"], scores["losses"]) if after else None,
-            rouge=estimate(scores["rouge"]) if scores["rouge"] else None,
-            rouge_change=_change(base["rouge"], scores["rouge"]) if after else None,
-            answers=len(scores["empty"]),
-            empty=sum(scores["empty"]),
+            examples=len(scores.losses),
+            loss=estimate(scores.losses),
+            loss_change=_change(base.losses, scores.losses) if after else None,
+            rouge=estimate(scores.rouge) if scores.rouge else None,
+            rouge_change=_change(base.rouge, scores.rouge) if after else None,
+            answers=len(scores.empty),
+            empty=sum(scores.empty),
+            others={
+                name: Measured(
+                    estimate(values),
+                    _change(base.scores.get(name, []), values) if after else None,
+                    counted(name, len(values)),
+                )
+                for name, values in scores.scores.items()
+            },
+            choices=_chosen(base if after else NOT_EVALUATED, scores),
         )
         for after, scores in known.items()
         if after in totals
     ]
+
+
+def _chosen(base: Evaluation, scores: Evaluation) -> Chosen | None:
+    if not scores.choices:
+        return None
+    test = McNemar.of(base.scores["choice"], scores.scores["choice"]) if base.choices else None
+    return Chosen(
+        balanced_accuracy(scores.choices),
+        *most_frequent(scores.choices),
+        Confusion.of(scores.choices),
+        test and asdict(test) | {"p": test.p},
+    )
 
 
 def against(store: Store, first: Store) -> Estimate | None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from ..errors import FedKSeedError
-from ..evaluation.statistics import estimate
+from ..evaluation.statistics import Evaluation, title_of
 from ..files import border
 from ..round import Report
 from ..run.metrics import SUMS, values
@@ -18,6 +18,8 @@ from ..run.store import Store
 from ..run.watchers import Progress
 from ..strategies.kseed import importance
 from .report import kseed_state, rounds
+
+CURVES = {"loss": "loss/held-out", "rouge": "Rouge-L"}  # other metrics: held-out/TITLE
 
 
 class EventFiles:
@@ -96,9 +98,8 @@ def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
             yield name, done, elapsed[done], value
     for done, scores in store.evaluations().items():
         if done in elapsed:
-            yield "loss/held-out", done, elapsed[done], estimate(scores["losses"]).mean
-            if scores["rouge"]:
-                yield "Rouge-L", done, elapsed[done], estimate(scores["rouge"]).mean
+            for name, mean in Evaluation(**scores).means.items():
+                yield CURVES.get(name, f"held-out/{title_of(name)}"), done, elapsed[done], mean
 
 
 def _writer_class() -> Any:

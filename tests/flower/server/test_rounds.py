@@ -9,10 +9,11 @@ from tomllib import loads
 import numpy as np
 import pytest
 
-from fedkseed import Adapter, FedKSeedError, apply, load_recipe
+from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest
 from fedkseed.flower.client.consent import consented
 from fedkseed.flower.client.worker import Member
+from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.rounds import NO_DATA, why_model
 from fedkseed.models.load import load_model
@@ -84,6 +85,31 @@ def test_a_server_without_a_model_imports_no_pytorch_and_stays_under_200_mb(sett
     tuned = apply(load_model(str(setting.model)), tmp_path / "run" / "adapter.safetensors")
     assert tuned is not None
     assert Store(tmp_path / "run").evaluations() == {}
+
+
+def test_a_server_measures_on_its_own_rows_what_a_run_in_one_process_does(setting, tmp_path):
+    """A function of the server's runs on the server: clients get a recipe that does not name it."""
+    (tmp_path / "own.py").write_text("def score(answers, examples):\n    return [len(a) for a in answers]\n")
+    names = f'examples = 8\nmetrics = ["choice", "{tmp_path}/own.py:score"]'
+    changes = {"examples": names, "generated": "generated = 2", "rounds": "rounds = 1", "steps": "steps = 1"}
+    alone = start(parse(loads(setting.text(**changes))), tmp_path / "alone")
+    sent = recipe_for_clients(parse(loads(setting.text(**changes))), 3)
+    assert b"metrics" not in sent
+    assert b"own.py" not in sent
+    result = setting.serve(setting.begin(tmp_path / "run", **changes))
+    assert result.digest == alone.digest
+    found = Store(tmp_path / "run").evaluations()
+    assert found == Store(tmp_path / "alone").evaluations()
+    assert [len(found[1]["scores"][name]) for name in ("choice", f"{tmp_path}/own.py:score")] == [8, 2]
+
+
+def test_a_client_loads_no_metric_that_a_server_names(setting):
+    changes = {"examples": 'examples = 8\nmetrics = ["/nowhere.py:score"]', "generated": "generated = 2"}
+    recipe = parse(loads(setting.text(**changes)))
+    with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
+        start(recipe, setting.folder / "never")
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    assert Member(owner, recipe.to_toml().encode()).examples
 
 
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):

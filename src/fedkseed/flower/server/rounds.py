@@ -73,13 +73,15 @@ def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tupl
         strategy = algorithm.make(recipe, run)
         return strategy, WithoutModel(recipe, strategy, basis), NO_DATA
     from ...data.federated import digest, own_held_out
+    from ...evaluation.metrics import metrics_of
     from ...run.setup import WithModel, build, tokenizer_of
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
-    held_out = own_held_out(recipe, tokenizer)
+    held_out, options = own_held_out(recipe, tokenizer)
+    metrics = metrics_of(recipe.evaluation, options)
     setup = build(recipe, tokenizer, basis, serves=True, progress=progress)
-    return setup.strategy, WithModel(setup, held_out), digest([held_out])
+    return setup.strategy, WithModel(setup, held_out, metrics=metrics), digest([held_out])
 
 
 def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:

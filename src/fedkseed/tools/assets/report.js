@@ -16,6 +16,7 @@ const PAIRED =
   "what another seed would change is not in it. Unclear: within two standard errors.";
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
 const loss = (v) => fixed(v, 4);
+const heading = (title) => (title.includes(":") ? title : title[0].toUpperCase() + title.slice(1));
 const most = (values) => extent(values)[1];
 
 // Do some runs send so much more than others that one scale can't show both?
@@ -81,6 +82,13 @@ function tiles(run) {
         base?.rouge && last !== base && `from ${fixed(base.rouge.mean, 4)}, ${plural(last.answers, "answer")}`,
         `${last.empty} of ${last.answers} empty`,
       ]),
+    page.scores.map(({ name, title }) => {
+      const [now, before] = [last, base].map((e) => e?.others[name]);
+      if (!now) return null;
+      const from = before && last !== base ? `from ${fixed(before.mean.mean, 4)}, ` : "";
+      const more = name === "choice" ? chosen(last.choices, base?.choices) : [];
+      return tile(heading(title), fixed(now.mean.mean, 4), changed(now.change, 1), [`${from}${now.count}`, ...more]);
+    }),
     final &&
       tile("Traffic", bytes(run.bytes), null, [
         `${bytes(most(rounds.map((r) => r.bytes_down)))} down, ${bytes(most(rounds.map((r) => r.bytes_up)))} up`,
@@ -95,6 +103,13 @@ function tiles(run) {
       ]),
   );
 }
+
+/** Lines about choices that their accuracy does not show. */
+const chosen = ({ balanced, frequent, share, test }, before) => [
+  `balanced ${fixed(balanced, 4)}${test && before ? ` (from ${fixed(before.balanced, 4)})` : ""}`,
+  `most frequent: ${frequent}, ${Math.round(100 * share)} %`,
+  test && `${test.gained} gained, ${test.lost} lost, McNemar's p = ${trimmed(test.p, 2)}`,
+];
 
 const tile = (name, value, delta, lines) =>
   html(
@@ -135,6 +150,7 @@ function comparison() {
     "held-out loss",
     `loss against ${runs[0].name}`,
     "Rouge-L",
+    ...page.scores.map(({ title }) => title),
     "a client and round",
     "sent in all",
     "time",
@@ -146,6 +162,7 @@ function comparison() {
     scored(run.last?.loss, run.last?.loss_change, -1),
     changed(run.against_first, -1) ?? "–",
     scored(run.last?.rouge, run.last?.rouge_change, 1),
+    ...page.scores.map(({ name }) => scored(run.last?.others[name]?.mean, run.last?.others[name]?.change, 1)),
     run.rounds.length ? bytes(most(run.rounds.map((r) => r.bytes_down + r.bytes_up))) : "–",
     bytes(run.bytes),
     duration(run.time),
@@ -245,6 +262,19 @@ function curves(kind) {
       kind,
       marked: true,
     }),
+    ...page.scores.map(({ name, title }) =>
+      curve({
+        title: heading(title),
+        note: "mean over unseen examples, ± one standard error",
+        points: (run) =>
+          run.evaluations
+            .filter((e) => e.others[name])
+            .map((e) => ({ x: at(e), y: e.others[name].mean.mean, error: e.others[name].mean.error })),
+        y: { show: (v) => fixed(v, 4) },
+        kind,
+        marked: true,
+      }),
+    ),
   ];
 }
 
@@ -265,6 +295,21 @@ const story = (series, { show }) =>
     .map(({ name, points }) => [name, points.filter((p) => p.y != null)])
     .map(([name, p]) => (p.length ? `${name}: from ${show(p[0].y)} to ${show(p.at(-1).y)}` : `${name}: nothing`))
     .join("; ");
+
+// ------------------------------------------------------------------------------------------------ choices
+
+/** A confusion matrix a run, of its latest evaluation. */
+function choices() {
+  const with_ = runs.filter((run) => run.last?.choices?.confusion);
+  if (!with_.length) return null;
+  const tables = with_.map(({ name, last }) => {
+    const { labels, counts } = last.choices.confusion;
+    const rows = labels.map((label, k) => [label, ...counts[k].map(whole)]);
+    const of = `${several ? `${name}, ` : ""}true response (rows) by choice (columns), ${AXES.rounds.show(last.done)}: `;
+    return table(["true response", ...labels], rows, of + chosen(last.choices, null).slice(0, 2).join("; "));
+  });
+  return section("Choices", null, ...tables);
+}
 
 // ------------------------------------------------------------------------------------------------ traffic
 
@@ -514,10 +559,15 @@ function rounds() {
   const every = runs.flatMap((run) => run.rounds);
   const metrics = page.metrics.filter(({ name, always }) => always || every.some((r) => r.metrics[name]));
   const titles = metrics.map(({ title, unit }) => [title, !title.includes(unit) && html("small", {}, unit)]);
-  const head = ["round", "held-out loss", "Rouge-L", ...titles, "who took part"];
+  const measured = page.scores.map(({ title }) => title);
+  const head = ["round", "held-out loss", "Rouge-L", ...measured, ...titles, "who took part"];
   const tables = runs.map((run) => {
     const scores = new Map(run.evaluations.map((e) => [e.done, e]));
-    const scored = (done) => [spread(scores.get(done)?.loss, 4), spread(scores.get(done)?.rouge, 4)];
+    const scored = (done) => {
+      const at = scores.get(done);
+      const others = page.scores.map(({ name }) => spread(at?.others[name]?.mean, 4));
+      return [spread(at?.loss, 4), spread(at?.rouge, 4), ...others];
+    };
     const base = scores.has(0) ? [["base model", ...scored(0), ...Array(metrics.length + 1).fill("–")]] : [];
     const rows = run.rounds.map((r) => [
       r.done,
@@ -563,7 +613,7 @@ const section = (title, note, ...content) => {
   );
 };
 
-const sections = [learning(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
+const sections = [learning(), choices(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
 const links = html(
   "nav",
   { "aria-label": "Sections" },

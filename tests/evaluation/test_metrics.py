@@ -1,0 +1,442 @@
+"""Metrics against slow definitions, and through a whole run: store, terminal, event files, report, tables."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from tomllib import loads
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from fedkseed import FedKSeedError, load_recipe, resume
+from fedkseed.cli import app
+from fedkseed.data.batches import collate
+from fedkseed.data.federated import MOST_OPTIONS, own_held_out, share_out
+from fedkseed.data.reading import Example
+from fedkseed.data.wording import Wording, encode
+from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l
+from fedkseed.evaluation.metrics import metrics_of
+from fedkseed.evaluation.objectives import accuracies, accuracy
+from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
+from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.models.loss import graph_loss
+from fedkseed.paper.results import MEASURES, Outcome
+from fedkseed.recipe import schema
+from fedkseed.recipe.reading import parse
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.store import Store
+from fedkseed.tools import display, tensorboard
+
+from ..conftest import recipe_text
+
+LABELS = {"taste": ["sweet", "sour", "it has no taste that I know of"], "size": ["large", "small"]}
+THINGS = ["grass", "snow", "coal", "a cat", "an ant", "a bird", "France", "Peru", "lime", "sugar", "a pea", "the sea"]
+STEPS = 72  # of backpropagation: 20 of 24 choices are right then, and all five labels are chosen
+OWN = """
+def score(answers, examples):
+    return [len(a) + len(e.response) for a, e in zip(answers, examples, strict=True)]
+"""
+
+
+def questions() -> list[dict[str, str]]:
+    return [
+        {"instruction": f"What is the {kind} of {thing}?", "response": labels[k % len(labels)], "category": kind}
+        for kind, labels in LABELS.items()
+        for k, thing in enumerate(THINGS)
+    ]
+
+
+def write(path: Path, rows: list[dict[str, str]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def data_file(tmp_path_factory) -> Path:
+    return write(tmp_path_factory.mktemp("data") / "questions.jsonl", questions())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model_folder):
+    return load_tokenizer(str(model_folder))
+
+
+@pytest.fixture(scope="module")
+def decided(model_folder, tokenizer, tmp_path_factory) -> Path:
+    """The tiny model after some backpropagation: it chooses now this and now that, and not always right."""
+    folder, model = tmp_path_factory.mktemp("decided"), load_model(str(model_folder))
+    batch = collate([encode(Example(**row), tokenizer, Wording()) for row in questions()], tokenizer.pad_token_id)
+    optimizer = torch.optim.Adam(model.requires_grad_(True).parameters(), lr=5e-3)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        graph_loss(model, batch).backward()
+        optimizer.step()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(decided):
+    return load_model(str(decided))
+
+
+@pytest.fixture(scope="module")
+def encoded(tokenizer):
+    return [encode(Example(**row), tokenizer, Wording()) for row in questions()]
+
+
+def log_probability(model, tokenizer, example: Example, option: str) -> float:
+    """The sum over the option's tokens and the end, from one plain forward without padding."""
+    whole = encode(replace(example, response=option), tokenizer, Wording())
+    logs = model(torch.tensor([whole.tokens])).logits[0].double().log_softmax(-1)
+    return sum(float(logs[at - 1, whole.tokens[at]]) for at in range(whole.prompt, len(whole.tokens)))
+
+
+def slow_choice(model, tokenizer, example: Example, options: list[str]) -> str:
+    return max(options, key=lambda option: log_probability(model, tokenizer, example, option))
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_size", [1, 5])
+def test_choice_is_that_of_one_option_at_a_time(side, batch_size, model, tokenizer, encoded, monkeypatch):
+    monkeypatch.setattr(tokenizer, "padding_side", side)
+    lengths = {len(tokenizer(option).input_ids) for option in LABELS["taste"]}
+    assert len(lengths) > 1
+    passed = []
+    found = evaluate(
+        model, tokenizer, encoded, metrics=Metrics(options=LABELS), batch_size=batch_size, on_progress=passed.append
+    )
+    expected = [slow_choice(model, tokenizer, e.example, LABELS[e.example.category]) for e in encoded]
+    assert found.choices == [(e.example.response, chosen) for e, chosen in zip(encoded, expected, strict=True)]
+    assert found.scores["choice"] == [float(e.example.response == c) for e, c in zip(encoded, expected, strict=True)]
+    assert len(set(expected)) >= 4  # no option of a category wins everywhere
+    assert 0 < sum(found.scores["choice"]) < len(encoded)
+    assert sum(passed) == Metrics(options=LABELS).work(encoded, 0) == 24 + 12 * 3 + 12 * 2
+    assert max(passed) == batch_size
+
+
+def test_choice_is_by_the_whole_probability_and_not_by_that_of_a_token(model_folder, tokenizer, encoded):
+    """A model to which all tokens are alike prefers the shortest option; the mean of a token would be a tie."""
+    model = load_model(str(model_folder))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    options = {"taste": ["it has no taste that I know of", "sour"], "size": ["small", "small"]}
+    found = evaluate(model, tokenizer, encoded, metrics=Metrics(options=options))
+    assert {chosen for _, chosen in found.choices[:12]} == {"sour"}
+
+
+def test_a_tie_goes_to_the_first_option(model_folder, tokenizer, encoded):
+    model = load_model(str(model_folder))
+    with torch.no_grad():
+        model.get_output_embeddings().weight.zero_()
+    one, other = (next(w for w in words if len(tokenizer(w).input_ids) == 1) for words in ("abc", "xyz"))
+    for options in ([one, other], [other, one]):
+        found = evaluate(model, tokenizer, encoded[:2], metrics=Metrics(options={"taste": options}))
+        assert {chosen for _, chosen in found.choices} == {options[0]}
+
+
+def test_token_accuracy_is_that_of_one_token_at_a_time(model, tokenizer, encoded):
+    """The responses are those the model gives to half of the tokens: it gets some right, and some not."""
+    said = []
+    for e in encoded[:6]:
+        tokens = list(e.tokens[: e.prompt])
+        for k in range(4):
+            best = int(model(torch.tensor([tokens])).logits[0, -1].argmax())
+            tokens.append(best if k < len(said) else (best + 1) % 256)
+        said.append(replace(e, tokens=tuple(tokens)))
+    found = evaluate(model, tokenizer, said, metrics=Metrics({"accuracy": accuracies}), batch_size=4)
+    assert found.scores["accuracy"] == [0, 0.25, 0.5, 0.75, 1, 1]
+    assert accuracy(model, collate(said, tokenizer.pad_token_id)) == pytest.approx(3.5 / 6)
+
+
+def test_scores_of_answers_are_those_of_the_same_objectives(model, tokenizer, encoded, tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    own = f"{tmp_path}/own.py:score"
+    for package in ("rouge", "rouge-score"):
+        settings = schema.Evaluation(metrics=["rouge", "exact match", own], generated=3, rouge=package)
+        metrics = metrics_of(settings, {})
+        found = evaluate(model, tokenizer, encoded, metrics=metrics, generated=3, max_new_tokens=4)
+        answers = respond(model, tokenizer, [e.tokens[: e.prompt] for e in encoded[:3]], 4)
+        pairs = [(e.example.response, a) for e, a in zip(encoded, answers, strict=False)]
+        assert found.rouge == [rouge_l(*pair, package) for pair in pairs]
+        assert found.scores["exact match"] == [float(a.strip() == b) for b, a in pairs]
+        assert found.scores[own] == [len(a) + len(b) for b, a in pairs]
+        assert found.empty == [not a.strip() for a in answers]
+
+
+# --- options -----------------------------------------------------------------------------------
+
+
+def recipe_of(folder: Path, model: Path, data: Path, **changes: str):
+    lines = {
+        "count": "count = 2", "held_out": 'held_out = 0.4', "generated": "generated = 0",
+        "examples": 'examples = 9\nmetrics = ["choice"]',
+    }  # fmt: skip
+    path = folder / "recipe.toml"
+    path.write_text(recipe_text(model, data, **(lines | changes)))
+    return load_recipe(path)
+
+
+def test_options_are_the_responses_of_a_category_in_all_rows(tmp_path, decided, data_file, tokenizer):
+    expected = {kind: sorted(labels) for kind, labels in LABELS.items()}
+    shares = share_out(recipe_of(tmp_path, decided, data_file), tokenizer)
+    assert shares.options == expected
+    assert {e.example.category for e in shares.held_out} == set(LABELS)
+    one = share_out(recipe_of(tmp_path, decided, data_file, held_out='held_out = "size"'), tokenizer)
+    assert one.options == {"size": expected["size"]}  # of the evaluated category alone
+    plain = recipe_of(tmp_path, decided, data_file, examples="examples = 9")
+    assert share_out(plain, tokenizer).options == {}
+
+
+def test_rows_without_a_category_are_one(tmp_path, decided, tokenizer):
+    data = write(tmp_path / "rows.jsonl", [{k: v for k, v in row.items() if k != "category"} for row in questions()])
+    shares = share_out(recipe_of(tmp_path, decided, data), tokenizer)
+    assert shares.options == {"": sorted(label for labels in LABELS.values() for label in labels)}
+
+
+def test_a_server_has_the_options_of_its_own_rows(tmp_path, decided, data_file, tokenizer):
+    recipe = recipe_of(tmp_path, decided, data_file, held_out='held_out = "taste"')
+    held_out, options = own_held_out(recipe, tokenizer)
+    assert options == {"taste": sorted(LABELS["taste"])}
+    assert len(held_out) == 9
+
+
+@pytest.mark.parametrize(("count", "fits"), [(1, False), (2, True), (MOST_OPTIONS, True), (MOST_OPTIONS + 1, False)])
+def test_a_category_with_too_few_or_too_many_responses_is_refused(count, fits, tmp_path, decided, tokenizer):
+    rows = [{"instruction": f"number {k}", "response": f"label {k % count}", "category": "n"} for k in range(80)]
+    recipe = recipe_of(tmp_path, decided, write(tmp_path / "rows.jsonl", rows))
+    if fits:
+        assert len(share_out(recipe, tokenizer).options["n"]) == count
+        return
+    said = rf"2 to 32 of them; the category 'n' has {count}\. Give each classification task a category"
+    with pytest.raises(FedKSeedError, match=said):
+        Simulation(recipe)
+
+
+# --- the recipe --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "measured", "written"),
+    [
+        ({}, ("loss",), ()),
+        ({"generated": 4}, ("loss", "rouge"), ("rouge",)),
+        ({"metrics": []}, ("loss",), ()),
+        ({"metrics": ["choice", "accuracy", "choice"], "generated": 4}, ("loss", "choice", "accuracy"), ()),
+        ({"metrics": ["exact match"], "generated": 4}, ("loss", "exact match"), ("exact match",)),
+    ],
+)
+def test_what_a_recipe_measures(settings, measured, written):
+    found = schema.Evaluation(**settings)
+    assert (found.measured, found.written) == (measured, written)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"metrics": ["f1"]}, r"\[evaluation\] metrics are 'loss', .*'choice', or a function of yours as .*got 'f1'"),
+        ({"metrics": ["rouge"]}, r"the metric 'rouge' scores written answers, and generated = 0 .*: set generated"),
+        ({"metrics": ["own.py:score"]}, "scores written answers"),
+    ],
+)
+def test_a_recipe_with_a_metric_that_does_not_go_is_refused(settings, message):
+    with pytest.raises(FedKSeedError, match=message):
+        parse({"model": {"name": "x"}, "evaluation": settings})
+
+
+def test_the_recipe_of_the_documentation_is_valid(request):
+    text = (request.config.rootpath / "docs" / "evaluation.md").read_text()
+    (tables,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    found = parse({"model": {"name": "x"}, **loads(tables)}).evaluation
+    assert found.measured == ("loss", "choice", "accuracy", "exact match")
+
+
+def test_a_recipe_that_names_no_metrics_is_written_as_before():
+    text = parse({"model": {"name": "x"}, "evaluation": {"generated": 4}}).to_toml()
+    assert "metrics" not in text
+
+
+def test_a_functions_path_becomes_absolute_as_others_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["choice", "own.py:score", "package.module:score"]
+    recipe = parse({"model": {"name": "x"}, "evaluation": {"metrics": names, "generated": 1}}).absolute()
+    assert recipe.evaluation.metrics == ["choice", f"{tmp_path}/own.py:score", "package.module:score"]
+
+
+def test_a_function_that_is_not_there_is_refused_before_the_model_is_loaded(tmp_path, decided, data_file):
+    lines = {"generated": "generated = 2", "examples": 'examples = 9\nmetrics = ["nowhere.py:score"]'}
+    notes = []
+
+    class Noting:
+        def note(self, text):
+            notes.append(text)
+
+    with pytest.raises(FedKSeedError, match=r"\[evaluation\] metrics = .*there is no file .*nowhere.py"):
+        Simulation(recipe_of(tmp_path, decided, data_file, **lines), Noting())  # pyright: ignore[reportArgumentType]
+
+
+def test_what_is_no_list_of_numbers_is_refused_in_the_metrics_name(model, tokenizer, encoded, tmp_path):
+    (tmp_path / "own.py").write_text("def score(answers, examples):\n    return 'good'\n")
+    settings = schema.Evaluation(metrics=[f"{tmp_path}/own.py:score"], generated=2)
+    with pytest.raises(FedKSeedError, match=r"\[evaluation\] metrics = '.*own.py:score' has to return a list of numb"):
+        evaluate(model, tokenizer, encoded, metrics=metrics_of(settings, {}), generated=2, max_new_tokens=2)
+
+
+# --- a whole run -------------------------------------------------------------------------------
+
+
+def fedkseed(*arguments: object) -> str:
+    result = CliRunner().invoke(app, [str(a) for a in arguments], env={"COLUMNS": "300", "TERM": "dumb"})
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, decided, data_file) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "own.py").write_text(OWN)
+    names = json.dumps(["accuracy", "choice", "exact match", f"{folder}/own.py:score"])
+    lines = {"generated": "generated = 3", "examples": f"every = 1\nexamples = 9\nmetrics = {names}", "lr": "lr = 1e-2"}
+    recipe_of(folder, decided, data_file, **lines)
+    (folder / "printed.txt").write_text(fedkseed("run", folder / "recipe.toml", "--output", folder / "run"))
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def kept(run) -> dict[int, Evaluation]:
+    return {done: Evaluation(**found) for done, found in Store(run).evaluations().items()}
+
+
+def test_the_store_has_a_number_an_example(run, kept):
+    own = f"{run.parent}/own.py:score"
+    assert list(kept) == [0, 1, 2, 3]
+    for done, found in kept.items():
+        assert {name: len(values) for name, values in found.measures.items()} == {
+            "loss": 9, "accuracy": 9, "choice": 9, **({"exact match": 3, own: 3} if done in (0, 3) else {})
+        }  # fmt: skip
+        assert [float(true == chosen) for true, chosen in found.choices] == found.scores["choice"]
+        assert {true for true, _ in found.choices} <= {label for labels in LABELS.values() for label in labels}
+    assert kept[0].choices != kept[3].choices  # something has changed, so that the rest below can't pass by chance
+
+
+def test_the_numbers_are_those_of_the_state(run, kept, model, tokenizer):
+    """The first model's, one option at a time."""
+    shares = share_out(Store(run).load_recipe(), tokenizer)
+    expected = [slow_choice(model, tokenizer, e.example, shares.options[e.example.category]) for e in shares.held_out]
+    assert [chosen for _, chosen in kept[0].choices] == expected
+
+
+def test_the_terminal_shows_each_metric_with_its_paired_change(run, kept):
+    printed = (run.parent / "printed.txt").read_text()
+    titles = {
+        "held-out loss, 9 examples (nats a token)": "loss", "token accuracy, 9 examples": "accuracy",
+        "choice accuracy, 9 examples": "choice", "exact match, 3 answers": "exact match",
+        "own.py:score, 3 answers": f"{run.parent}/own.py:score",
+    }  # fmt: skip
+    for title, name in titles.items():
+        before, after = (kept[done].measures[name] for done in (0, 3))
+        change = paired_change(before, after)
+        (line,) = [line for line in printed.splitlines() if title in line]
+        assert f"{np.mean(before):.4f} ± " in line
+        assert f"{np.mean(after):.4f} ± " in line
+        assert f"{change.mean:+.4f} ± {change.error:.4f}" in line
+    (line,) = [line for line in printed.splitlines() if BALANCED in line]
+    assert f"{balanced_accuracy(kept[3].choices):.4f}" in line
+    test = McNemar.of(kept[0].scores["choice"], kept[3].scores["choice"])
+    assert f"{test.gained} gained, {test.lost} lost, p = {test.p:.2g}" in printed
+    assert "most frequent choice" in printed
+    assert "empty outputs" in printed
+    assert "choices of the model" in printed
+
+
+def test_labels_are_cut_to_a_line_and_stay_texts():
+    long = "[red]" + 40 * "x"
+    with display.console.capture() as captured:
+        display.print_confusion([(long, "a\nb"), ("a\nb", "a\nb")])
+    assert f"[red]{18 * 'x'}…" in captured.get()
+    assert 20 * "x" not in captured.get()
+    assert "a b" in captured.get()
+
+
+def test_rounds_and_metrics_jsonl_have_the_means(run, kept):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [line["evaluation"] for line in lines] == [kept[done].means for done in (1, 2, 3)]
+    assert [line.get("base") for line in lines] == [kept[0].means, None, None]
+    assert [{k: v for k, v in line.items() if k not in ("evaluation", "base")} for line in lines] == Store(
+        run
+    ).reports()
+    rows = [re.split("[┃│]", line)[1:-1] for line in fedkseed("rounds", run).splitlines() if re.search("[┃│]", line)]
+    table = [dict(zip(map(str.strip, rows[0]), map(str.strip, row), strict=True)) for row in rows[1:]]
+    assert [row["round"] for row in table] == ["0", "1", "2", "3"]
+    assert [row["choice accuracy"] for row in table] == [f"{kept[done].means['choice']:.4f}" for done in kept]
+    assert [row["exact match"] for row in table] == ["0.0000", "", "", f"{kept[3].means['exact match']:.4f}"]
+
+
+def test_eval_prints_the_same(run, kept):
+    printed = fedkseed("eval", run)
+    change = paired_change(kept[0].scores["choice"], kept[3].scores["choice"])
+    assert f"choice accuracy {np.mean(kept[3].scores['choice']):.4f} ± " in printed
+    assert f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}" in printed
+    assert f"{BALANCED} {balanced_accuracy(kept[3].choices):.4f}" in printed
+    assert "McNemar's exact test against the base model: " in printed
+    assert "choices of the model" in printed
+
+
+def test_event_files_have_a_curve_of_each(run, kept):
+    points = {}
+    for name, done, _, value in tensorboard.scalars(Store(run)):
+        points.setdefault(name, {})[done] = value
+    assert points["held-out/choice accuracy"] == {done: found.means["choice"] for done, found in kept.items()}
+    assert points[f"held-out/{BALANCED}"] == {done: found.means[BALANCED] for done, found in kept.items()}
+    assert points["loss/held-out"] == {done: found.means["loss"] for done, found in kept.items()}
+    assert sorted(points["held-out/own.py:score"]) == [0, 3]
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_evaluations(run, kept, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    Store(copy).rollback(1)
+    assert list(Store(copy).evaluations()) == [0, 1]
+    resume(copy)
+    assert Store(copy).evaluations() == Store(run).evaluations()
+    assert [json.loads(line)["evaluation"] for line in (copy / "metrics.jsonl").read_text().splitlines()] == [
+        kept[done].means for done in (1, 2, 3)
+    ]
+
+
+def test_metrics_change_nothing_but_the_evaluation(run, tmp_path, decided, data_file):
+    recipe_of(tmp_path, decided, data_file, lr="lr = 1e-2", examples="examples = 9")
+    fedkseed("run", tmp_path / "recipe.toml", "--output", tmp_path / "plain")
+    plain = Store(tmp_path / "plain")
+    assert (plain.directory / "adapter.safetensors").read_bytes() == (run / "adapter.safetensors").read_bytes()
+    whole = Store(run).evaluations()
+    for done, found in plain.evaluations().items():
+        assert found["losses"] == whole[done]["losses"]
+        assert found["scores"] == {}
+
+
+def test_an_evaluation_of_an_earlier_release_is_read(run, tmp_path):
+    """Its rows of the store lack the new columns; the metrics of the recipe are not made up for it."""
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    for done, found in Store(copy).evaluations().items():
+        Store(copy).evaluated(done, {name: found[name] for name in ("losses", "rouge", "empty")})
+    assert "held-out loss" in fedkseed("rounds", copy)
+    assert "choice accuracy" not in fedkseed("rounds", copy)
+    Store(copy).rollback(3)
+    result = resume(copy)
+    assert result.after.measures.keys() == {"loss"}
+
+
+def test_tables_of_experiments_have_the_accuracies(run, kept):
+    outcome = Outcome.read(run, {}, 1)
+    for measure in ("accuracy", "choice"):
+        of = MEASURES[measure][1]
+        assert of(outcome, 3) == pytest.approx(100 * kept[3].means[measure])
+        assert MEASURES[f"{measure} change"][1](outcome, 3) == pytest.approx(
+            100 * (kept[3].means[measure] - kept[0].means[measure])
+        )
+    assert MEASURES["rouge"][1](outcome, 3) is None

@@ -1,0 +1,105 @@
+"""Statistics against values computed by hand."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from fedkseed.evaluation.statistics import (
+    BALANCED,
+    FREQUENT,
+    MOST_CLASSES,
+    NOT_EVALUATED,
+    Confusion,
+    Evaluation,
+    McNemar,
+    balanced_accuracy,
+    counted,
+    estimate,
+    most_frequent,
+    paired_change,
+    title_of,
+)
+
+# 5 are truly "no", of which 4 are chosen; 3 are truly "yes", of which 1 is; 2 truly "maybe", of which none is.
+CHOICES = [
+    *[("no", "no")] * 4, ("no", "yes"), ("yes", "yes"), *[("yes", "no")] * 2, ("maybe", "no"), ("maybe", "yes"),
+]  # fmt: skip
+
+
+def test_estimates_by_hand():
+    assert estimate([1.0, 3.0]).mean == 2
+    assert estimate([1.0, 3.0]).error == pytest.approx(np.sqrt(2) / np.sqrt(2))
+    change = paired_change([1.0, 5.0, 9.0], [0.0, 4.0, 8.0])
+    assert (change.mean, change.error) == (-1, 0)
+    assert math.isinf(estimate([1.0]).error)
+
+
+def test_a_confusion_matrix_counts_true_by_chosen():
+    found = Confusion.of(CHOICES)
+    assert found == Confusion(["maybe", "no", "yes"], [[0, 1, 1], [0, 4, 1], [0, 2, 1]])
+
+
+def test_a_confusion_matrix_has_a_column_for_what_is_chosen_and_never_true():
+    assert Confusion.of([("a", "b"), ("a", "a")]) == Confusion(["a", "b"], [[1, 1], [0, 0]])
+
+
+def test_a_confusion_matrix_of_many_classes_or_of_none_is_left_out():
+    many = [(str(k), str(k)) for k in range(MOST_CLASSES + 1)]
+    assert Confusion.of(many) is None
+    assert Confusion.of(many[1:]) is not None
+    assert Confusion.of([]) is None
+
+
+def test_balanced_accuracy_is_the_mean_recall():
+    assert balanced_accuracy(CHOICES) == pytest.approx((4 / 5 + 1 / 3 + 0 / 2) / 3)
+    always = [(true, "no") for true, _ in CHOICES]
+    assert balanced_accuracy(always) == pytest.approx(1 / 3)  # its accuracy is 0.5
+
+
+def test_the_most_frequent_choice():
+    assert most_frequent(CHOICES) == ("no", 0.7)
+    assert most_frequent([("a", "c"), ("a", "b")]) == ("b", 0.5)  # the first in sorted order of equals
+
+
+def test_mcnemars_test_by_hand():
+    before, after = [1, 1, 1, 1, 0, 1, 0], [0, 0, 0, 0, 1, 1, 0]
+    found = McNemar.of(before, after)
+    assert found == McNemar(gained=1, lost=4)
+    assert found.p == float(Fraction(2 * (1 + 5), 32))  # 2 (C(5, 0) + C(5, 1)) / 2^5
+    assert McNemar(0, 0).p == McNemar(1, 0).p == McNemar(3, 3).p == 1
+    assert McNemar(6, 0).p == 2 / 64
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(2, 9), (9, 2), (30, 12), (700, 800)])
+def test_mcnemars_test_is_the_binomial_test_of_scipy(gained, lost):
+    assert McNemar(gained, lost).p == pytest.approx(binomtest(gained, gained + lost).pvalue, rel=1e-9)
+
+
+def test_an_evaluation_of_an_earlier_release_is_read():
+    old = Evaluation(**{"losses": [1.0, 3.0], "rouge": [], "empty": []})
+    assert old.measures == {"loss": [1.0, 3.0]}
+    assert old.means == {"loss": 2}
+    assert NOT_EVALUATED.measures == NOT_EVALUATED.means == {}
+
+
+def test_means_of_choices_show_a_model_that_says_the_same_to_all():
+    right = [float(true == chosen) for true, chosen in CHOICES]
+    found = Evaluation([2.0] * 10, scores={"choice": right}, choices=CHOICES).means
+    assert found == {"loss": 2, "choice": 0.5, BALANCED: pytest.approx(17 / 45), FREQUENT: 0.7}
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "count"),
+    [
+        ("loss", "held-out loss", "1,000 examples"),
+        ("choice", "choice accuracy", "1,000 examples"),
+        ("rouge", "Rouge-L", "1,000 answers"),
+        ("/a/folder/own.py:score", "own.py:score", "1,000 answers"),
+        ("package.module:score", "package.module:score", "1,000 answers"),
+    ],
+)
+def test_names_for_people(name, title, count):
+    assert (title_of(name), counted(name, 1000)) == (title, count)
