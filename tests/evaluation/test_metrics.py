@@ -10,6 +10,7 @@ from tomllib import loads
 import numpy as np
 import pytest
 import torch
+from transformers import MambaConfig
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
@@ -23,7 +24,7 @@ from fedkseed.evaluation.metrics import metrics_of
 from fedkseed.evaluation.objectives import accuracies, accuracy
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import graph_loss
+from fedkseed.models.loss import graph_loss, option_losses
 from fedkseed.paper.results import MEASURES, Outcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
@@ -31,7 +32,8 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.tools import display, tensorboard
 
-from ..conftest import recipe_text
+from ..conftest import CONFIGS, recipe_text
+from ..weights.test_streamed import model_of
 
 LABELS = {"taste": ["sweet", "sour", "it has no taste that I know of"], "size": ["large", "small"]}
 THINGS = ["grass", "snow", "coal", "a cat", "an ant", "a bird", "France", "Peru", "lime", "sugar", "a pea", "the sea"]
@@ -117,7 +119,32 @@ def test_choice_is_that_of_one_option_at_a_time(side, batch_size, model, tokeniz
     assert len(set(expected)) >= 4  # no option of a category wins everywhere
     assert 0 < sum(found.scores["choice"]) < len(encoded)
     assert sum(passed) == Metrics(options=LABELS).work(encoded, 0) == 24 + 12 * 3 + 12 * 2
-    assert max(passed) == batch_size
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
+    model = model_of(config)
+    prompt, options = (1, 2, 3, 4, 5), [(7,), (8, 9, 10), (11, 12)]
+    found = option_losses(model, prompt, options, 0)
+    for option, nats in zip(options, found, strict=True):
+        logs = model(torch.tensor([[*prompt, *option]])).logits[0].double().log_softmax(-1)
+        assert nats == pytest.approx(-sum(float(logs[4 + k, token]) for k, token in enumerate(option)), rel=1e-5)
+    assert option_losses(model, prompt, [(7,), (8,)], 0)[0] == pytest.approx(found[0], rel=1e-6)
+
+
+def test_a_model_with_a_recurrent_state_reads_each_text_whole():
+    model = model_of(MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4, expand=1))
+    found = option_losses(model, (1, 2, 3), [(7, 8), (9,)], 0)
+    logs = model(torch.tensor([[1, 2, 3, 7, 8]])).logits[0].double().log_softmax(-1)
+    assert found[0] == pytest.approx(-float(logs[2, 7] + logs[3, 8]), rel=1e-5)
+
+
+def test_where_the_label_is_the_category_all_labels_are_options(tmp_path, decided, tokenizer):
+    rows = [{**row, "category": row["response"]} for row in questions()]
+    shares = share_out(recipe_of(tmp_path, decided, write(tmp_path / "rows.jsonl", rows)), tokenizer)
+    labels = sorted(label for labels in LABELS.values() for label in labels)
+    assert set(map(tuple, shares.options.values())) == {tuple(labels)}
+    assert len(shares.options) > 1
 
 
 def test_choice_is_by_the_whole_probability_and_not_by_that_of_a_token(model_folder, tokenizer, encoded):

@@ -125,6 +125,9 @@ def _options(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Reci
     for row in rows:
         if row.category in found:
             found[row.category].add(row.response)
+    if len(found) > 1 and all(len(responses) == 1 for responses in found.values()):  # the label is the category
+        every = set[str]().union(*found.values())
+        found = dict.fromkeys(found, every)
     for category, responses in found.items():
         if not 2 <= len(responses) <= MOST_OPTIONS:
             where = f"the category {category!r} has" if category else "rows without a category have"

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.batches import Batch, Encoded, collate
 from ..data.reading import Example
-from ..models.loss import example_losses
+from ..models.loss import example_losses, option_losses
 from .statistics import Evaluation
 
 OnProgress: TypeAlias = Callable[[int], None]
@@ -68,12 +68,10 @@ def evaluate(
     scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
     choices: list[tuple[str, str]] = []
     if metrics.options:
-        possible = [with_options(e, metrics.options[e.example.category], tokenizer) for e in held_out]
-        means = iter(passed([one for several in possible for one in several], example_losses))
-        choices = [
-            (e.example.response, _likeliest(several, [next(means) for _ in several]))
-            for e, several in zip(held_out, possible, strict=True)
-        ]
+        for encoded in held_out:
+            options = metrics.options[encoded.example.category]
+            choices.append((encoded.example.response, likeliest(model, tokenizer, encoded, options, batch_size)))
+            on_progress(len(options))
         scores["choice"] = [float(true == chosen) for true, chosen in choices]
     asked = held_out[:generated]
     answers: list[str] = each(
@@ -86,19 +84,19 @@ def evaluate(
     return Evaluation(losses, scores.pop("rouge", []), [not a.strip() for a in answers], scores, choices)
 
 
-def with_options(encoded: Encoded, options: Sequence[str], tokenizer: Any) -> list[Encoded]:
-    """An example once for each option, with the option and the end of text after its prompt."""
+def likeliest(model: nn.Module, tokenizer: Any, encoded: Encoded, options: Sequence[str], batch_size: int) -> str:
+    """The option with the highest probability after an example's prompt, the end of text with it; of equals the first.
+
+    The options are the second half of rows that begin with one prompt: `batch_size` of them at a time.
+    """
     prompt, end = encoded.tokens[: encoded.prompt], tokenizer.eos_token_id
-    return [
-        Encoded((*prompt, *tokens, end), encoded.prompt, replace(encoded.example, response=option))
-        for option, tokens in zip(options, tokenizer(list(options), add_special_tokens=False).input_ids, strict=True)
+    tails = [(*tokens, end) for tokens in tokenizer(list(options), add_special_tokens=False).input_ids]
+    nats = [
+        loss
+        for first in range(0, len(tails), batch_size)
+        for loss in option_losses(model, prompt, tails[first : first + batch_size], tokenizer.pad_token_id)
     ]
-
-
-def _likeliest(options: Sequence[Encoded], losses: Sequence[float]) -> str:
-    """The option of highest probability: least loss in all, not a token; the first of several."""
-    nats = [loss * (len(e.tokens) - e.prompt) for e, loss in zip(options, losses, strict=True)]
-    return options[nats.index(min(nats))].example.response
+    return options[nats.index(min(nats))]
 
 
 def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:

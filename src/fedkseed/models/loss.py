@@ -1,7 +1,7 @@
 """The loss: negative log-likelihood of the response's tokens, in nats."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -10,12 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
+from transformers import DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ..data.batches import IGNORED, Batch
+from ..data.batches import IGNORED, Batch, Encoded, collate
+from ..data.reading import Example
 from ..errors import FedKSeedError
 
 RUN_AGAIN = "_gradient_checkpointing_func"  # attribute by which transformers runs a layer
+NOTHING = Example("", "")
 SLICE = 1 << 20  # logits whose losses are computed together
 
 
@@ -141,3 +144,35 @@ def batch_loss(model: nn.Module, batch: Batch) -> float:
 def example_losses(model: nn.Module, batch: Batch) -> list[float]:
     """The mean loss over the response tokens of each example."""
     return graph_losses(model, batch).tolist()
+
+
+@torch.inference_mode()
+def option_losses(model: nn.Module, prompt: Sequence[int], options: Sequence[Sequence[int]], pad: int) -> list[float]:
+    """The negative log-likelihood of each option after a prompt, in nats, the sum over its tokens.
+
+    The prompt goes through the model once and the options after its cache, all as one batch. A model without a cache
+    that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option together, one by one.
+    """
+    inner: Any = model
+    device = next(model.parameters()).device
+    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    first = inner(input_ids=torch.tensor([prompt], device=device), use_cache=not virtual)
+    cache = getattr(first, "past_key_values", None)
+    if virtual or not isinstance(cache, DynamicCache):
+        return [
+            loss * len(option)
+            for option in options
+            for loss in example_losses(model, collate([Encoded((*prompt, *option), len(prompt), NOTHING)], pad))
+        ]
+    cache.batch_repeat_interleave(len(options))
+    width = max(map(len, options))
+    tokens = torch.full((len(options), width), pad)
+    labels = torch.full((len(options), width), IGNORED)
+    for row, option in enumerate(options):
+        tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
+    predictions = first.logits[:, -1:].expand(len(options), -1, -1)
+    if width > 1:
+        mask = torch.ones(len(options), len(prompt) + width - 1, device=device)  # tokens after an option change nothing
+        more = inner(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
+        predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
+    return _losses(predictions, labels.to(device)).sum(1).tolist()
