@@ -131,14 +131,14 @@ class Factored(Streamed):
 
     def _cores(self, c: Tensor) -> dict[int, Tensor]:
         """The matrices C of all tensors, or the one M, on the devices of their tensors."""
-        if not self.pool.informed:
+        if self.pool.informed:
+            table = (transform(c) if self.pool.family == "mixed" else c) * self._scales
+        else:
             m = math.isqrt(self.pool.size)
             table = transform(transform(c.view(m, m)).T).T.contiguous()
-            placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
-            return {number: placed[move.device] for number, move in self._moves.items()}
-        mixed = transform(c) if self.pool.family == "mixed" else c
-        scaled = mixed * self._scales
-        return {number: move.core(scaled) for number, move in self._moves.items()}
+        # one copy a device and point: a model has hundreds of tensors, and each copy to a GPU would be waited for
+        placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
+        return {number: move.core(placed[move.device]) for number, move in self._moves.items()}
 
 
 class Applied(Moved):
@@ -178,7 +178,7 @@ class Move(ABC):
 
     @abstractmethod
     def core(self, c: Tensor) -> Tensor:
-        """The tensor's own matrix C from all scaled coefficients."""
+        """The tensor's own matrix C from all scaled coefficients, or M itself; on the tensor's device as they are."""
 
     @abstractmethod
     def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
@@ -198,7 +198,7 @@ class LowRank(Move):
         self.left, self.right = (part.to(dtype) for part in held(factor, device))  # whole numbers to 127: exact
 
     def core(self, c: Tensor) -> Tensor:
-        return c[self.factor.directions].view(self.factor.ranks).to(self.device)
+        return c[self.factor.directions].view(self.factor.ranks)
 
     def add(self, y: Tensor, x: Tensor, core: Tensor) -> Tensor:
         inner = ((x.flatten(0, -2) @ self.right).float() @ core.T).to(x.dtype)
