@@ -29,7 +29,6 @@ commit; runs that are there already are not done again.
 import argparse
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,6 +53,7 @@ from fedkseed.run.setup import WithModel
 from fedkseed.run.simulation import Simulation
 from fedkseed.wire.numbers import rounded, scalar
 from fedkseed.wire.records import Change
+from table import commit
 
 RULES = ("mean", "clipped", "clipped+", "centered clipping", "trimmed", "median", "nnm-trimmed")
 POISONS = ("label flip", "backdoor")
@@ -269,12 +269,10 @@ def main() -> None:
         ]  # fmt: skip
         there = [one for one in known if {k: v for k, v in one.items() if k not in MEASURED} in wanted]
         done = [{k: v for k, v in one.items() if k not in MEASURED} for one in there]
-        asked = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(asked, capture_output=True, text=True, check=False)  # noqa: S603 - git alone
         todo = [{**one, "model": model} for one in wanted if one not in done]
         with ProcessPoolExecutor(given.at_once, get_context("spawn")) as pool, given.out.open("a") as file:
             for k, task in enumerate(as_completed([pool.submit(run, one) for one in todo])):
-                one = {**task.result(), "model": common["model"], "commit": commit.stdout.strip()}
+                one = {**task.result(), "model": common["model"], "commit": commit()}
                 there.append(one)
                 file.write(json.dumps(one) + "\n")
                 file.flush()

@@ -31,6 +31,7 @@ from peers import EPS, inference
 from step import make_batch
 from table import MODEL, Row, best_of, show
 
+WAYS = (("streamed", "hadamard"), ("factored", "separable"), ("factored", "informed"), ("factored", "mixed"))
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -47,11 +48,12 @@ def random_basis(layout: Layout, rank: int) -> Basis:
     return Basis(factors)
 
 
-def held(model: nn.Module, way: tuple[str, str], rank: int) -> Pooled:
-    """The weights w(c) in a mode and family, with c as after some rounds."""
+def held(model: nn.Module, way: tuple[str, str], rank: int, size: int = 4096) -> Pooled:
+    """The weights w(c) in a mode and family, with c as after some rounds; a basis has a size K of its own."""
     mode, family = way
     basis = random_basis(Layout(model), rank) if family in ("informed", "mixed") else None
-    size = 4096 if basis is None else basis.size if family == "informed" else 1 << (basis.size - 1).bit_length()
+    if basis is not None:
+        size = basis.size if family == "informed" else 1 << (basis.size - 1).bit_length()
     weights = hold(model, Pool(1, size, family, b"" if basis is None else basis.digest()), mode=mode, basis=basis)
     weights.load(np.random.default_rng(1).normal(size=size) * (1e-7 if basis is None else 1e-4))
     return weights
@@ -59,12 +61,12 @@ def held(model: nn.Module, way: tuple[str, str], rank: int) -> Pooled:
 
 def measure(args: argparse.Namespace, storage: str) -> Iterator[Row]:
     """Rows of one storage."""
-    plain = load_model(args.model)
-    for way in (("streamed", "hadamard"), ("factored", "separable"), ("factored", "informed"), ("factored", "mixed")):
-        model = load_model(args.model, storage=storage)
+    plain = load_model(args.model, device=args.device)
+    for way in WAYS:
+        model = load_model(args.model, storage=storage, device=args.device)
         weights = held(model, way, args.rank)
         for examples, tokens in product(args.batch, args.tokens):
-            batch = make_batch(examples, tokens)
+            batch = make_batch(examples, tokens, args.device)
             jobs = ours(model, weights, batch, args.probes, storage == "dense")
             yield row(args, ", ".join(way), storage, batch, inference(plain, batch), jobs)
         weights.restore()
@@ -98,7 +100,7 @@ def row(
     """Times over those of two bare forwards; of many points, for each pair of them."""
     for job in (bare, *jobs.values()):
         job()  # not timed: touches all memory once
-    seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), **jobs}, within=args.seconds)
+    seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), **jobs}, args.device, within=args.seconds)
     ratios = {name: seconds[name] / seconds["bare"] for name in jobs}
     if "many points" in ratios:
         ratios["many points"] /= args.probes
@@ -113,14 +115,20 @@ def row(
 
 def lora(args: argparse.Namespace) -> Iterator[Row]:
     """LoRA's steps, beside two bare forwards."""
-    plain, model = load_model(args.model), load_model(args.model)
+    plain, model = (load_model(args.model, device=args.device) for _ in range(2))
+    tuned = adapted(model)
+    for examples, tokens in product(args.batch, args.tokens):
+        batch = make_batch(examples, tokens, args.device)
+        jobs: dict[str, Callable[[], object]] = {"derivatives": partial(lora_step, tuned, batch)}
+        yield row(args, "LoRA, rank 8, linear layers", "dense", batch, inference(plain, batch), jobs)
+
+
+def adapted(model: nn.Module) -> nn.Module:
+    """The model with LoRA of rank 8 in every linear layer, ready for its steps."""
     tuned = attach(model, "lora", Adapters(rank=8, targets=LINEAR), 0)
     for name, parameter in tuned.named_parameters():
         parameter.requires_grad_("lora_" in name)
-    for examples, tokens in product(args.batch, args.tokens):
-        batch = make_batch(examples, tokens)
-        jobs: dict[str, Callable[[], object]] = {"derivatives": partial(lora_step, tuned, batch)}
-        yield row(args, "LoRA, rank 8, linear layers", "dense", batch, inference(plain, batch), jobs)
+    return tuned
 
 
 def lora_step(tuned: nn.Module, batch: Batch) -> None:
@@ -139,6 +147,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--rank", type=int, default=4, help="of the informed families' random factors")
     parser.add_argument("--probes", type=int, default=8, help="pairs of points that are computed as one batch")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="repeats, of which the fastest counts")
     parser.add_argument("--seconds", type=float, default=6, help="time limit of a row; two repeats are always done")
     parser.add_argument("--json", action="store_true")

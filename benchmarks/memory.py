@@ -72,6 +72,7 @@ SHAPE = (
 )  # fmt: skip
 CONFIGS = {
     "tiny": dict(zip(SHAPE, (2, 256, 512, 4, 2, 4096), strict=True)),
+    "smollm2-135m": dict(zip(SHAPE, (30, 576, 1536, 9, 3, 49152), strict=True)) | {"tie_word_embeddings": True},
     "tinyllama-1.1b": dict(zip(SHAPE, (22, 2048, 5632, 32, 4, 32000), strict=True)),
 }
 OPTIONS = dict(zip(("layers", "hidden", "intermediate", "heads", "kv_heads", "vocabulary"), SHAPE, strict=True))
@@ -86,9 +87,9 @@ class Case:
     storage: str = "dense"
 
 
-def cases(methods: list[str], device: str, *, is_gguf: bool) -> list[Case]:
+def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
     """The rows to measure: inference always, for comparison, and the methods asked for."""
-    storages = ["Q8_0", "Q4_0", *(["as stored"] if is_gguf else [])] if device == "cpu" else []
+    storages = ["Q8_0", "Q4_0", *(["as stored"] if is_gguf else [])]
     every = [
         *(Case(method, dtype) for method in ALWAYS for dtype in ("bfloat16", "float32")),
         *(Case("streamed", dtype, storage) for storage in storages for dtype in ("bfloat16", "float32")),
@@ -105,9 +106,7 @@ def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, fl
     warm_up(case, device)
     meter.tidy()
     baseline = meter.now()
-    loaded = load_model(model, case.dtype, case.storage)
-    if device != "cpu":
-        loaded.to(device)
+    loaded = load_model(model, case.dtype, case.storage, device)
     step = METHODS[case.method](loaded, make_batch(1, tokens, device))
     step()
     meter.tidy()
@@ -120,8 +119,8 @@ def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, fl
 def warm_up(case: Case, device: str) -> None:
     """Take two steps with a tiny model."""
     for kind in KINDS if case.storage == "as stored" else (case.storage,):
-        tiny = build(CONFIGS["tiny"], case.dtype).to(device)
-        model = tiny if kind == "dense" else quantise(tiny, kind)
+        tiny = build(CONFIGS["tiny"], case.dtype)
+        model = tiny.to(device) if kind == "dense" else quantise(tiny, kind, device)
         step = METHODS[case.method](model, make_batch(1, 128, device))
         step()
         step()
@@ -196,7 +195,7 @@ def apart(function: Callable[..., Any], *args: Any) -> Any:
 
 def measure_all(model: str, args: argparse.Namespace) -> list[Row]:
     needed: dict[Case, tuple[float, float]] = {}
-    for case in cases(args.methods, args.device, is_gguf=model.endswith(".gguf")):
+    for case in cases(args.methods, is_gguf=model.endswith(".gguf")):
         print(*astuple(case), sep=", ", file=sys.stderr)
         try:
             needed[case] = apart(measure, case, model, args.tokens, args.device)

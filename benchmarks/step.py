@@ -1,6 +1,6 @@
 """Time of a two-point local step beside that of its two bare forward passes, in one run.
 
-    python benchmarks/step.py [--dtype float32 …] [--storage dense …] [--tokens 32 128 512] [--mode …] [--json]
+    python benchmarks/step.py [--dtype float32 …] [--storage dense …] [--tokens 32 128 512] [--device cpu] [--json]
 
 A bare pass is a forward pass of the dense model in the same type, with the loss. Every token but the first counts as
 response, so all logits are computed. Each kind of step takes turns with the bare passes and is compared with them. The
@@ -58,14 +58,16 @@ def our_step(model: nn.Module, weights: Weights, batch: Batch) -> Callable[[], o
 
 def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
     """Rows of one type: fedkseed's steps in every storage and mode, then the paper's."""
-    plain = load_model(args.model, dtype)  # a separate model: streaming slows down the model that is streamed
-    batches = [make_batch(args.batch, tokens) for tokens in args.tokens]
+    # a separate model: streaming slows down the model that is streamed
+    plain = load_model(args.model, dtype, device=args.device)
+    batches = [make_batch(args.batch, tokens, args.device) for tokens in args.tokens]
 
     def row(name: str, storage: str, batch: Batch, step: Callable[[], object]) -> Row:
         bare = inference(plain, batch)
         step()  # not timed: compiles, and touches all memory once
         bare()
-        seconds = best_of(args.repeats, {"bare": lambda: (bare(), bare()), "step": step}, within=args.seconds)
+        jobs = {"bare": lambda: (bare(), bare()), "step": step}
+        seconds = best_of(args.repeats, jobs, args.device, within=args.seconds)
         return {
             "one step": name,
             "type": dtype,
@@ -77,7 +79,7 @@ def measure(args: argparse.Namespace, dtype: str) -> Iterator[Row]:
         }
 
     for storage in args.storage:
-        model = load_model(args.model, dtype, storage)
+        model = load_model(args.model, dtype, storage, args.device)
         for mode, family in WAYS:
             if mode in args.mode and (storage == "dense" or mode == "streamed"):
                 weights = held(model, Pool(1, args.size, family), mode)
@@ -97,6 +99,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="+", default=[32, 128, 512], help="tokens of an example")
     parser.add_argument("--batch", type=int, default=1, help="examples a step")
     parser.add_argument("--size", type=int, default=4096, help="K, a power of two")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=7, help="repeats, of which the fastest counts")
     parser.add_argument("--seconds", type=float, default=3, help="time limit of a row; two repeats are always done")
     parser.add_argument("--json", action="store_true")

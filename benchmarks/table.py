@@ -1,9 +1,11 @@
-"""Common parts of the benchmarks: a timer, a description of the machine, and a table."""
+"""Common parts of the benchmarks: a timer, descriptions of the machine and the code, and a table."""
 
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
 from time import perf_counter
@@ -60,7 +62,24 @@ def machine() -> Row:
         "torch": torch.__version__,
         "numba": numba.__version__,
     }
-    return {"gpu": torch.cuda.get_device_name(), **about} if torch.cuda.is_available() else about
+    if not torch.cuda.is_available():
+        return about
+    try:
+        triton = version("triton")
+    except PackageNotFoundError:
+        triton = "none"
+    return {"gpu": torch.cuda.get_device_name(), **about, "cuda": torch.version.cuda or "none", "triton": triton}
+
+
+def commit() -> str:
+    """The commit of the code, with a + if files have changed since; `unknown` outside of a checkout."""
+    there = {"cwd": Path(__file__).parent, "capture_output": True, "text": True, "check": False}
+    try:
+        head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], **there).stdout.strip()  # noqa: S607
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **there).stdout.strip()  # noqa: S607
+    except OSError:  # no git
+        head = changed = ""
+    return f"{head}+" if head and changed else head or "unknown"
 
 
 def show(title: str, rows: Sequence[Row], *, as_json: bool, notes: Row | None = None) -> None:
@@ -77,6 +96,15 @@ def show(title: str, rows: Sequence[Row], *, as_json: bool, notes: Row | None = 
     for row in rows:
         table.add_row(*map(_cell, row.values()))
     Console().print(table)
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """Rows as a table in Markdown; a cell that a row lacks is empty."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    lines = [columns, ["---"] * len(columns), *([_cell(row.get(column, "")) for column in columns] for row in rows)]
+    return "".join(
+        "| " + " | ".join(part.replace("|", "\\|").replace("\n", " ") for part in line) + " |\n" for line in lines
+    )
 
 
 def _cell(value: str | int | float) -> str:

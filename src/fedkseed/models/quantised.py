@@ -43,7 +43,8 @@ class Blocks:
         self, raw: NDArray[np.uint8], kind: str, shape: Sequence[int], dtype: torch.dtype, device: str = "cpu"
     ) -> None:
         self.raw, self.kind = raw, kind
-        self.shape, self.dtype, self.device = torch.Size(shape), dtype, torch.device(device)
+        self.shape, self.dtype = torch.Size(shape), dtype
+        self.device = torch.empty(0, device=device).device  # cuda:0 for cuda: what tensors made there say of themselves
         if self.device.type != "cpu" and kind in KINDS:
             self.there = torch.from_numpy(np.array(raw)).to(self.device)
 

@@ -161,14 +161,14 @@ class Factored(Streamed):
 
     def _cores(self, c: Tensor) -> dict[int, Tensor]:
         """The matrices C of all tensors, or the one M, on the devices of their tensors; c is (K,) or (B, K)."""
-        if not self.pool.informed:
+        if self.pool.informed:
+            table = (transform(c) if self.pool.family == "mixed" else c) * self._scales
+        else:
             m = math.isqrt(self.pool.size)
             table = transform(transform(c.view(*c.shape[:-1], m, m)).mT).mT.contiguous()
-            placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
-            return {number: placed[move.device] for number, move in self._moves.items()}
-        mixed = transform(c) if self.pool.family == "mixed" else c
-        scaled = mixed * self._scales
-        return {number: move.core(scaled) for number, move in self._moves.items()}
+        # one copy a device and point: a model has hundreds of tensors, and each copy to a GPU would be waited for
+        placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
+        return {number: move.core(placed[move.device]) for number, move in self._moves.items()}
 
 
 class Applied(Moved):
@@ -230,7 +230,7 @@ class Move(ABC):
 
     @abstractmethod
     def core(self, c: Tensor) -> Tensor:
-        """The tensor's own matrix C from all scaled coefficients."""
+        """The tensor's own matrix C from all scaled coefficients, or M itself; on the tensor's device as they are."""
 
     @abstractmethod
     def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
@@ -250,7 +250,7 @@ class LowRank(Move):
         self.left, self.right = (part.to(dtype) for part in held(factor, device))  # whole numbers to 127: exact
 
     def core(self, c: Tensor) -> Tensor:
-        return c[..., self.factor.directions].view(*c.shape[:-1], *self.factor.ranks).to(self.device)
+        return c[..., self.factor.directions].view(*c.shape[:-1], *self.factor.ranks)
 
     def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
         into, out = (self.left, self.right) if turned else (self.right, self.left)
