@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
-from fedkseed.paper.experiments import Experiment, load
+from fedkseed.paper.experiments import Experiment, load, merge
+from fedkseed.paper.records import kept
 from fedkseed.paper.reproduce import parts, redraw, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
 from fedkseed.paper.tables import speed
@@ -91,6 +92,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         output="speed",
         options={"reference": {"method": "fedkseed"}, "steps": 4, "steps a round": {"default": 2}},
         choose={"axis": "training.lr", "seeds": 1},
+        recipe=merge(experiment.recipe, {"evaluation": {"metrics": ["accuracy"]}}),
     )
     folder = reproduce(searched, tmp_path, given(experiment))
     assert folder is not None
@@ -112,6 +114,9 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         (alone / name).write_bytes((folder / name).read_bytes())
     started = len(counted)
     assert redraw(searched, tmp_path / "clone") == alone
+    for one in kept(alone):
+        (whole,) = tmp_path.glob(f"runs/*/{one.directory.name}")
+        assert replace(one, directory=whole) == Outcome.read(whole, one.axes, one.seed)
     assert {name: (alone / name).read_bytes() for name in drawn} == drawn
     assert len(counted) == started
     (alone / "rounds.csv").write_text("run,done\n")

@@ -21,6 +21,7 @@ RUNS, ROUNDS = "runs.json", "rounds.csv"
 COMMITS = "commits"  # the fact of a run's store with the commits of the code that worked on it
 # Columns of rounds.csv beside the metrics: fields of `Outcome` that are dictionaries by the number of rounds.
 COLUMNS = ("loss", "rouge", "clock", "virtual")
+HELD_OUT = "held-out/"  # begins the columns of metrics of evaluations
 
 
 def note_commit(store: Store) -> None:
@@ -65,6 +66,7 @@ def keep(folder: Path, outcomes: Iterable[tuple[Outcome, Mapping[str, Any]]], tr
         for done in sorted(outcome.clock):
             row: dict[str, Any] = {"run": outcome.directory.name, "done": done}
             row |= {name: getattr(outcome, name).get(done) for name in COLUMNS}
+            row |= {f"{HELD_OUT}{name}": found.get(done) for name, found in outcome.scores.items()}
             rounds.append(row | {name: found.get(done) for name, found in outcome.metrics.items()})
     searched = [{"axes": o.axes, "seed": o.seed, "loss": [o.loss[0], o.loss[o.rounds]]} for o in trials]
     text = json.dumps({"runs": made, "searched": searched}, indent=1, ensure_ascii=False)
@@ -95,7 +97,7 @@ def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, s
     def column(name: str) -> dict[int, float]:
         return {int(row["done"]): float(row[name]) for row in rows if row[name]}
 
-    metrics = {name: column(name) for name in rows[0] if name not in ("run", "done", *COLUMNS)}
+    others = [name for name in rows[0] if name not in ("run", "done", *COLUMNS)]
     return Outcome(
         axes=run["axes"],
         seed=run["seed"],
@@ -103,6 +105,10 @@ def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, s
         bytes_up=run["bytes_up"],
         memory=run["memory"],
         directory=folder / run["run"],  # of which only the name is there
-        metrics=metrics,
-        **{name: column(name) for name in COLUMNS},
+        metrics={name: column(name) for name in others if not name.startswith(HELD_OUT)},
+        scores={name.removeprefix(HELD_OUT): column(name) for name in others if name.startswith(HELD_OUT)},
+        loss=column("loss"),
+        rouge=column("rouge"),
+        clock=column("clock"),
+        virtual=column("virtual"),
     )
