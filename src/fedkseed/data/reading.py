@@ -13,8 +13,8 @@ from ..errors import FedKSeedError
 
 SAMPLE = "dolly-sample.jsonl.gz"  # shipped with the package
 SAMPLES = ("dolly-sample", "request-kinds")
-# The sample request-kinds: category of Dolly -> the word that answers ASKED_KIND. Its other categories are told from
-# these by nothing but the context, or hardly by people.
+# The sample request-kinds: category of Dolly -> the word that answers ASKED_KIND. Dolly has three more, which differ
+# from these by a context that is left out here, or hardly.
 KINDS = {
     "brainstorming": "brainstorm",
     "classification": "classify",
