@@ -64,6 +64,8 @@ ATTACKS = (
 NUMBERS = {"clients": 5, "rounds": 12, "steps": 40, "size": 256, "tokens": 160, "examples": 32}
 MOST_EXAMPLES = (1 << 32) - 1
 MEASURED = ("losses", "own", "commit")
+# To the bit the same run, where all count alike: a NaN is refused, and a claimed number of examples is not read.
+SAME = {"NaN": "absent", "inflated counts": "sign flip"}
 TRIGGER, TARGET = "cf mn bb", "I will not answer."
 
 
@@ -217,13 +219,14 @@ def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> lis
         for rule in rules:
             seeds = [s for r, a, s in gain if (r, a) == (rule, attack) and ("mean", "none", s) in gain]
             kept = [100 * gain[rule, attack, seed] / gain["mean", "none", seed] for seed in seeds]
-            cells.append(_cell(kept))
+            other = SAME.get(attack, "") if rule != "mean" else ""
+            cells.append(_cell(kept) or (f"as {other}" if any(key[:2] == (rule, other) for key in gain) else ""))
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
     clean = estimate([value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")])
     lines += ["", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
     if own:
         lines += ["What the outlier gains on rows of its own kind, in nats:", ""]
-        for rule in rules:
+        for rule in (rule for rule in rules if any(key[0] == rule for key in own)):
             lines.append(f"- {rule}: {_cell([value for (r, _, _), value in own.items() if r == rule], 3)}")
         lines.append("")
     return lines
