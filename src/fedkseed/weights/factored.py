@@ -7,7 +7,8 @@ made by the definition, as `Streamed` does.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -102,18 +103,13 @@ class Factored(Streamed):
         Raises:
             FedKSeedError: the loss does not depend on the tuned weights.
         """
-        self._install()
-        before, c = self.cores, torch.from_numpy(self.c.copy()).requires_grad_(True)
-        try:
-            with torch.enable_grad():
-                self.cores = self._cores(c)
-                value = loss()
-                if not value.requires_grad:
-                    raise FedKSeedError(NO_GRADIENT)
-                if bool(torch.isfinite(value.detach())):
-                    value.backward()
-        finally:
-            self.cores = before
+        c = torch.from_numpy(self.c.copy()).requires_grad_(True)
+        with self._at(c):
+            value = loss()
+            if not value.requires_grad:
+                raise FedKSeedError(NO_GRADIENT)
+            if bool(torch.isfinite(value.detach())):
+                value.backward()
         slope = np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
         return float(value.detach()), slope
 
@@ -131,21 +127,28 @@ class Factored(Streamed):
             FedKSeedError: the losses do not depend on the tuned weights, one is not finite, or the model uses a tuned
                 tensor in a way that says nothing of which example it is for.
         """
+        c = torch.from_numpy(np.tile(self.c, (count, 1))).requires_grad_(True)
+        with self._at(c):
+            values = losses()
+            if not values.requires_grad:
+                raise FedKSeedError(NO_GRADIENT)
+            if values.shape != (count,) or not bool(torch.isfinite(values.detach()).all()):
+                raise FedKSeedError(f"expected {count} finite losses, got {values.detach().tolist()}")
+            values.sum().backward()
+        slopes = np.zeros(c.shape) if c.grad is None else c.grad.numpy().astype(np.float64)
+        return values.detach().cpu().double().numpy(), slopes
+
+    @contextmanager
+    def _at(self, c: Tensor) -> Iterator[None]:
+        """Use w(c) with a graph back to c, of shape (K,) or (B, K)."""
         self._install()
-        before, c = self.cores, torch.from_numpy(np.tile(self.c, (count, 1))).requires_grad_(True)
+        before = self.cores
         try:
             with torch.enable_grad():
                 self.cores = self._cores(c)
-                values = losses()
-                if not values.requires_grad:
-                    raise FedKSeedError(NO_GRADIENT)
-                if values.shape != (count,) or not bool(torch.isfinite(values.detach()).all()):
-                    raise FedKSeedError(f"expected {count} finite losses, got {values.detach().tolist()}")
-                values.sum().backward()
+                yield
         finally:
             self.cores = before
-        slopes = np.zeros(c.shape) if c.grad is None else c.grad.numpy().astype(np.float64)
-        return values.detach().cpu().double().numpy(), slopes
 
     def product(self, source: "Applied", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
         """The layer's output W_0 x + b, or W_0ᵀ x + b if `turned`; made for all points of a step together."""
