@@ -29,7 +29,7 @@ from .network import Network, kill, network, processes, wait_for
 
 pytestmark = pytest.mark.network
 
-LONG = {"steps": "steps = 600", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
+LONG = {"steps": "steps = 150", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
 LATER = 300.0  # seconds for what Flower notices by itself: its heartbeats take 60
 
 
@@ -46,8 +46,8 @@ def at_work(federation: Network, number: int) -> bool:
 
 def computed(federation: Network, number: int) -> float:
     """Processor seconds of a client's worker."""
-    fields = [Path(f"/proc/{pid}/stat").read_text() for pid in processes("flower.worker", federation.state(number))]
-    ticks = sum(int(text.rpartition(")")[2].split()[11]) for text in fields)  # utime
+    (worker,) = processes("fedkseed.flower.client.worker", federation.state(number))
+    ticks = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11])  # utime
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -103,10 +103,10 @@ def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tm
         for number in range(3):
             federation.client(number)
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
-        stopped = processes("flower.worker", federation.state(2))
-        kill(stopped, signal.SIGSTOP)
+        (stopped,) = processes("fedkseed.flower.client.worker", federation.state(2))
+        kill([stopped], signal.SIGSTOP)
         server.wait_for("goes on without client 2")
-        kill(stopped, signal.SIGCONT)
+        kill([stopped], signal.SIGCONT)
         assert server.wait(LATER) == 0
         assert "is too late; it is left out" in server.output
         assert [0, 1] in who(federation)
