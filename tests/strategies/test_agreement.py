@@ -7,7 +7,7 @@ from itertools import permutations, product
 import numpy as np
 import pytest
 
-from fedkseed import KSeed, LocalWork, Pool, Run, State
+from fedkseed import FedKSeedError, KSeed, LocalWork, Pool, Run, State
 from fedkseed.randomness import draw_directions
 from fedkseed.run.store import Store
 from fedkseed.strategies.agreement import WHOLE, Evidence
@@ -63,6 +63,12 @@ def same(a: object, b: object) -> bool:
         np.array_equal(x := getattr(a, f.name), y := getattr(b, f.name)) and np.asarray(x).dtype == np.asarray(y).dtype
         for f in fields(a)
     )
+
+
+def test_evidence_of_another_version_is_refused():
+    of_four_parts = replace(Evidence.none(K), gradients=np.zeros((4, K), np.int64), draws=np.zeros((4, K), np.int64))
+    with pytest.raises(FedKSeedError, match="has 4 parts, this program keeps 8"):
+        of_four_parts.after([contribution(0, client) for client in range(5)], 0.2)
 
 
 def test_without_evidence_all_count_alike():

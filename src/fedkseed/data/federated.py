@@ -15,7 +15,7 @@ from .partition import dirichlet, even
 from .reading import Example, is_here, read, read_folder
 from .wording import Wording, cut, encode_all
 
-MOST_OPTIONS = 32  # different responses of a category: choosing among n takes n passes over an example
+MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
 Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
 
 

@@ -153,12 +153,14 @@ def option_losses(model: nn.Module, prompt: Sequence[int], options: Sequence[Seq
     The prompt goes through the model once and the options after its cache, all as one batch. A model without a cache
     that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option together, one by one.
     """
-    inner: Any = model
+    of: Any = model
+    inner: Any = getattr(model, "get_base_model", lambda: model)()
     device = next(model.parameters()).device
     virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    first = inner(input_ids=torch.tensor([prompt], device=device), use_cache=not virtual)
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
+    first = None if virtual else of(input_ids=torch.tensor([prompt], device=device), use_cache=True, **last)
     cache = getattr(first, "past_key_values", None)
-    if virtual or not isinstance(cache, DynamicCache):
+    if first is None or not isinstance(cache, DynamicCache):
         return [
             loss * len(option)
             for option in options
@@ -173,6 +175,6 @@ def option_losses(model: nn.Module, prompt: Sequence[int], options: Sequence[Seq
     predictions = first.logits[:, -1:].expand(len(options), -1, -1)
     if width > 1:
         mask = torch.ones(len(options), len(prompt) + width - 1, device=device)  # tokens after an option change nothing
-        more = inner(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
+        more = of(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
         predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
     return _losses(predictions, labels.to(device)).sum(1).tolist()

@@ -23,6 +23,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from ..errors import FedKSeedError
 from .sums import Contribution
 
 WHOLE = 16  # weight of a client of which all is believed
@@ -61,7 +62,15 @@ class Evidence:
         Args:
             contributions: with norms cut to a common bound, in the order of their clients.
             hostile: p, share of the clients that may be hostile.
+
+        Raises:
+            FedKSeedError: the evidence was gathered by a version that keeps another number of parts.
         """
+        if len(self.gradients) != GROUPS:
+            raise FedKSeedError(
+                f"this run's evidence about clients has {len(self.gradients)} parts, this program keeps {GROUPS}: "
+                "the run was begun with another version; go on with that one, or start a new run"
+            )
         said = _tamed(contributions)
         new, drawn = np.zeros_like(self.gradients), np.zeros_like(self.draws)
         for one, values in zip(contributions, said, strict=True):
