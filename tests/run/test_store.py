@@ -398,7 +398,7 @@ def test_a_database_that_defines_anything_else_is_refused(half, statements):
 def test_a_strangers_recipe_that_never_ends_is_not_read_to_its_end(half):
     with half.recipe.open("ab") as file:
         file.truncate(1 << 40)  # a sparse one: it takes no space
-    with pytest.raises(FedKSeedError, match="recipe.toml: it has more than 65,536 bytes"):
+    with pytest.raises(FedKSeedError, match=r"recipe\.toml: it has more than 65,536 bytes"):
         verify(half)
 
 

@@ -60,7 +60,7 @@ class History:
         known = self._runs.get(task.nonce.hex())
         if known is None and len(self._runs) >= RUNS:
             raise FedKSeedError(
-                f"{self.path} has {RUNS} runs, and more are not kept: give this client a new --state, with other batches"
+                f"{self.path} has {RUNS} runs, and more are not kept: give this client a new --state"
             )
         at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
         if known is not None and task.client != known.client:  # other batches, directions
