@@ -444,7 +444,7 @@ def _tables(database: sqlite3.Connection) -> set[tuple[Any, ...]]:
 
 @cache
 def _own_tables() -> set[tuple[Any, ...]]:
-    """What SCHEMA defines."""
+    """The tables that SCHEMA defines."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.executescript(SCHEMA)
         return _tables(database)
