@@ -166,7 +166,7 @@ def test_a_guard_looks_at_the_last_round_too_and_lets_small_rises_pass(tmp_path)
 
 
 def test_a_guard_says_so_where_the_base_model_has_no_loss(tmp_path):
-    with pytest.raises(FedKSeedError, match="the base model's held-out loss is nan, and .* has nothing to go back to"):
+    with pytest.raises(FedKSeedError, match=r"the base model's held-out loss is nan, and .* has nothing to go back to"):
         guarded(tmp_path / "run", {0: math.nan, 2: 7.6}, 0.5)
 
 
