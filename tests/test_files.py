@@ -200,6 +200,12 @@ def test_what_is_no_table_with_its_digest_is_refused(tmp_path, content):
         read_table(tmp_path / "table.json")
 
 
+def test_a_table_is_a_regular_file(tmp_path):
+    """Whoever looks at a stranger's run would wait for a pipe without end, or read a device."""
+    with pytest.raises(FedKSeedError, match="can't read /dev/null: it is no regular file"):
+        read_table(Path("/dev/null"))
+
+
 def test_a_person_may_write_a_table_without_a_digest_but_not_with_a_wrong_one(tmp_path):
     path = tmp_path / "table.json"
     path.write_text('{"a": 1}')

@@ -63,7 +63,6 @@ TESTED_IN = {
     "flower.die_with_parent": "flower/server/test_processes.py",
     "flower.loopback": "flower/server/test_clients.py",
     "flower.messages": "flower/server/test_clients.py",
-    "flower.recipes": "flower/client/test_consent.py",
     "flower.server.app": "flower/server/test_clients.py",
     "flower.server.executor": "flower/server/test_processes.py",
     "flower.server.status_file": "flower/server/test_processes.py",

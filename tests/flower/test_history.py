@@ -206,23 +206,24 @@ def test_a_client_keeps_its_number_and_its_recipe_in_a_run_when_it_is_started_ag
     assert History(tmp_path).follow(replace(task(run, 2, nonce=OTHER), **change)), "of another run"
 
 
-def test_runs_without_end_leave_a_file_of_bounded_size_and_the_newest_of_them(run, tmp_path, monkeypatch, capsys):
-    """The attack: a server draws a nonce for each task."""
+def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch):
+    """The attack: a nonce for each task, until the run is driven out; then one of its rounds with another model."""
     monkeypatch.setattr("fedkseed.flower.history.RUNS", 8)
     asked = History(tmp_path)
-    nonces = [number.to_bytes(16, "big") for number in range(20)]
+    nonces = [number.to_bytes(16, "big") for number in range(9)]
     for nonce in nonces[:8]:
-        asked.follow(task(run, 0, nonce=nonce))
-    asked.follow(task(run, 1, nonce=nonces[0]))  # a run that goes on is no old one
-    for nonce in nonces[8:14]:
-        asked.follow(task(run, 0, nonce=nonce))
-    assert [*seen(asked.path)] == [nonce.hex() for nonce in (nonces[7], nonces[0], *nonces[8:14])]
-    full = asked.path.stat().st_size
-    for nonce in nonces[14:]:
-        History(tmp_path).follow(task(run, 0, nonce=nonce))
-    assert [*seen(asked.path)] == [nonce.hex() for nonce in nonces[12:]]
-    assert asked.path.stat().st_size == full < 8 * 300
-    assert f"more than 8 runs: what was seen of {nonces[1].hex()} is not kept" in capsys.readouterr().err
+        assert asked.follow(task(run, 2, nonce=nonce))
+    full = asked.path.read_bytes()
+    for client in (asked, History(tmp_path)):
+        with pytest.raises(FedKSeedError, match="has 8 runs, and more are not kept: give this client a new --state"):
+            client.follow(task(run, 0, nonce=nonces[8]))
+        with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
+            client.require_bound(task(run, 2, nonce=nonces[0]), broadcast(run, 2, lr=0.5))
+        client.require_bound(task(run, 2, nonce=nonces[0]), broadcast(run, 2))
+    assert asked.path.read_bytes() == full
+    assert asked.follow(task(run, 3, nonce=nonces[0])), "a run that it knows goes on"
+    assert len(seen(asked.path)) == 8
+    assert len(full) < 8 * 300
     assert RUNS * 300 < 1 << 17, "what a client writes in each round"
 
 

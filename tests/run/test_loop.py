@@ -165,6 +165,11 @@ def test_a_guard_looks_at_the_last_round_too_and_lets_small_rises_pass(tmp_path)
     assert guarded(tmp_path / "other", {0: 7.9, 2: 7.6, 4: 8.0, 6: 7.7}, 0.5).reports
 
 
+def test_a_guard_says_so_where_the_base_model_has_no_loss(tmp_path):
+    with pytest.raises(FedKSeedError, match=r"the base model's held-out loss is nan, and .* has nothing to go back to"):
+        guarded(tmp_path / "run", {0: math.nan, 2: 7.6}, 0.5)
+
+
 def test_resuming_a_finished_run_changes_nothing(recipe, undisturbed, tmp_path):
     run(recipe, tmp_path / "run")
     result = resume(tmp_path / "run")

@@ -374,6 +374,34 @@ def test_a_change_of_any_kind_in_the_database_is_refused(half, statement):
         synthetic.refused(read)  # or it reads what was not changed; a traceback would pass on
 
 
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ["ALTER TABLE rounds RENAME TO others", "CREATE VIEW rounds AS SELECT * FROM others"],
+        ["CREATE TRIGGER more AFTER INSERT ON rounds BEGIN DELETE FROM uploads; END"],
+        ["CREATE TABLE more (a INTEGER)"],
+    ],
+    ids=["a view", "a trigger", "a table"],
+)
+def test_a_database_that_defines_anything_else_is_refused(half, statements):
+    """The attack: a run for `fedkseed verify`, whose view of its rounds never ends, or is another the next day."""
+    before = half.reports()
+    with closing(sqlite3.connect(half.directory / "run.sqlite")) as database, database:
+        for statement in statements:
+            database.execute(statement)
+        assert len(database.execute("SELECT * FROM rounds").fetchall()) == len(before) + 1, "the rows are the same"
+    for read in (half.reports, half.evaluations, partial(verify, half), half.load_recipe):
+        with pytest.raises(FedKSeedError, match="its tables are not those of a run"):
+            read()
+
+
+def test_a_strangers_recipe_that_never_ends_is_not_read_to_its_end(half):
+    with half.recipe.open("ab") as file:
+        file.truncate(1 << 40)  # a sparse one: it takes no space
+    with pytest.raises(FedKSeedError, match=r"recipe\.toml: it has more than 65,536 bytes"):
+        verify(half)
+
+
 def test_two_rounds_that_change_places_are_refused(half):
     for statement in (
         "UPDATE rounds SET done = 99 WHERE done = 1",

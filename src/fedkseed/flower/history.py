@@ -13,7 +13,6 @@ which is started again knows it.
 """
 
 import operator
-import sys
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from ..run import chain
 from .envelope import LINK, Task
 
 KEPT = "history.json"  # in the directory of a client
-RUNS = 256  # of which a client knows the history: 80 KB; a server could have it write without end, else
+RUNS = 256  # of which a client keeps the history: 80 KB; a server could have it write without end, else
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +37,10 @@ class Seen:
 
 
 class History:
-    """The last head that a client knows of each run, in its directory; of the newest runs, where there are many."""
+    """The last head that a client knows of each run, in its directory.
+
+    None is forgotten: a server could have a run driven out by made-up ones, and ask for its rounds with other models.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / KEPT
@@ -52,10 +54,12 @@ class History:
 
         Raises:
             FedKSeedError: the task's history is another than the one that is known, or it is for another number or
-                with another recipe than the run's tasks before.
+                with another recipe than the run's tasks before, or of a run for which there is no room.
         """
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())
+        if known is None and len(self._runs) >= RUNS:
+            raise FedKSeedError(f"{self.path} has {RUNS} runs, and more are not kept: give this client a new --state")
         at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
         if known is not None and task.client != known.client:  # other batches, directions
             raise FedKSeedError(f"this client is {known.client} in this run, and the task is for {task.client}")
@@ -96,11 +100,7 @@ class History:
             )
 
     def _keep(self, nonce: str, now: Seen) -> None:
-        self._runs.pop(nonce, None)  # the newest stand last
         self._runs[nonce] = now
-        for old in [*self._runs][:-RUNS]:
-            print(f"more than {RUNS} runs: what was seen of {old} is not kept any more", file=sys.stderr)
-            del self._runs[old]
         write_table(self.path, {nonce: _fields(one) for nonce, one in self._runs.items()})
 
 

@@ -7,6 +7,7 @@
 This module does not import PyTorch: a server that only aggregates needs none.
 """
 
+import math
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -158,13 +159,18 @@ def _guard(store: Store, federation: Federation, done: int, found: Evaluation) -
 
     Raises:
         FedKSeedError: it has. The run is at the last round whose loss was within the limit, and the reports of what was
-            undone are kept as the fact UNDONE.
+            undone are kept as the fact UNDONE. Or the base model has no finite loss.
     """
     limit = federation.recipe.trust.guard
     if limit is None or not found.losses:
         return
     losses = {rounds: float(np.mean(known["losses"])) for rounds, known in store.evaluations().items()}
-    loss, lowest = losses[done], min(losses.values())
+    if not math.isfinite(losses[0]):
+        raise FedKSeedError(
+            f"the base model's held-out loss is {losses[0]}, and [trust] guard has nothing to go back to: look at the "
+            "model and the held-out rows, or leave guard out"
+        )
+    loss, lowest = losses[done], float(np.nanmin([*losses.values()]))
     if loss <= lowest + limit:
         return
     good = max(rounds for rounds, known in losses.items() if rounds < done and known <= lowest + limit)

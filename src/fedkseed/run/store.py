@@ -23,6 +23,7 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, TypeVar
@@ -33,8 +34,8 @@ from safetensors.numpy import load, save
 
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation
-from ..files import border, exclusive, private, sweep, write_atomically
-from ..recipe.reading import load_recipe
+from ..files import border, exclusive, private, read_whole, sweep, write_atomically
+from ..recipe.reading import MAX_BYTES, load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report
 from . import chain
@@ -123,8 +124,7 @@ class Store:
         Raises:
             FedKSeedError: recipe.toml is not the one with which the run began, or not valid.
         """
-        with border(f"can't read {self.recipe}"):
-            found = _digest(self.recipe.read_bytes())
+        found = _digest(read_whole(self.recipe, MAX_BYTES, str(self.recipe)))
         if (known := self.recall(RECIPE)) is not None and found not in known:
             raise FedKSeedError(
                 f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
@@ -427,12 +427,27 @@ class Store:
                         f"{self.directory} was made by an earlier release, whose rounds have no digests: look at it "
                         "with that release, or start a new run; its adapter can still be applied and exported"
                     )
-                if not database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+                if not (tables := _tables(database)):
                     database.executescript(SCHEMA)  # in a new file only: else a table that is lacking would seem empty
+                elif tables != _own_tables():  # a view may never end, or show each reader something else
+                    raise self._damaged("its tables are not those of a run")
                 with database:
                     yield database
         except (UnicodeDecodeError, MemoryError) as error:  # a damaged file's names in SQLite's errors; its sizes
             raise self._damaged(str(error)) from error
+
+
+def _tables(database: sqlite3.Connection) -> set[tuple[Any, ...]]:
+    """The tables of a database and all else that it defines, as SQL."""
+    return {*database.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()}
+
+
+@cache
+def _own_tables() -> set[tuple[Any, ...]]:
+    """The tables that SCHEMA defines."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SCHEMA)
+        return _tables(database)
 
 
 @contextmanager

@@ -55,6 +55,7 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
         (data(columns={"category": "ssn"}), r"columns = \[\{\}, \{\}\]"),
         (data(held_out=VALUE), r"held_out = .'summarization'."),
         (data(max_tokens=1 << 20), "max_tokens = 2048"),
+        (data(separator=f" {VALUE}\n"), r"separators = .'\\n', ''."),
         *[
             (training(algorithm=name), "algorithms = ")
             for name in ("fedavg", "fedit", "fedzo", "uplink-seeds", "evofed", "ferret")

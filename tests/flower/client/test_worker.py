@@ -27,7 +27,7 @@ from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
-from fedkseed.wire.records import Broadcast
+from fedkseed.wire.records import Broadcast, Change
 
 from ..conftest import OPEN, recorded
 
@@ -269,6 +269,21 @@ def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, c
     worker = Worker(partial(Member, owner))
     assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
     assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
+
+
+def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_after_one_step(setting, owner, capsys):
+    """The attack: no loss after the first step is finite, and K numbers are the derivatives of one batch."""
+    ruinous = 'algorithm = "fedkseed-backprop"\nwire = "exact"'
+    rate = 'max_new_tokens = 4\n[derivatives]\noptimizer = "sgd"\nlr = 1e30'
+    asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
+    had = decode(Worker(partial(Member, owner)).reply(asked.encode()).message, Change)
+    assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
+    training = owner.policy.training.model_copy(update={"min_steps": 3})
+    careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+    assert Worker(partial(Member, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
+    assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
+    usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
+    assert Worker(partial(Member, careful)).reply(usual.encode()).status is Status.DONE
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):

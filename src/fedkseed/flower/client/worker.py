@@ -37,9 +37,9 @@ from ...round import answer
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
-from ...wire.codec import decode
+from ...wire.codec import decode, kind_of
 from ...wire.delta import lack, restore
-from ...wire.records import Broadcast, Run
+from ...wire.records import Broadcast, Change, Run
 from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
 from ..signatures import ClientSigning
 from . import sockets
@@ -136,7 +136,12 @@ class Member:
                 within_limit(math.nan)
                 return found
 
-            return whole, answer(strategy, whole, replace(client, loss=loss))
+            made = answer(strategy, whole, replace(client, loss=loss))
+        if kind_of(made) is Change and self.setup.algorithm.pooled:
+            asked = strategy.work(True).count(len(self.examples))
+            with refusing(Code.POLICY):
+                self.policy.require_taken(asked - decode(made, Change).skipped)
+        return whole, made
 
     def _seed(self, nonce: bytes) -> int | None:
         """The seed of the batches of one run: in another run, or after a rollback, the same rounds have others.
