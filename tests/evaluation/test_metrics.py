@@ -228,9 +228,10 @@ def test_rows_without_a_category_are_one(tmp_path, decided, tokenizer):
 
 def test_a_server_has_the_options_of_its_own_rows(tmp_path, decided, data_file, tokenizer):
     recipe = recipe_of(tmp_path, decided, data_file, held_out='held_out = "taste"')
-    held_out, options = own_held_out(recipe, tokenizer)
-    assert options == {"taste": sorted(LABELS["taste"])}
-    assert len(held_out) == 9
+    held_out, sets = own_held_out(recipe, tokenizer)
+    assert held_out.options == {"taste": sorted(LABELS["taste"])}
+    assert len(held_out.examples) == 9
+    assert sets == {}
 
 
 @pytest.mark.parametrize(("count", "fits"), [(1, False), (2, True), (MOST_OPTIONS, True), (MOST_OPTIONS + 1, False)])

@@ -173,7 +173,8 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
 def test_metrics_and_choices_are_those_of_the_store(choosing):
     data = embedded(report.page([choosing]))
     assert data["scores"] == [
-        {"name": "choice", "title": "choice accuracy"}, {"name": "exact match", "title": "exact match"}
+        {"name": "choice", "title": "choice accuracy", "good": 1},
+        {"name": "exact match", "title": "exact match", "good": 1},
     ]  # fmt: skip
     known = {done: Evaluation(**found) for done, found in Store(choosing).evaluations().items()}
     (run,) = data["runs"]
@@ -185,11 +186,12 @@ def test_metrics_and_choices_are_those_of_the_store(choosing):
         assert shown["others"]["choice"]["count"] == "8 examples"
         matrix = Confusion.of(kept.choices)
         assert matrix is not None
-        assert shown["choices"]["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
-        assert shown["choices"]["balanced"] == balanced_accuracy(kept.choices)
+        choices = shown["others"]["choice"]["choices"]
+        assert choices["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
+        assert choices["balanced"] == balanced_accuracy(kept.choices)
         test = McNemar.of(known[0].scores["choice"], kept.scores["choice"])
         expected = {"gained": test.gained, "lost": test.lost, "p": test.p} if done else None
-        assert shown["choices"]["test"] == expected
+        assert choices["test"] == expected
     assert run["evaluations"][0]["others"]["choice"]["change"] is None
     last = paired_change(known[0].scores["choice"], known[3].scores["choice"])
     assert run["evaluations"][2]["others"]["choice"]["change"] == {"mean": last.mean, "error": last.error}
