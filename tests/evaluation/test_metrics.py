@@ -279,9 +279,11 @@ def test_a_recipe_with_a_metric_that_does_not_go_is_refused(settings, message):
 
 def test_the_recipe_of_the_documentation_is_valid(request):
     text = (request.config.rootpath / "docs" / "evaluation.md").read_text()
-    (tables,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    found = parse({"model": {"name": "x"}, **loads(tables)}).evaluation
-    assert found.measured == ("loss", "choice", "accuracy", "exact match")
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    first, sets, choosing = (parse({"model": {"name": "x"}, **loads(block)}).evaluation for block in blocks)
+    assert first.measured == ("loss", "choice", "accuracy", "exact match")
+    assert [one.name for one in sets.sets or ()] == ["own rows", "unseen task", "general"]
+    assert (choosing.best, choosing.patience) == ("loss", 4)
 
 
 def test_a_recipe_that_names_no_metrics_is_written_as_before():
