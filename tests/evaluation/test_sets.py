@@ -3,6 +3,9 @@
 import json
 import re
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -316,6 +319,24 @@ def test_rolled_back_and_resumed_it_ends_with_the_same_bits(run, tmp_path):
     assert (result.best, result.stopped) == (BEST, Store(run).recall(STOPPED))
     assert (copy / "adapter.safetensors").read_bytes() == (run / "adapter.safetensors").read_bytes()
     assert Store(copy).evaluations() == Store(run).evaluations()
+
+
+@pytest.mark.parametrize(("rounds", "more"), [(1, 2), (4, 3), (4, 14)])  # 14: the best round's answers come
+def test_a_process_that_is_killed_and_resumed_ends_with_the_same_bits(rounds, more, run, tmp_path):
+    code = "import sys; from tests.run.test_loop import child; child(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(run.parent / "recipe.toml"), str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        for _ in range(rounds):
+            while process.stdout.readline() != b"round\n":
+                pass
+        lines = [process.stdout.readline() for _ in range(more)]
+        process.send_signal(signal.SIGKILL)
+    assert all(lines), "it was killed while it worked"
+    result = resume(tmp_path / "run")
+    assert (result.best, result.stopped) == (BEST, Store(run).recall(STOPPED))
+    assert (tmp_path / "run" / "adapter.safetensors").read_bytes() == (run / "adapter.safetensors").read_bytes()
+    assert Store(tmp_path / "run").evaluations() == Store(run).evaluations()
 
 
 def test_a_run_whose_further_set_has_changed_is_not_resumed(run, tmp_path):
