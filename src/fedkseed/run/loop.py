@@ -123,8 +123,8 @@ def work(store: Store, federation: Federation) -> Result:
                 break
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
         keep = {state.round - back for back in range(2 + federation.reach)}
-        if (best := best_round(settings, store.evaluations())) is not None:
-            keep.add(best)
+        if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
+            keep.add(best)  # without a choice, the evaluations are not read every round
         store.commit(state, report, keep, federation.receipts(), announced(strategy, state))
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
