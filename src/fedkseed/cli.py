@@ -123,11 +123,14 @@ def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
 @_command
 def rounds(directory: Directory) -> None:
     """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations."""
-    from .run.store import Store
+    from .run.best import best_round
+    from .run.store import STOPPED, Store
     from .tools.display import print_rounds
 
     store = Store(directory)
-    print_rounds(store.reports(), store.evaluations())
+    reports, evaluations = store.reports(), store.evaluations()
+    best = best_round(store.load_recipe().evaluation, evaluations)
+    print_rounds(reports, evaluations, best, store.recall(STOPPED))
 
 
 @_command
@@ -214,11 +217,28 @@ def eval(
     directory: Directory,
     after: Annotated[
         int | None,
-        typer.Option(help="Number of rounds after which to evaluate the model; default: all finished ones.", min=0),
+        typer.Option(
+            help="Number of rounds after which to evaluate the model; default: all finished ones, or the best by "
+            "[evaluation] best.",
+            min=0,
+        ),
     ] = None,
 ) -> None:
-    """Evaluate the model of a run, finished or not, on the held-out examples, by default after its last round."""
-    from .evaluation.statistics import BALANCED, Evaluation, counted, estimate, paired_change, title_of
+    """Evaluate the model of a run, finished or not, on its held-out sets, by default after its last round.
+
+    Where the recipe has [evaluation] best, it is by default the model of the best round so far.
+    """
+    from .evaluation.statistics import (
+        BALANCED,
+        NOT_EVALUATED,
+        Evaluation,
+        counted,
+        estimate,
+        named,
+        paired_change,
+        title_of,
+    )
+    from .run.best import best_round
     from .run.simulation import Simulation
     from .run.store import Store
     from .tools.display import frequent, print_confusion, tested
@@ -230,24 +250,29 @@ def eval(
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe.model_copy(update={"training": trained}), bars)
         store.require_same(simulation.identity)
+        if after is None:
+            after = best_round(recipe.evaluation, store.evaluations())
         state = store.state(simulation.strategy.state, after)
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
-    before = Evaluation(**known) if (known := store.evaluations().get(0)) else None
+    base = Evaluation.of(known) if (known := store.evaluations().get(0)) else NOT_EVALUATED
     console.print(f"after {state.round} rounds:", end=" ")
-    for name, values in scores.measures.items():
-        console.print(f"{title_of(name)} {estimate(values)} ({counted(name, len(values))})")
-        if before and len(base := before.measures.get(name, [])) == len(values):
-            change = paired_change(base, values)
-            console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
-    if scores.empty:
-        console.print(f"empty outputs {sum(scores.empty)} of {len(scores.empty)}")
-    if scores.choices:
-        console.print(f"{BALANCED} {scores.means[BALANCED]:.4f}, most frequent choice {frequent(scores.choices)}")
-        if before and before.choices:
-            console.print(f"McNemar's exact test against the base model: {tested(before, scores)}")
-        print_confusion(scores.choices)
+    for of, found in scores.every.items():
+        before = base.every.get(of, NOT_EVALUATED)
+        for name, values in found.measures.items():
+            console.print(f"{named(of, title_of(name))} {estimate(values)} ({counted(name, len(values))})")
+            if len(first := before.measures.get(name, [])) == len(values):
+                change = paired_change(first, values)
+                console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
+        if found.empty:
+            console.print(f"{named(of, 'empty outputs')} {sum(found.empty)} of {len(found.empty)}")
+        if found.choices:
+            balanced = f"{named(of, BALANCED)} {found.means[BALANCED]:.4f}"
+            console.print(f"{balanced}, most frequent choice {frequent(found.choices)}")
+            if before.choices:
+                console.print(f"McNemar's exact test against the base model: {tested(before, found)}")
+            print_confusion(found.choices, of)
 
 
 @_command
@@ -367,6 +392,7 @@ def preview(
         f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, "
         f"median {sizes[len(sizes) // 2]}; "
         f"{shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
+        + "".join(f", {len(one.examples)} in the set {name}" for name, one in shares.sets.items())
         + (f"; {shares.too_small} tasks are too small for a client" if shares.too_small else "")
     )
     table = Table("client", "examples", "categories")

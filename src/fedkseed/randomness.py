@@ -19,13 +19,14 @@ class Purpose(IntEnum):
     COHORT = 4
     BATCHES = 5
     DIRECTIONS = 6
-    EVALUATION = 7
+    EVALUATION = 7  # label: none, or a hash of the further set's name
     SUBSAMPLE = 8  # label: a hash of the task's name
     ROUND = 9
     TUNE = 10
     BACKPROPAGATING = 11
     SPEED = 12
     BASIS = 13
+    KEPT_BACK = 14  # label: the client
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

@@ -228,9 +228,10 @@ def test_rows_without_a_category_are_one(tmp_path, decided, tokenizer):
 
 def test_a_server_has_the_options_of_its_own_rows(tmp_path, decided, data_file, tokenizer):
     recipe = recipe_of(tmp_path, decided, data_file, held_out='held_out = "taste"')
-    held_out, options = own_held_out(recipe, tokenizer)
-    assert options == {"taste": sorted(LABELS["taste"])}
-    assert len(held_out) == 9
+    held_out, sets = own_held_out(recipe, tokenizer)
+    assert held_out.options == {"taste": sorted(LABELS["taste"])}
+    assert len(held_out.examples) == 9
+    assert sets == {}
 
 
 @pytest.mark.parametrize(("count", "fits"), [(1, False), (2, True), (MOST_OPTIONS, True), (MOST_OPTIONS + 1, False)])
@@ -278,9 +279,11 @@ def test_a_recipe_with_a_metric_that_does_not_go_is_refused(settings, message):
 
 def test_the_recipe_of_the_documentation_is_valid(request):
     text = (request.config.rootpath / "docs" / "evaluation.md").read_text()
-    (tables,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    found = parse({"model": {"name": "x"}, **loads(tables)}).evaluation
-    assert found.measured == ("loss", "choice", "accuracy", "exact match")
+    blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    first, sets, choosing = (parse({"model": {"name": "x"}, **loads(block)}).evaluation for block in blocks)
+    assert first.measured == ("loss", "choice", "accuracy", "exact match")
+    assert [one.name for one in sets.sets or ()] == ["own rows", "unseen task", "general"]
+    assert (choosing.best, choosing.patience) == ("loss", 4)
 
 
 def test_a_recipe_that_names_no_metrics_is_written_as_before():

@@ -1,6 +1,8 @@
 """Statistics against values computed by hand."""
 
+import json
 import math
+from dataclasses import asdict
 from fractions import Fraction
 
 import numpy as np
@@ -85,6 +87,21 @@ def test_an_evaluation_of_an_earlier_release_is_read():
     assert NOT_EVALUATED.measures == NOT_EVALUATED.means == {}
 
 
+def test_further_sets_survive_writing_and_reading_and_have_their_name_before_each_mean():
+    sets = {
+        "own rows": Evaluation([1.0, 2.0], scores={"choice": [0.0]}, choices=[["a", "b"]]),
+        "general": Evaluation([4.0]),
+    }
+    found = Evaluation([2.0], sets=sets)
+    assert Evaluation.of(json.loads(json.dumps(asdict(found)))) == found
+    assert found.means == {
+        "loss": 2, "own rows: loss": 1.5, "own rows: choice": 0, f"own rows: {BALANCED}": 0,
+        f"own rows: {FREQUENT}": 1, "general: loss": 4,
+    }  # fmt: skip
+    assert [*found.every] == ["", "own rows", "general"]
+    assert found.measures == {"loss": [2.0]}
+
+
 def test_means_of_choices_show_a_model_that_says_the_same_to_all():
     right = [float(true == chosen) for true, chosen in CHOICES]
     found = Evaluation([2.0] * 10, scores={"choice": right}, choices=CHOICES).means
@@ -99,7 +116,13 @@ def test_means_of_choices_show_a_model_that_says_the_same_to_all():
         ("rouge", "Rouge-L", "1,000 answers"),
         ("/a/folder/own.py:score", "own.py:score", "1,000 answers"),
         ("package.module:score", "package.module:score", "1,000 answers"),
+        ("/a: b/own.py:score", "own.py:score", "1,000 answers"),
     ],
 )
 def test_names_for_people(name, title, count):
     assert (title_of(name), counted(name, 1000)) == (title, count)
+
+
+def test_a_metric_of_a_set_has_the_sets_name_before_its_title():
+    assert title_of("my set: loss") == "my set: held-out loss"
+    assert title_of("my set: /a: b/own.py:score") == "my set: own.py:score"

@@ -74,6 +74,73 @@ def test_what_is_not_allowed_is_refused_with_a_hint(change, message):
         parse({**MODEL, **change})
 
 
+SET = {"name": "a", "path": "f.jsonl"}
+CHOOSING = {"every": 5, "validation": 0.5, "best": "loss"}
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ({"sets": [{"path": "f"}]}, r"\[evaluation.sets\] name is missing"),
+        ({"sets": [SET | {"nmae": 1}]}, r"\[evaluation.sets\] has no key 'nmae'; did you mean 'name'"),
+        (
+            {"sets": [SET | {"examples": 1}]},
+            r"\[evaluation.sets\] examples: input should be greater than or equal to 2",
+        ),
+        *[
+            ({"sets": [SET | {"name": name}]}, "1 to 40 printable characters, without a colon or a slash")
+            for name in ("", " a", "a ", "a\n", "a\0", "a: b", "a/b", 41 * "a", "\u2028")
+        ],
+        *[({"sets": [SET | {"name": name}]}, f"'{name}' is taken") for name in ("held-out", "validation")],
+        ({"sets": [SET, SET | {"path": "g"}]}, r"\[evaluation\] two sets have the name 'a': give each its own"),
+        (
+            {"sets": [{"name": name, "held_out": "x"} for name in "ab"]},
+            r"\[evaluation\] two sets have the held_out 'x': give each its own",
+        ),
+        ({"sets": [{"name": name, "clients": 1} for name in "ab"]}, r"two sets are of the clients' own rows: give one"),
+        ({"sets": [{"name": "a"}]}, r"the set 'a' has no rows: give one of path .*, held_out .* and clients"),
+        ({"sets": [SET | {"clients": 1}]}, r"the set 'a' has path and clients: give one of"),
+        *[
+            ({"sets": [{"name": "a", "clients": portion}]}, r"\[evaluation.sets\] clients: input should be a share of")
+            for portion in (True, 0, -1, 1.0, 1.5, "all")
+        ],
+        (
+            {"validation": True},
+            r"\[evaluation\] validation: input should be a share of rows as 0.1, or a number of rows",
+        ),
+        ({"best": "loss"}, r"set every and validation, too, as every = 5 and validation = 0.5"),
+        ({"best": "loss", "validation": 0.5}, "set every and validation, too"),
+        ({"best": "loss", "every": 5}, "set every and validation, too"),
+        ({"patience": 3}, "patience counts evaluations without a better one: set best = 'loss', or another metric"),
+        (CHOOSING | {"best": "choice"}, r"best is a metric .*, 'loss' in this recipe, got 'choice'"),
+        (
+            CHOOSING | {"best": "rouge", "generated": 8, "metrics": ["rouge", "accuracy"]},
+            r"best is a metric that every evaluation measures, 'loss' or 'accuracy' in this recipe, got 'rouge'",
+        ),
+    ],
+)
+def test_sets_and_a_choice_that_are_not_clear_are_refused(evaluation, message):
+    with pytest.raises(FedKSeedError, match=message):
+        parse({**MODEL, "evaluation": evaluation})
+
+
+@pytest.mark.parametrize("portion", [3, 0.1])
+def test_sets_survive_writing_and_reading_with_absolute_paths(portion, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "f.jsonl").write_text("{}\n")
+    sets = [SET, {"name": "b", "held_out": "x", "examples": "all"}, {"name": "c d", "clients": portion}]
+    recipe = parse({**MODEL, "evaluation": CHOOSING | {"patience": 2, "sets": sets}}).absolute()
+    assert parse(tomllib.loads(recipe.to_toml())) == recipe
+    assert recipe.evaluation.sets is not None
+    assert [one.path for one in recipe.evaluation.sets] == [f"{tmp_path}/f.jsonl", None, None]
+    assert [one.clients for one in recipe.evaluation.sets] == [None, None, portion]
+    assert recipe.evaluation.categories == ("x",)
+
+
+def test_a_recipe_without_sets_is_written_as_before():
+    assert not any(key in parse(MODEL).to_toml() for key in ("sets", "validation", "best"))
+
+
 def test_a_missing_and_a_broken_file_are_refused(tmp_path):
     with pytest.raises(FedKSeedError, match=r"can't read the recipe .*none.toml: No such file"):
         load_recipe(tmp_path / "none.toml")

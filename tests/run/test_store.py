@@ -22,6 +22,7 @@ from fedkseed.run.verify import verify
 
 from . import synthetic
 
+RECIPE = "seed = 1\n[model]\nname = 'none'\n"
 IDENTITY = {"a base model of digest": "aa", "data of digest": "bb"}
 
 
@@ -36,7 +37,7 @@ def report(number: int, loss: float = 1.5) -> Report:
 
 @pytest.fixture
 def store(tmp_path) -> Store:
-    with Store.create(tmp_path / "run", "seed = 1\n") as made:
+    with Store.create(tmp_path / "run", RECIPE) as made:
         made.commit(state(0), None)
         made.require_same(IDENTITY)
     for number in range(3):
@@ -90,7 +91,7 @@ def test_rollback_forgets_what_came_after(store):
 def test_a_directory_with_a_run_is_not_run_over(store):
     with pytest.raises(FedKSeedError, match="holds a run already"), Store.create(store.directory, "seed = 2\n"):
         pass
-    assert store.recipe.read_text() == "seed = 1\n"
+    assert store.recipe.read_text() == RECIPE
     store.recipe.unlink()  # the states alone are a run's, too
     with pytest.raises(FedKSeedError, match="holds a run already"), Store.create(store.directory, "seed = 2\n"):
         pass

@@ -162,7 +162,7 @@ def adapter(store: Store, **changes) -> None:
 @pytest.mark.parametrize(
     ("changes", "match"),
     [
-        ({"coefficients": np.zeros(32, np.float32)}, "does not hold the coefficients of the last state"),
+        ({"coefficients": np.zeros(32, np.float32)}, "does not hold the coefficients of the state after 6 rounds"),
         ({"base": "ab" * 32}, "is for .* and a base model of digest abab"),
         ({"pool": Pool(1, 32, "hadamard")}, r"is for Pool\(key=1"),
         ({"patterns": ("lm_head*",)}, r"tunes \['lm_head\*'\], the run tuned \['\*'\]"),

@@ -85,6 +85,21 @@ def choosing(tmp_path_factory, model_folder) -> Path:
     return make(folder, recipe_text(model_folder, folder / "rows.jsonl", examples=names), "choosing")
 
 
+@pytest.fixture(scope="module")
+def early(tmp_path_factory, model_folder, data_file) -> Path:
+    """A run with a further set that ends early, with a model that is not its last."""
+    folder = tmp_path_factory.mktemp("report")
+    sizes = [{"instruction": f"How large is number {k}?", "response": ("Small.", "Large.")[k % 2]} for k in range(6)]
+    (folder / "sizes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sizes))
+    changes = {
+        "count": "count = 2", "alpha": 'split = "even"', "lr": "lr = 2e-3", "rounds": "rounds = 6",
+        "examples": 'every = 1\nexamples = 10\nvalidation = 0.4\nbest = "loss"\npatience = 2\nmetrics = ["choice"]',
+    }  # fmt: skip
+    sets = f'[[evaluation.sets]]\nname = "<b>sizes"\npath = "{folder}/sizes.jsonl"\n'
+    sets += '[[evaluation.sets]]\nname = "legs"\nheld_out = "number"\n'
+    return make(folder, recipe_text(model_folder, data_file, **changes) + sets, "early")
+
+
 @pytest.fixture
 def unfinished(plain, tmp_path) -> Path:
     copy = Path(shutil.copytree(plain, tmp_path / "stopped"))
@@ -173,7 +188,8 @@ def test_scores_and_paired_changes_are_those_of_the_store(plain):
 def test_metrics_and_choices_are_those_of_the_store(choosing):
     data = embedded(report.page([choosing]))
     assert data["scores"] == [
-        {"name": "choice", "title": "choice accuracy"}, {"name": "exact match", "title": "exact match"}
+        {"name": "choice", "title": "choice accuracy", "good": 1},
+        {"name": "exact match", "title": "exact match", "good": 1},
     ]  # fmt: skip
     known = {done: Evaluation(**found) for done, found in Store(choosing).evaluations().items()}
     (run,) = data["runs"]
@@ -185,11 +201,12 @@ def test_metrics_and_choices_are_those_of_the_store(choosing):
         assert shown["others"]["choice"]["count"] == "8 examples"
         matrix = Confusion.of(kept.choices)
         assert matrix is not None
-        assert shown["choices"]["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
-        assert shown["choices"]["balanced"] == balanced_accuracy(kept.choices)
+        choices = shown["others"]["choice"]["choices"]
+        assert choices["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
+        assert choices["balanced"] == balanced_accuracy(kept.choices)
         test = McNemar.of(known[0].scores["choice"], kept.scores["choice"])
         expected = {"gained": test.gained, "lost": test.lost, "p": test.p} if done else None
-        assert shown["choices"]["test"] == expected
+        assert choices["test"] == expected
     assert run["evaluations"][0]["others"]["choice"]["change"] is None
     last = paired_change(known[0].scores["choice"], known[3].scores["choice"])
     assert run["evaluations"][2]["others"]["choice"]["change"] == {"mean": last.mean, "error": last.error}
@@ -319,6 +336,28 @@ def test_the_page_of_one_run_has_every_chart(show, plain):
     assert min(drawn.values()) >= 1
     assert drawn["Held-out loss"] == 1 + 1 + 4  # band, curve, a mark an evaluation
     assert drawn["A client's messages"] == 2
+
+
+def test_further_sets_have_tiles_curves_and_tables_and_the_tuned_model_is_that_of_the_best_round(show, early):
+    one = report.account(Store(early), "early", Store(early))
+    assert one.best is not None and 0 < one.best < len(one.rounds) < one.planned  # noqa: PT018
+    page, shown = show(early), one.evaluations[one.best]
+    assert page.run("document.querySelector('.notice').innerText") == one.stopped
+    tiles = re.sub(r"\n+", "\n", page.run("document.querySelector('.tiles').innerText"))
+    assert f"Held-out loss\n{shown.loss.mean:.4f}" in tiles
+    assert f"the tuned model, best on the validation part: after {one.best} round" in tiles
+    for name in ("<b>sizes: loss", "legs: loss", "validation: loss"):
+        found = shown.others[name]
+        assert found.change is not None
+        sure = abs(found.change.mean) > 2 * found.change.error
+        word = ("better" if found.change.mean < 0 else "worse") if sure else "unclear"
+        title = name.replace(": loss", ": held-out loss")
+        tile = rf"{title}\n{found.mean.mean:.4f}\n[+−-]{abs(found.change.mean):.4f} ± {found.change.error:.4f}\s+{word}"
+        assert re.search(tile, tiles), (tile, tiles)
+        assert title in marks(page)
+    captions = page.run("[...document.querySelectorAll('#choices caption')].map(c => c.textContent)")
+    assert [caption.split("true response")[0] for caption in captions] == ["", "validation, ", "<b>sizes, ", "legs, "]
+    assert page.run("document.querySelectorAll('#page b').length") == 0  # the name of a set is text
 
 
 def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):

@@ -1,14 +1,14 @@
 """Division of a recipe's data among clients: read, hold out, encode, share out."""
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from ..recipe.schema import Recipe
+from ..recipe.schema import VALIDATION, Recipe
 from .batches import Encoded
 from .natural_instructions import subsample
 from .partition import dirichlet, even
@@ -30,6 +30,14 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A held-out set: its examples, and the responses that the metric `choice` offers for each category of them."""
+
+    examples: list[Encoded]
+    options: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """A recipe's data after division: one list of examples a client, and the held-out examples."""
 
@@ -37,16 +45,17 @@ class Shares:
     held_out: list[Encoded]
     too_long: int  # left out of the training examples
     too_small: int = 0  # training tasks with too few examples to be a client
-    options: dict[str, list[str]] = field(default_factory=dict)  # category -> responses that the metric `choice` offers
+    options: dict[str, list[str]] = field(default_factory=dict)  # of `held_out`, see `HeldOut`
+    sets: dict[str, HeldOut] = field(default_factory=dict)  # the validation part, and further held-out sets, by name
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
-        return digest([*self.clients, self.held_out])
+        return digest([*self.clients, self.held_out, *(one.examples for one in self.sets.values())])
 
 
 def digest(parts: Sequence[Sequence[Encoded]]) -> str:
     """A hash over all tokens of some lists of examples, in their order."""
-    return hashlib.sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
+    return sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
 
 
 def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
@@ -56,17 +65,22 @@ def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
     found, limit = _find(recipe), recipe.data.max_tokens
-    encoded = _encode([e for e, _ in found.training], limit, recipe, tokenizer)
-    kept = [(e, owner) for e, (_, owner) in zip(encoded, found.training, strict=True) if e is not None]
-    evaluated = _evaluated(found.held_out, recipe, tokenizer)
+    every = [*found.held_out, *(e for e, _ in found.training)]
+    categories, training = _apart(found.training, recipe)
+    encoded = _encode([e for e, _ in training], limit, recipe, tokenizer)
+    kept = [(e, owner) for e, (_, owner) in zip(encoded, training, strict=True) if e is not None]
     parts = _divide(kept, found.owners, recipe)
     recipe.clients.cohort_of(len(parts))
+    clients, kept_back = _keep_back([[kept[i][0] for i in part] for part in parts], recipe)
+    held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer)
+    _require_unseen({one.name: sets[one.name] for one in recipe.evaluation.sets or () if one.path}, clients)
     return Shares(
-        clients=[[kept[i][0] for i in part] for part in parts],
-        held_out=evaluated,
-        too_long=len(found.training) - len(kept),
+        clients=clients,
+        held_out=held_out.examples,
+        too_long=len(training) - len(kept),
         too_small=found.too_small,
-        options=_options(evaluated, [*found.held_out, *(e for e, _ in found.training)], recipe),
+        options=held_out.options,
+        sets=sets,
     )
 
 
@@ -76,7 +90,8 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
     Raises:
         FedKSeedError: the file can't be read, or too little is left of it.
     """
-    kept = [e for e in read(recipe.data.source, recipe.data.columns) if e.category != recipe.data.held_out]
+    held_out = {recipe.data.held_out, *recipe.evaluation.categories}
+    kept = [e for e in read(recipe.data.source, recipe.data.columns) if e.category not in held_out]
     encoded = [e for e in _encode(kept, recipe.data.max_tokens, recipe, tokenizer) if e is not None]
     if len(encoded) < recipe.clients.min_examples:
         raise FedKSeedError(
@@ -86,35 +101,134 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
     return encoded
 
 
-def own_held_out(recipe: Recipe, tokenizer: Any) -> tuple[list[Encoded], dict[str, list[str]]]:
-    """Examples that a server evaluates on, held-out rows of its own file or folder, and the options of their answers.
+def own_held_out(recipe: Recipe, tokenizer: Any) -> tuple[HeldOut, dict[str, HeldOut]]:
+    """Examples that a server evaluates on, held-out rows of its own file or folder; and its further sets, by name.
 
     A server without data has none.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
-    source, columns = recipe.data.source, recipe.data.columns
-    if not is_here(source):
-        return [], {}
-    path = Path(source).expanduser()
-    parts = read_folder(source, columns) if path.is_dir() else [read(source, columns)]
-    held_out, _ = _hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe)
-    evaluated = _evaluated(held_out, recipe, tokenizer)
-    return evaluated, _options(evaluated, (e for part in parts for e in part), recipe)
+    if not is_here(recipe.data.source):
+        return HeldOut([]), {}
+    every = _rows(recipe.data.source, recipe)
+    held_out, others = _hold_out([(e, 0) for e in every], recipe)
+    categories, _ = _apart(others, recipe)
+    return _held_out(held_out, categories, [], every, recipe, tokenizer)
 
 
-def _evaluated(held_out: Sequence[Example], recipe: Recipe, tokenizer: Any) -> list[Encoded]:
-    """As many held-out examples as the recipe asks for, drawn from those that are not too long."""
-    encoded = _encode(held_out, recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe, tokenizer)
-    kept = [e for e in encoded if e is not None]
-    asked = len(kept) if recipe.evaluation.examples == "all" else recipe.evaluation.examples
-    if len(kept) < asked:
+def number_of(portion: float, total: int) -> int:
+    """The number of rows that a recipe's portion of `total` rows means: itself, or a share of them, rounded."""
+    return portion if isinstance(portion, int) else round(portion * total)
+
+
+def _rows(source: str, recipe: Recipe) -> list[Example]:
+    """All rows of a file or of a folder of files."""
+    columns = recipe.data.columns
+    if Path(source).expanduser().is_dir():
+        return [e for part in read_folder(source, columns) for e in part]
+    return read(source, columns)
+
+
+def _apart(owned: Sequence[Owned], recipe: Recipe) -> tuple[dict[str, list[Example]], list[Owned]]:
+    """The rows of each category that is a set of its own, and the others, on which clients may train."""
+    found: dict[str, list[Example]] = {name: [] for name in recipe.evaluation.categories}
+    for example, _ in owned:
+        if example.category in found:
+            found[example.category].append(example)
+    if empty := [name for name, rows in found.items() if not rows]:
         raise FedKSeedError(
-            f"[evaluation] asks for {asked} held-out examples, "
-            f"{len(kept)} are there within the token limit; ask for fewer or raise max_tokens"
+            f"[evaluation.sets] held_out is no category of the data beside those of [data] held_out: {empty[0]!r}; "
+            f"there are {', '.join(sorted({e.category for e, _ in owned})) or 'none'}"
         )
-    return [kept[i] for i in generator(recipe.seed, Purpose.EVALUATION).permutation(len(kept))[:asked]]
+    return found, [pair for pair in owned if pair[0].category not in found]
+
+
+def _keep_back(clients: Sequence[list[Encoded]], recipe: Recipe) -> tuple[list[list[Encoded]], list[Encoded]]:
+    """The examples on which each client trains, and those that are kept back from them for a set of the clients' own.
+
+    A client's draw depends on the seed and the client alone.
+    """
+    (portion,) = [one.clients for one in recipe.evaluation.sets or () if one.clients is not None] or [None]
+    if portion is None:
+        return list(clients), []
+    training, kept_back = [], []
+    for number, share in enumerate(clients):
+        count = max(1, number_of(portion, len(share)))
+        if count >= len(share):
+            raise FedKSeedError(
+                f"[evaluation.sets] clients = {portion} keeps back {count} of the {len(share)} examples of client "
+                f"{number}, and none is left to train on: keep back fewer, or raise [clients] min_examples"
+            )
+        order = generator(recipe.seed, Purpose.KEPT_BACK, number).permutation(len(share))
+        kept_back += [share[i] for i in sorted(order[:count])]
+        training.append([share[i] for i in sorted(order[count:])])
+    return training, kept_back
+
+
+def _held_out(
+    rows: Sequence[Example],
+    categories: Mapping[str, Sequence[Example]],
+    kept_back: Sequence[Encoded],
+    every: Sequence[Example],
+    recipe: Recipe,
+    tokenizer: Any,
+) -> tuple[HeldOut, dict[str, HeldOut]]:
+    """The held-out set that is always there, and the others by name: the validation part first.
+
+    Args:
+        rows: the rows of the first.
+        every: all rows of the data, whose responses are options.
+    """
+    limit, asked = recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe.evaluation.examples
+
+    def short(examples: Sequence[Example]) -> list[Encoded]:
+        return [e for e in _encode(examples, limit, recipe, tokenizer) if e is not None]
+
+    def held_out(examples: list[Encoded], source: Iterable[Example]) -> HeldOut:
+        return HeldOut(examples, _options(examples, source, recipe))
+
+    whole = _drawn(short(rows), asked, recipe.seed, "[evaluation]")
+    count = number_of(recipe.evaluation.validation or 0, len(whole))
+    if recipe.evaluation.validation is not None and not 2 <= count <= len(whole) - 2:
+        raise FedKSeedError(
+            f"[evaluation] validation = {recipe.evaluation.validation} takes {count} of {len(whole)} held-out "
+            "examples: that part and the part that is reported need 2 or more each"
+        )
+    reported = len(whole) - count
+    sets = {VALIDATION: held_out(whole[reported:], every)} if count else {}
+    for one in recipe.evaluation.sets or ():
+        source = every if one.path is None else _rows(one.path, recipe)
+        there = list(kept_back) if one.clients is not None else short(categories.get(one.held_out or "", source))
+        most = one.examples or ("all" if asked == "all" else min(asked, len(there)))
+        label, who = int.from_bytes(sha256(one.name.encode()).digest()[:8]), f"[evaluation.sets] {one.name!r}"
+        drawn = _drawn(there, most, recipe.seed, who, label)
+        if len(drawn) < 2:
+            raise FedKSeedError(f"{who}: a mean with its error needs 2 examples, {len(drawn)} are there; give it more")
+        sets[one.name] = held_out(drawn, source)
+    return held_out(whole[:reported], every), sets
+
+
+def _drawn(there: Sequence[Encoded], asked: int | str, seed: int, who: str, *labels: int) -> list[Encoded]:
+    """As many examples as are asked for, drawn from those that are there."""
+    count = len(there) if asked == "all" else int(asked)
+    if len(there) < count:
+        raise FedKSeedError(
+            f"{who} asks for {count} held-out examples, "
+            f"{len(there)} are there within the token limit; ask for fewer or raise max_tokens"
+        )
+    return [there[i] for i in generator(seed, Purpose.EVALUATION, *labels).permutation(len(there))[:count]]
+
+
+def _require_unseen(sets: Mapping[str, HeldOut], clients: Sequence[Sequence[Encoded]]) -> None:
+    """Refuse a file with rows that clients train on: they would be taken for unseen."""
+    trained = {e.example for share in clients for e in share}
+    for name, held_out in sets.items():
+        if seen := sum(e.example in trained for e in held_out.examples):
+            raise FedKSeedError(
+                f"[evaluation.sets] {name!r}: clients train on {seen} of its {len(held_out.examples)} examples; remove "
+                "these rows from one of the two, or take held_out or clients in place of the file"
+            )
 
 
 def _options(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Recipe) -> dict[str, list[str]]:

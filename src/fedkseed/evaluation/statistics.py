@@ -1,7 +1,7 @@
 """Means with their standard errors, the scores of a model, and statistics of the answers that it chooses."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb, sqrt
 from pathlib import Path
@@ -45,6 +45,17 @@ class Evaluation:
     empty: list[bool] = field(default_factory=list)  # whether the output was blank
     scores: dict[str, list[float]] = field(default_factory=dict)  # other metrics: name -> one number an example
     choices: list[Any] = field(default_factory=list)  # of the metric `choice`: a `Choice` an example
+    sets: dict[str, "Evaluation"] = field(default_factory=dict)  # of the other held-out sets, which have none
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Evaluation":
+        """The scores of a table, as `dataclasses.asdict` makes it; earlier releases left fields out."""
+        return cls(**{**table, "sets": {name: cls(**found) for name, found in table.get("sets", {}).items()}})
+
+    @property
+    def every(self) -> dict[str, "Evaluation"]:
+        """The evaluations of all sets by name; that of the set which is always there has the name ``."""
+        return {"": self, **self.sets}
 
     @property
     def measures(self) -> dict[str, list[float]]:
@@ -54,18 +65,31 @@ class Evaluation:
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each measure and, of choices, two numbers more that show a model which says the same to all."""
+        """The mean of each measure and, of choices, two numbers more that show a model which says the same to all.
+
+        Those of the other sets have names as `SET: loss`.
+        """
         means = {name: fmean(values) for name, values in self.measures.items()}
         if self.choices:
             means[BALANCED], means[FREQUENT] = balanced_accuracy(self.choices), most_frequent(self.choices)[1]
+        for of, found in self.sets.items():
+            means |= {named(of, name): mean for name, mean in found.means.items()}
         return means
 
 
 NOT_EVALUATED = Evaluation([])  # the result of a party without held-out data
 
 
+def named(of: str, name: str) -> str:
+    """The name of a metric, or its title, on a set; the set that is always there adds nothing."""
+    return f"{of}: {name}" if of else name
+
+
 def title_of(name: str) -> str:
     """A metric's name for people; a function in a file is called by the file's name without its folder."""
+    of, apart, metric = name.partition(": ")
+    if apart and "/" not in of:  # a set's name has no slash, the absolute path of a function's file has one
+        return named(of, title_of(metric))
     place, _, member = name.rpartition(":")
     return TITLES.get(name) or (f"{Path(place).name}:{member}" if place.endswith(".py") else name)
 

@@ -39,6 +39,12 @@ def require_networked(recipe: Recipe) -> None:
             f"[data] held_out = {recipe.data.held_out} draws from the rows of all parties, which no party sees; name a "
             "category: each client leaves it out of its file, and the server evaluates on its own rows of it"
         )
+    if kept := [one for one in recipe.evaluation.sets or () if one.clients is not None]:
+        raise FedKSeedError(
+            f"[evaluation.sets] {kept[0].name!r}: clients = {kept[0].clients} keeps back rows of the clients, which no "
+            "server sees over a network: take path, a file of the server's, or held_out, a category that each client "
+            "leaves out of its file"
+        )
     if recipe.directions.informed and recipe.directions.basis_digest is None:
         raise FedKSeedError(
             "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
@@ -77,7 +83,8 @@ def networked(recipe: Recipe) -> Recipe:
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     """The recipe as clients get it, without paths of the server's machine, its columns and its settings of the network.
 
-    Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing.
+    Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
+    held-out sets they get those that are a category, which they leave out of their files.
     Columns are those of the server's own file; each client's owner names those of the client's.
     """
     name, source = recipe.model.name, recipe.data.source
@@ -86,7 +93,9 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     data = recipe.data.model_copy(update={"source": kept, "columns": {}})
     clients = recipe.clients.model_copy(update={"count": count})
     directions = recipe.directions.model_copy(update={"basis": None})
-    evaluation = recipe.evaluation.model_copy(update={"metrics": None})
+    categories = [one for one in recipe.evaluation.sets or () if one.held_out is not None]
+    choosing = dict.fromkeys(("metrics", "validation", "best", "patience"))
+    evaluation = recipe.evaluation.model_copy(update={**choosing, "sets": categories or None})
     parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
     return recipe.model_copy(update=parts | {"network": Network()}).to_toml().encode()
 

@@ -24,7 +24,7 @@ from ..recipe.schema import Recipe
 from ..round import Report
 from ..run.metrics import METRICS
 from ..run.simulation import resume, start
-from ..run.store import Store
+from ..run.store import STOPPED, Store
 from ..tools.display import Bars
 from . import records, tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
@@ -48,7 +48,7 @@ class Job:
         if not (self.directory / "recipe.toml").is_file():
             return None
         store = Store(self.directory)
-        if self.recipe.training.rounds not in store.evaluations():
+        if self.recipe.training.rounds not in store.evaluations() and store.recall(STOPPED) is None:
             return None
         return Outcome.read(self.directory, self.planned.axes, self.planned.seed)
 

@@ -59,7 +59,7 @@ class Outcome:
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
         store = Store(directory)
-        means = {done: Evaluation(**found).means for done, found in store.evaluations().items()}
+        means = {done: Evaluation.of(found).means for done, found in store.evaluations().items()}
         rounds = [values(report) for report in store.reports()]
         metrics = {
             metric.name: {done: r[metric.name] for done, r in enumerate(rounds, 1) if metric.name in r}

@@ -98,6 +98,11 @@ class Algorithm:
                 f"{name} can't tune a model whose weights are kept {recipe.model.storage}: "
                 "set [model] storage = 'dense'"
             )
+        if recipe.evaluation.best is not None and not self.pooled:
+            raise FedKSeedError(
+                f"{name} keeps weights, and those of past rounds are gone: [evaluation] best is for algorithms whose "
+                "model is K coefficients, as fedkseed; leave it out"
+            )
         if recipe.directions.factored and self.draws:
             raise FedKSeedError(
                 f"{name} makes its directions from other pools than the recipe's, and [directions] family = "

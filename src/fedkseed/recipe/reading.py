@@ -77,9 +77,11 @@ def typed(kind: type[Table], table: dict[str, Any]) -> Table:
 
 def _explain(kind: type[BaseModel], detail: Any) -> str:
     place = [
-        str(part)
+        part
         for part in detail["loc"]
-        if part not in ("str", "float", "constrained-float", "constrained-int") and "literal" not in str(part)
+        if isinstance(part, str)  # no number of a table of an array
+        and part not in ("str", "float", "constrained-float", "constrained-int")
+        and "literal" not in part
     ]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
@@ -106,7 +108,12 @@ def _shown(value: Any) -> str:
 def _fields(kind: type[BaseModel], place: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = dict(kind.model_fields)
     for name in place:
-        annotation = fields[name].annotation
-        (part,) = (kind for kind in (annotation, *get_args(annotation)) if hasattr(kind, "model_fields"))
-        fields = part.model_fields
+        fields = _table_of(fields[name].annotation).model_fields
     return fields
+
+
+def _table_of(annotation: Any) -> Any:
+    """The table in an annotation, which may be optional, or an array of tables."""
+    if hasattr(annotation, "model_fields"):
+        return annotation
+    return next((table for part in get_args(annotation) if (table := _table_of(part)) is not None), None)

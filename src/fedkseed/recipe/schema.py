@@ -1,10 +1,10 @@
 """A recipe's tables, typed: every key, its default and its limits."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import tomli_w
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from .. import strategy
@@ -16,6 +16,16 @@ from . import own_code
 
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
+
+
+def _portion(value: Any) -> Any:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not whole and not (isinstance(value, float) and 0 < value < 1):
+        raise PydanticCustomError("portion", "Input should be a share of rows as 0.1, or a number of rows as 5")
+    return value
+
+
+Portion = Annotated[int | float, BeforeValidator(_portion)]  # of some rows, see `data.federated.number_of`
 
 
 class Part(BaseModel):
@@ -165,6 +175,7 @@ class Directions(Part):
         return FAMILIES[self.family].informed
 
 
+HELD_OUT, VALIDATION = "held-out", "validation"  # the set that is always there, and the part of it that chooses
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 
 
@@ -283,13 +294,50 @@ class Trust(Part):
 
 PREDICTED = ("loss", "accuracy", "choice")  # metrics of predictions; the others score written answers
 METRICS = (*OBJECTIVES, "choice")  # the built-in ones
+Examples: TypeAlias = Annotated[int, Field(ge=2)] | Literal["all"]
+
+
+def _name_of_a_set(name: str) -> str:
+    if name in (HELD_OUT, VALIDATION):
+        raise ValueError(f"the name {name!r} is taken: choose another for a further set")
+    if not (0 < len(name) <= 40 and name.isprintable() and name == name.strip() and not set(name) & set(":/")):
+        raise ValueError(
+            f"a name is 1 to 40 printable characters, without a colon or a slash and without space around it, got "
+            f"{name!r}"
+        )
+    return name
+
+
+class HeldOutSet(Part):
+    """A further held-out set: a file, a category, or rows that are kept back from each client."""
+
+    name: Annotated[str, AfterValidator(_name_of_a_set)]
+    path: str | None = None  # a file or a folder of files, read as [data] source is
+    held_out: str | None = None  # a category, whose rows no client trains on
+    clients: Portion | None = None  # a share or a number of each client's rows, which it does not train on
+    examples: Examples | None = None  # None: as many as [evaluation] examples, or all if there are fewer
+
+    @model_validator(mode="after")
+    def _check(self) -> "HeldOutSet":
+        given = [name for name in ("path", "held_out", "clients") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"the set {self.name!r} has {' and '.join(given) or 'no rows'}: give one of path (a file), held_out (a "
+                "category) and clients (a share or a number of each client's rows)"
+            )
+        return self
 
 
 class Evaluation(Part):
     """The measurements before the first round, after the last, and every few rounds."""
 
     every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations; 0: only before and after
-    examples: Annotated[int, Field(ge=2)] | Literal["all"] = 64
+    examples: Examples = 64
+    sets: list[HeldOutSet] | None = None  # beside the rows of [data] held_out
+    # Of these examples, those that only choose the best round; the others alone are the held-out set that is reported.
+    validation: Portion | None = None
+    best: str | None = None  # the metric whose best round on the validation part is the tuned model; None: the last
+    patience: Count | None = None  # evaluations without a better one, after which a run ends early
     max_tokens: Count | None = None  # of a held-out example; default as for training
     # Of METRICS, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; the loss is always measured. See docs/evaluation.md.
     metrics: list[str] | None = None  # None: loss, and rouge if answers are generated
@@ -311,7 +359,29 @@ class Evaluation(Part):
                 f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
                 "generated, 16 or more, or leave the metric out"
             )
+        for what in ("name", "held_out"):
+            values = [value for one in self.sets or () if (value := getattr(one, what)) is not None]
+            if twice := sorted({value for value in values if values.count(value) > 1}):
+                raise ValueError(f"two sets have the {what} {twice[0]!r}: give each its own")
+        if sum(one.clients is not None for one in self.sets or ()) > 1:
+            raise ValueError("two sets are of the clients' own rows: give one, with as many rows as you need")
+        self._require_choosable()
         return self
+
+    def _require_choosable(self) -> None:
+        """Refuse a best round that can't be chosen."""
+        if self.patience is not None and self.best is None:
+            raise ValueError("patience counts evaluations without a better one: set best = 'loss', or another metric")
+        if self.best is not None and self.best not in (known := [n for n in self.measured if n in PREDICTED]):
+            raise ValueError(
+                f"best is a metric that every evaluation measures, {' or '.join(map(repr, known))} in this recipe, got "
+                f"{self.best!r}"
+            )
+        if self.best is not None and (self.validation is None or not self.every):
+            raise ValueError(
+                "best chooses among the evaluations of a run, by examples that are not reported: set every and "
+                "validation, too, as every = 5 and validation = 0.5"
+            )
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -324,6 +394,11 @@ class Evaluation(Part):
     def written(self) -> tuple[str, ...]:
         """The metrics that score written answers."""
         return tuple(name for name in self.measured if name not in PREDICTED)
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The categories that are sets of their own."""
+        return tuple(one.held_out for one in self.sets or () if one.held_out is not None)
 
 
 class Recipe(Part):
@@ -377,19 +452,27 @@ class Recipe(Part):
 
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
-        model, source = Path(self.model.name).expanduser(), Path(self.data.source).expanduser()
-        model_part = self.model.model_copy(update={"name": str(model.resolve())}) if model.exists() else self.model
-        data_part = self.data.model_copy(update={"source": str(source.resolve())}) if source.exists() else self.data
-        basis = self.directions.basis
-        if basis is not None and Path(basis).expanduser().exists():
-            basis = str(Path(basis).expanduser().resolve())
+        basis, sets, metrics = self.directions.basis, self.evaluation.sets, self.evaluation.metrics
         own = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
-        training_part = self.training.model_copy(update=own)
-        directions_part = self.directions.model_copy(update={"basis": basis})
-        parts = {"model": model_part, "data": data_part, "directions": directions_part, "training": training_part}
-        if (metrics := self.evaluation.metrics) is not None:
-            parts["evaluation"] = self.evaluation.model_copy(update={"metrics": [*map(own_code.absolute, metrics)]})
-        return self.model_copy(update=parts)
+        changed: dict[str, dict[str, Any]] = {
+            "model": {"name": _absolute(self.model.name)},
+            "data": {"source": _absolute(self.data.source)},
+            "directions": {"basis": basis and _absolute(basis)},
+            "training": own,
+            "evaluation": {
+                "metrics": metrics and [*map(own_code.absolute, metrics)],
+                "sets": sets and [one.model_copy(update={"path": one.path and _absolute(one.path)}) for one in sets],
+            },
+        }
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}
+        )
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def _absolute(name: str) -> str:
+    """The absolute path of a file or a folder; a name of something else stays as it is."""
+    path = Path(name).expanduser()
+    return str(path.resolve()) if path.exists() else name

@@ -27,8 +27,9 @@ from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..wire.codec import encode
+from .best import best_round, exhausted
 from .chain import Receipt
-from .store import REACH, Store
+from .store import REACH, STOPPED, Store
 from .watchers import Progress, Silent
 
 UNDONE = "undone"  # the fact with the rounds that the guard has undone
@@ -96,6 +97,8 @@ class Result:
     weights: int | None
     digest: str | None
     output: Path | None
+    best: int | None = None  # rounds of the tuned model, where [evaluation] best chooses them: `after` is of it
+    stopped: str | None = None  # the reason, where a run has ended early
 
 
 def work(store: Store, federation: Federation) -> Result:
@@ -109,18 +112,28 @@ def work(store: Store, federation: Federation) -> Result:
     if federation.holdings:
         store.remember("clients", federation.holdings)
     store.copy_metrics()
-    rounds, every = federation.recipe.training.rounds, federation.recipe.evaluation.every
+    rounds, settings = federation.recipe.training.rounds, federation.recipe.evaluation
     store.remember(REACH, federation.reach)
     before = _evaluated(store, federation, strategy.init())
     while state.round < rounds:
-        if every and state.round % every == 0:
+        if settings.every and state.round % settings.every == 0:
             _guard(store, federation, state.round, _evaluated(store, federation, state))
+            if (reason := exhausted(settings, store.evaluations())) is not None:
+                store.remember(STOPPED, reason)
+                federation.progress.note(reason)
+                break
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
-        keep, receipts = 2 + federation.reach, federation.receipts()
-        store.commit(state, report, keep, receipts, announced(strategy, state))
+        keep = {state.round - back for back in range(2 + federation.reach)}
+        if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
+            keep.add(best)  # without a choice, the evaluations are not read every round
+        store.commit(state, report, keep, federation.receipts(), announced(strategy, state))
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
+    best = best_round(settings, store.evaluations())
+    if best is not None:
+        state = store.state(strategy.state, best)
+        after = _evaluated(store, federation, state, write=True)
     finished = evaluator.finish(state, store)
     store.remember("peak_memory", peak_memory())
     return Result(
@@ -133,6 +146,8 @@ def work(store: Store, federation: Federation) -> Result:
         weights=finished.weights,
         digest=finished.digest,
         output=finished.output,
+        best=best,
+        stopped=store.recall(STOPPED),
     )
 
 
@@ -141,14 +156,20 @@ def announced(strategy: Strategy[Any], state: Any) -> bytes:
     return b"" if strategy.remembers else encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
 
 
-def _evaluated(store: Store, federation: Federation, state: Any) -> Evaluation:
-    """The evaluation of a state, computed only once in a run; answers are written by the first and the last model."""
-    ends = (0, federation.recipe.training.rounds)
+def _evaluated(store: Store, federation: Federation, state: Any, write: bool = False) -> Evaluation:
+    """The evaluation of a state, computed only once in a run; answers are written by the first and the last model.
+
+    Args:
+        write: whether this is the tuned model, although it is not the last: answers are written if they are lacking.
+    """
+    writes = write or state.round in (0, federation.recipe.training.rounds)
     known = store.evaluations().get(state.round)
     if known is not None:
-        return Evaluation(**known)
+        found = Evaluation.of(known)
+        if found.empty or not (write and federation.recipe.evaluation.written):  # `empty` has an entry an answer
+            return found
     what = f"held-out examples, round {state.round}"
-    found = federation.evaluator.evaluate(state, what, state.round in ends)
+    found = federation.evaluator.evaluate(state, what, writes)
     if found != NOT_EVALUATED:
         store.evaluated(state.round, asdict(found))
     return found

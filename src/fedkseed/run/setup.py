@@ -1,9 +1,9 @@
 """The setup of a recipe on this machine: model, weights, algorithm; clients, servers and simulations each hold one."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..data.batches import Encoded, endless_batches
+from ..data.federated import HeldOut
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import Metrics, evaluate
@@ -23,7 +24,7 @@ from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss,
 from ..models.peft_adapters import PATTERNS, Adapters, attach
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, chosen
-from ..recipe.schema import Recipe
+from ..recipe.schema import VALIDATION, Recipe
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled, Weights
@@ -130,12 +131,9 @@ class Setup:
         self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
         return time.perf_counter() - start
 
-    def score(
-        self, state: Any, held_out: Sequence[Encoded], what: str, write: bool, metrics: Metrics | None = None
-    ) -> Evaluation:
-        """Score the model of a state on held-out examples; `write` the answers that the recipe asks for."""
-        self.load(state)
-        options, metrics = self.recipe.evaluation, metrics or Metrics()
+    def score(self, held_out: Sequence[Encoded], what: str, write: bool, metrics: Metrics) -> Evaluation:
+        """Score the model as it is on held-out examples; `write` the answers that the recipe asks for."""
+        options = self.recipe.evaluation
         generated = options.generated if write and metrics.written else 0
         self.progress.begin(what, metrics.work(held_out, generated))
         return evaluate(
@@ -240,12 +238,19 @@ class WithModel:
     setup: Setup
     held_out: Sequence[Encoded]  # empty: nothing is scored
     stopwatch: Stopwatch = field(default_factory=Stopwatch)
-    metrics: Metrics | None = None  # None: the loss
+    metrics: Metrics = field(default_factory=Metrics)  # none but the loss
+    sets: Mapping[str, HeldOut] = field(default_factory=dict)  # the others, by name
 
     def evaluate(self, state: Any, what: str, write: bool) -> Evaluation:
         if not self.held_out:
             return NOT_EVALUATED
-        return self.setup.score(state, self.held_out, what, write, self.metrics)
+        self.setup.load(state)
+        found = self.setup.score(self.held_out, what, write, self.metrics)
+        for name, one in self.sets.items():
+            metrics = replace(self.metrics, options=one.options)
+            writes = write and name != VALIDATION  # which chooses by metrics of predictions
+            found.sets[name] = self.setup.score(one.examples, f"{what}, {name}", writes, metrics)
+        return found
 
     def finish(self, state: Any, store: Store) -> Finished:
         setup = self.setup

@@ -90,7 +90,7 @@ class Simulation:
             strategy=self.strategy,
             identity=self.identity,
             round=self.round,
-            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics),
+            evaluator=WithModel(self.setup, self.shares.held_out, self.stopwatch, self.metrics, self.shares.sets),
             progress=self.progress,
             reach=self.reach,
             holdings=self.holdings(),

@@ -6,8 +6,8 @@
                           run.sqlite
     adapter.safetensors   the tuned model, as coefficients
     model/                the tuned model, where it is no function of coefficients: adapters or all weights
-    state-N.safetensors   the state after N rounds, where it is large: the last two, and those that clients of an
-                          asynchronous round still train with
+    state-N.safetensors   the state after N rounds, where it is large: the last two, the best so far by [evaluation]
+                          best, and those that clients of an asynchronous round still train with
     lock                  held by the process that works on the run
 
 The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them. All
@@ -20,7 +20,7 @@ import hashlib
 import json
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -39,6 +39,7 @@ from ..recipe.reading import MAX_BYTES, load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report
 from . import chain
+from .best import best_round
 from .chain import Receipt
 
 State = TypeVar("State")
@@ -54,6 +55,7 @@ COMMIT;
 """
 NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
 REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
+STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
@@ -245,14 +247,14 @@ class Store:
         self,
         state: Any,
         report: Report | None,
-        keep: int = 2,
+        keep: Collection[int] | None = None,
         receipts: Mapping[int, Receipt] | None = None,
         broadcast: bytes = b"",
     ) -> None:
         """Write a round to disk for good, then copy its report to metrics.jsonl.
 
         Args:
-            keep: number of latest rounds whose states are kept where states are large.
+            keep: rounds whose states are kept where states are large; None: this one and the one before.
             receipts: by client: the uploads of the round, to be kept.
             broadcast: the message of the next round, which the chain binds to the state; empty where clients of a round
                 get different ones.
@@ -277,8 +279,9 @@ class Store:
                 [(state.round, client, one.upload, one.signature) for client, one in receipts.items()],
             )
         if not packed:
+            kept = {self._large(done) for done in keep or (state.round, state.round - 1)}
             for old in self.directory.glob(self._large("*").name):
-                if old not in {self._large(state.round - back) for back in range(keep)}:
+                if old not in kept:
                     old.unlink(missing_ok=True)
         if text is not None:
             with (
@@ -345,12 +348,18 @@ class Store:
         self.require_sound(done)
         if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
             self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
-        row, needed = self._row(done), range(max(0, done - (self.recall(REACH) or 0)), done + 1)
-        if row is not None and not row.state and not all(self._large(n).exists() for n in needed):
+        row, needed = self._row(done), {*range(max(0, done - (self.recall(REACH) or 0)), done + 1)}
+        large = row is not None and not row.state
+        if large:
+            left = {number: found for number, found in self.evaluations().items() if number <= done}
+            best = best_round(self.load_recipe().evaluation, left)
+            needed |= set() if best is None else {best}
+        if large and not all(self._large(n).exists() for n in needed):
             raise FedKSeedError(
                 f"{self.directory} has no state after {done} rounds any more, or none that it needs to go on: "
                 "large ones are not kept for long"
             )
+        self.remember(STOPPED, None)
         with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
             self.adapter.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)
@@ -381,7 +390,7 @@ class Store:
         A line is a report with, where the model after its round was evaluated, the means as `evaluation`. The first
         line has those of the base model as `base`.
         """
-        means = {done: _plain(Evaluation(**found).means) for done, found in self.evaluations().items()}
+        means = {done: _plain(Evaluation.of(found).means) for done, found in self.evaluations().items()}
         lines = [
             report
             | ({"base": means[0]} if report["round"] == 0 and 0 in means else {})

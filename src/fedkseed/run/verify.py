@@ -7,7 +7,8 @@ the first round on:
     the states       each is what the recipe's algorithm makes of the state before and the round's uploads
     the broadcasts   the one that clients were sent is made of the state
     the signatures   each upload is signed by its client, for this run and for the broadcast that the state makes
-    the adapter      it is that of the last state, of the run's base model and of its recipe
+    the adapter      it is that of the last state, or of the best by [evaluation] best, of the run's base model and of
+                     its recipe; evaluations themselves are not computed again
 
 A server that has changed an upload, left one out of the sum, or written another state is found, whatever digests it
 has written down, as long as it lacks its clients' keys. No code and no file that a recipe names is run or opened: the
@@ -29,6 +30,7 @@ from ..weights.adapter import Adapter
 from ..wire.codec import decode, encode
 from ..wire.records import Run
 from . import chain
+from .best import best_round
 from .chain import Receipt
 from .loop import NEWCOMER, Coefficients, announced, provenance
 from .store import Store, pack
@@ -80,7 +82,8 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
             raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
-    _require_adapter(store, recipe, strategy, states[last.round])
+    best = best_round(recipe.evaluation, store.evaluations())
+    _require_adapter(store, recipe, strategy, last if best is None else store.state(strategy.state, best))
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
 
 
@@ -162,7 +165,7 @@ def _recomputed(
 
 
 def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], state: Any) -> None:
-    """Refuse an adapter of the run that is not that of its last state, its base model and its recipe."""
+    """Refuse an adapter of the run that is not that of its tuned state, its base model and its recipe."""
     if not store.adapter.exists():
         return
     found, weights, run = Adapter.load(store.adapter), Coefficients(), strategy.run
@@ -181,4 +184,4 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
         raise FedKSeedError(f"{store.adapter} tunes {[*found.patterns]}, the run tuned {patterns}")
     strategy.sync(strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
     if not np.array_equal(found.coefficients, weights.c):
-        raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the last state")
+        raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the state after {state.round} rounds")

@@ -21,6 +21,7 @@ from ..evaluation.statistics import (
     counted,
     estimate,
     most_frequent,
+    named,
     paired_change,
     title_of,
 )
@@ -76,14 +77,22 @@ class Bars:
         self.bars.console.print(text, highlight=False)
 
 
-def print_rounds(reports: Iterable[Mapping[str, Any]], evaluations: Mapping[int, Mapping[str, Any]] = {}) -> None:
+def print_rounds(
+    reports: Iterable[Mapping[str, Any]],
+    evaluations: Mapping[int, Mapping[str, Any]] = {},
+    best: int | None = None,
+    stopped: str | None = None,
+) -> None:
     """Print a table with one row a round, from reports and evaluations as the store keeps them.
 
     Where there are evaluations, round 0 is the base model.
+
+    Args:
+        best, stopped: see `Result`.
     """
     known = {report["round"] + 1: report for report in reports}
     metrics = telling(known.values())
-    means = {done: Evaluation(**found).means for done, found in evaluations.items()}
+    means = {done: Evaluation.of(found).means for done, found in evaluations.items()}
     names = list(dict.fromkeys(name for found in means.values() for name in found))
     rows = [
         [
@@ -104,6 +113,7 @@ def print_rounds(reports: Iterable[Mapping[str, Any]], evaluations: Mapping[int,
     for row in rows:
         table.add_row(*row)
     console.print(table, width=max(console.width, sum(needed) + len(needed) + 1), crop=False, soft_wrap=True)
+    _print_choice(best, stopped)
 
 
 def print_result(result: "Result") -> None:
@@ -114,20 +124,25 @@ def print_result(result: "Result") -> None:
         change = paired_change(before, after)
         table.add_row(what, f"{estimate(before)}", f"{estimate(after)}", f"{change.mean:+.4f} ± {change.error:.4f}")
 
-    for name, values in before.measures.items():
-        unit = " (nats a token)" if name == "loss" else ""
-        compare(f"{title_of(name)}, {counted(name, len(values))}{unit}", values, after.measures[name])
-    if before.empty:
-        rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (before, after)]
-        table.add_row("empty outputs", *rates, "")
-    if before.choices:
-        means, shares = [e.means[BALANCED] for e in (before, after)], [frequent(e.choices) for e in (before, after)]
-        table.add_row(BALANCED, *(f"{mean:.4f}" for mean in means), f"{means[1] - means[0]:+.4f}")
-        table.add_row("most frequent choice", *map(Text, shares), "")
-        table.add_row("McNemar's exact test", "", "", tested(before, after))
+    for of, then in before.every.items():
+        now = after.every[of]
+        for name, values in then.measures.items():
+            unit = " (nats a token)" if name == "loss" else ""
+            title = f"{title_of(name)}, {counted(name, len(values))}{unit}"
+            compare(named(of, title), values, now.measures[name])
+        if then.empty:
+            rates = [f"{sum(e.empty) / len(e.empty):.0%}" for e in (then, now)]
+            table.add_row(named(of, "empty outputs"), *rates, "")
+        if then.choices:
+            means, shares = [e.means[BALANCED] for e in (then, now)], [frequent(e.choices) for e in (then, now)]
+            table.add_row(named(of, BALANCED), *(f"{mean:.4f}" for mean in means), f"{means[1] - means[0]:+.4f}")
+            table.add_row(named(of, "most frequent choice"), *map(Text, shares), "")
+            table.add_row(named(of, "McNemar's exact test"), "", "", tested(then, now))
     if before.losses:
         console.print(table)
-        print_confusion(after.choices)
+        for of, now in after.every.items():
+            print_confusion(now.choices, of)
+        _print_choice(result.best, result.stopped)
     else:
         console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
     costs = Table("cost", Column("value", overflow="fold"))  # a digest must not be cut
@@ -160,12 +175,20 @@ def frequent(choices: Sequence[Choice]) -> str:
     return f"{_label(label)}: {share:.0%}"
 
 
-def print_confusion(choices: Sequence[Choice]) -> None:
-    """Print how often each true response got each choice, if there are few enough different ones."""
+def _print_choice(best: int | None, stopped: str | None) -> None:
+    """Print which round's model is the tuned one, where a recipe lets its validation part choose; see `Result`."""
+    if stopped is not None:
+        console.print(stopped, highlight=False, soft_wrap=True)
+    if best is not None:
+        console.print(f"the best on the validation part, and the tuned model: after {best} rounds", highlight=False)
+
+
+def print_confusion(choices: Sequence[Choice], of: str = "") -> None:
+    """Print how often each true response got each choice on a set, if there are few enough different ones."""
     found = Confusion.of(choices)
     if found is None:
         return
-    table = Table("true response", title="choices of the model (columns)")
+    table = Table("true response", title=Text(named(of, "choices of the model (columns)")))
     for label in found.labels:
         table.add_column(Text(_label(label)), justify="right")
     for label, counts in zip(found.labels, found.counts, strict=True):

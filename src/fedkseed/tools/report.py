@@ -34,13 +34,15 @@ from ..evaluation.statistics import (
     counted,
     estimate,
     most_frequent,
+    named,
     paired_change,
     title_of,
 )
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
+from ..run.best import best_round
 from ..run.metrics import METRICS, values
-from ..run.store import Store
+from ..run.store import STOPPED, Store
 from ..strategies.kseed import State, importance
 
 
@@ -51,6 +53,7 @@ class Measured:
     mean: Estimate
     change: Estimate | None  # from the base model, on the same examples
     count: str  # of examples or answers
+    choices: "Chosen | None" = None  # of the metric `choice`
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,7 @@ class Scores:
     rouge_change: Estimate | None
     answers: int  # number of answers generated for Rouge-L
     empty: int  # number of empty ones among them
-    others: dict[str, Measured]  # by name: metrics beside loss and Rouge-L
-    choices: Chosen | None
+    others: dict[str, Measured]  # by name: metrics beside loss and Rouge-L; of further sets, these too
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Account:
     model: str
     data: str
     planned: int  # rounds
+    best: int | None  # rounds of the tuned model, where a validation part chooses them
+    stopped: str | None  # the reason, where the run has ended early
     rounds: list[dict[str, Any]]  # of `Report`, the totals `done`, `bytes` and `seconds_total` by then, and metrics
     evaluations: list[Scores]
     against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
@@ -136,11 +140,12 @@ def page(runs: Sequence[Path]) -> str:
     stores = [Store(directory) for directory in runs]
     names = _names(runs)
     accounts = [account(store, name, stores[0]) for store, name in zip(stores, names, strict=True)]
-    scores = dict.fromkeys(name for one in accounts for found in one.evaluations for name in found.others)
+    names_of_scores = [name for one in accounts for found in one.evaluations for name in found.others]
+    scores = {name: -1 if name.endswith(": loss") else 1 for name in names_of_scores}  # the sign of an improvement
     data = {
         "version": __version__,
         "metrics": [{key: getattr(m, key) for key in ("name", "title", "unit", "always")} for m in METRICS],
-        "scores": [{"name": name, "title": title_of(name)} for name in scores],
+        "scores": [{"name": name, "title": title_of(name), "good": good} for name, good in scores.items()],
         "runs": [asdict(one) for one in accounts],
         "differences": differences(stores),
     }
@@ -163,6 +168,8 @@ def account(store: Store, name: str, first: Store) -> Account:
         model=recipe.model.name,
         data=recipe.data.source,
         planned=recipe.training.rounds,
+        best=best_round(recipe.evaluation, store.evaluations()),
+        stopped=store.recall(STOPPED),
         rounds=done,
         evaluations=evaluations(store, done),
         against_first=None if store is first else against(store, first),
@@ -192,7 +199,7 @@ def rounds(store: Store) -> list[dict[str, Any]]:
 
 def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
     """All evaluations of a run, each with its changes from that of the base model."""
-    known = {done: Evaluation(**found) for done, found in store.evaluations().items()}
+    known = {done: Evaluation.of(found) for done, found in store.evaluations().items()}
     base = known.get(0, NOT_EVALUATED)
     totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
     return [
@@ -208,19 +215,27 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
             rouge_change=_change(base.rouge, scores.rouge) if after else None,
             answers=len(scores.empty),
             empty=sum(scores.empty),
-            others={
-                name: Measured(
-                    estimate(values),
-                    _change(base.scores.get(name, []), values) if after else None,
-                    counted(name, len(values)),
-                )
-                for name, values in scores.scores.items()
-            },
-            choices=_chosen(base if after else NOT_EVALUATED, scores),
+            others=_others(base if after else NOT_EVALUATED, scores),
         )
         for after, scores in known.items()
         if after in totals
     ]
+
+
+def _others(base: Evaluation, scores: Evaluation) -> dict[str, Measured]:
+    """All that was measured beside loss and Rouge-L of the first set, with changes from the base model."""
+    return {
+        named(of, name): Measured(
+            estimate(values),
+            _change(before.measures.get(name, []), values),
+            counted(name, len(values)),
+            _chosen(before, found) if name == "choice" else None,
+        )
+        for of, found in scores.every.items()
+        for before in [base.every.get(of, NOT_EVALUATED)]
+        for name, values in found.measures.items()
+        if of or name not in ("loss", "rouge")
+    }
 
 
 def _chosen(base: Evaluation, scores: Evaluation) -> Chosen | None:

@@ -98,7 +98,7 @@ def scalars(store: Store) -> Iterator[tuple[str, int, float, float]]:
             yield name, done, elapsed[done], value
     for done, scores in store.evaluations().items():
         if done in elapsed:
-            for name, mean in Evaluation(**scores).means.items():
+            for name, mean in Evaluation.of(scores).means.items():
                 yield CURVES.get(name, f"held-out/{title_of(name)}"), done, elapsed[done], mean
 
 

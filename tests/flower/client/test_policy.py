@@ -54,6 +54,7 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
     [
         (data(columns={"category": "ssn"}), r"columns = \[\{\}, \{\}\]"),
         (data(held_out=VALUE), r"held_out = .'summarization'."),
+        (recipe(evaluation={"sets": [{"name": "a", "held_out": VALUE}]}), r"held_out = .'summarization'."),
         (data(max_tokens=1 << 20), "max_tokens = 2048"),
         (data(separator=f" {VALUE}\n"), r"separators = .'\\n', ''."),
         *[

@@ -53,8 +53,9 @@ from ..network import wait_for
 
 REPORT = Report(0, (0, 2), 344, 94, 876, float("nan"), 0, 1.5, staleness=(0, 0))
 RESULT = Result(
-    Evaluation([], [], []), Evaluation([1.0], [], []), [{"round": 0}], 5, None, 0.1, 9, "ab", Path("/run/a")
-)
+    Evaluation([], [], []), Evaluation([1.0], [], [], sets={"unseen": Evaluation([2.5])}), [{"round": 0}], 5, None, 0.1,
+    9, "ab", Path("/run/a"), 3, "stopped early",
+)  # fmt: skip
 
 ANYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound
 
@@ -163,7 +164,10 @@ def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_tim
         assert follower.read() is None
         assert progress.told[2:] == ["in two parts"]
         journal.result(RESULT)
-    assert asdict(follower.read()) == asdict(RESULT)
+    found = follower.read()
+    assert found is not None
+    assert asdict(found) == asdict(RESULT)
+    assert found.after.sets == {"unseen": Evaluation([2.5])}
     follower.close()
 
 

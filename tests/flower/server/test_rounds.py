@@ -1,7 +1,9 @@
 """A server without a model: as a process of its own, with real clients, and what it needs one for."""
 
+import json
 import subprocess
 import sys
+from functools import partial
 from multiprocessing.connection import Listener
 from pathlib import Path
 from tomllib import loads
@@ -10,15 +12,19 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
-from fedkseed.data.federated import digest
+from fedkseed.data.federated import digest, own_share, share_out
+from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import consented
-from fedkseed.flower.client.worker import Member
+from fedkseed.flower.client.policy import Policy
+from fedkseed.flower.client.worker import Member, Worker
+from fedkseed.flower.loopback import to_apps
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.rounds import NO_DATA, why_model
-from fedkseed.models.load import load_model
+from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.recipe.algorithms import ALGORITHMS
-from fedkseed.recipe.reading import parse
+from fedkseed.recipe.reading import parse, tables, typed
+from fedkseed.recipe.schema import HeldOutSet
 from fedkseed.run.store import Store
 from fedkseed.tools.pin import pin
 
@@ -101,6 +107,70 @@ def test_a_server_measures_on_its_own_rows_what_a_run_in_one_process_does(settin
     found = Store(tmp_path / "run").evaluations()
     assert found == Store(tmp_path / "alone").evaluations()
     assert [len(found[1]["scores"][name]) for name in ("choice", f"{tmp_path}/own.py:score")] == [8, 2]
+
+
+def test_a_server_measures_its_further_sets_and_chooses_as_a_run_in_one_process_does(setting, tmp_path):
+    """Clients leave the category out of their files, and are sent neither the server's file nor its choosing."""
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps({"instruction": f"Count to {k}.", "response": "1, 2, 3"}) + "\n" for k in range(4))
+    )
+    sets = f"""
+[[evaluation.sets]]
+name = "unseen"
+held_out = "number"
+[[evaluation.sets]]
+name = "general"
+path = "{tmp_path}/own.jsonl"
+"""
+    changes = {"examples": 'every = 1\nexamples = 8\nvalidation = 0.5\nbest = "loss"', "steps": "steps = 1"}
+    recipe = parse(loads(setting.text(sets, **changes)))
+    alone = start(recipe, tmp_path / "alone")
+    sent = parse(tables(recipe_for_clients(recipe, 3)))
+    assert sent.evaluation == recipe.evaluation.model_copy(
+        update={"validation": None, "best": None, "sets": [HeldOutSet(name="unseen", held_out="number")]}
+    )
+    allowed = typed(
+        Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
+    )
+    owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
+    workers = {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    apps = {
+        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+        for node, worker in workers.items()
+    }
+    result = setting.serve(setting.begin(tmp_path / "run", sets, **changes), to_apps(apps, {}))
+    assert (result.digest, result.best) == (alone.digest, alone.best)
+    found = Store(tmp_path / "run").evaluations()
+    assert found == Store(tmp_path / "alone").evaluations()
+    assert {name: len(one["losses"]) for name, one in found[3]["sets"].items()} == {
+        "validation": 4, "unseen": 8, "general": 4
+    }  # fmt: skip
+
+
+def test_a_clients_training_rows_have_no_row_of_a_set(setting):
+    sets = '[[evaluation.sets]]\nname = "unseen"\nheld_out = "number"\n'
+    recipe = parse(loads(setting.text(sets)))
+    own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": str(setting.files[0])})})
+    share = own_share(own, load_tokenizer(str(setting.model)))
+    assert {e.example.category for e in share} == {"colour"}
+    together = share_out(recipe, load_tokenizer(str(setting.model)))
+    assert together.clients[0] == share
+
+
+def test_a_server_without_data_can_choose_no_best_round(setting, tmp_path):
+    lines = {"examples": 'every = 1\nexamples = 8\nvalidation = 0.5\nbest = "loss"', "source": 'source = "/nowhere"'}
+    directory = setting.begin(tmp_path / "run", **lines)
+    with pytest.raises(
+        FedKSeedError, match=r"\[evaluation\] best = 'loss' chooses by held-out rows, and there is no data"
+    ):
+        setting.serve(directory)
+
+
+def test_a_server_refuses_to_keep_back_rows_of_clients(setting, tmp_path):
+    directory = setting.begin(tmp_path / "run", '[[evaluation.sets]]\nname = "own"\nclients = 0.1\n')
+    match = r"\[evaluation.sets\] 'own': clients = 0.1 keeps back rows .* no server sees over a network: take path"
+    with pytest.raises(FedKSeedError, match=match):
+        setting.serve(directory, lambda message: pytest.fail("a message was sent"))
 
 
 def test_a_client_loads_no_metric_that_a_server_names(setting):

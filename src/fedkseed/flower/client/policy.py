@@ -86,6 +86,8 @@ class Policy(Part):
         own = recipe.derivatives.steps
         _within("[data] columns", data.columns, [{}, rows.columns], "columns")
         _within("[data] held_out", data.held_out, rows.held_out, "held_out")
+        for category in recipe.evaluation.categories:
+            _within("[evaluation.sets] held_out", category, rows.held_out, "held_out")
         _within("[data] template", data.template, rows.templates, "templates")
         _within("[data] separator", data.separator, rows.separators, "separators")
         _at_most("[data] max_tokens", data.max_tokens, rows.max_tokens, "max_tokens")
@@ -177,7 +179,8 @@ class View:
     @classmethod
     def of(cls, recipe: Recipe) -> "View":
         data, training = recipe.data, recipe.training
-        rows = str(data.held_out), data.template, data.separator, data.protocol, data.max_tokens
+        held_out = ", ".join(map(str, (data.held_out, *recipe.evaluation.categories)))
+        rows = held_out, data.template, data.separator, data.protocol, data.max_tokens
         return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
 
 

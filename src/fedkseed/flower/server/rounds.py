@@ -44,6 +44,12 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
         )
     size = recipe.clients.cohort_of(remote.numbers.count)
     if not is_here(recipe.data.source):
+        if recipe.evaluation.best is not None:
+            raise FedKSeedError(
+                f"[evaluation] best = {recipe.evaluation.best!r} chooses by held-out rows, and there is no data at "
+                f"{recipe.data.source} on this machine: give the server a file of its own as [data] source, or leave "
+                "best out"
+            )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
     keeps = recipe.trust.receipts and algorithm.pooled
@@ -78,10 +84,11 @@ def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tupl
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
-    held_out, options = own_held_out(recipe, tokenizer)
-    metrics = metrics_of(recipe.evaluation, options)
+    held_out, sets = own_held_out(recipe, tokenizer)
+    metrics = metrics_of(recipe.evaluation, held_out.options)
     setup = build(recipe, tokenizer, basis, serves=True, progress=progress)
-    return setup.strategy, WithModel(setup, held_out, metrics=metrics), digest([held_out])
+    evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)
+    return setup.strategy, evaluator, digest([held_out.examples, *(one.examples for one in sets.values())])
 
 
 def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:

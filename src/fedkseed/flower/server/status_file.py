@@ -122,6 +122,6 @@ class Follower:
 
 
 def _result(value: dict[str, Any]) -> Result:
-    before, after = Evaluation(**value["before"]), Evaluation(**value["after"])
+    before, after = Evaluation.of(value["before"]), Evaluation.of(value["after"])
     output = None if value["output"] is None else Path(value["output"])
     return Result(**(value | {"before": before, "after": after, "output": output}))

@@ -5,7 +5,7 @@ const runs = page.runs.map((run, k) => ({
   ...run,
   look: { name: run.name, colour: `c${k % 8}`, dash: `dash${Math.floor(k / 8) % 3}` },
   shape: SHAPES[k % SHAPES.length],
-  last: run.evaluations.at(-1),
+  last: run.evaluations.find((e) => e.done === run.best) ?? run.evaluations.at(-1), // of the tuned model
   base: run.evaluations.find((e) => e.done === 0),
   time: run.rounds.at(-1)?.seconds_total ?? 0,
   bytes: run.rounds.at(-1)?.bytes ?? 0,
@@ -51,7 +51,8 @@ function headline() {
       html(
         "p",
         { class: "notice" },
-        `${several ? `${run.name}: ` : ""}not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`,
+        (several ? `${run.name}: ` : "") +
+          (run.stopped ?? `not finished, ${run.rounds.length} of ${plural(run.planned, "round")} so far`),
       ),
     ),
     several ? comparison() : [tiles(runs[0]), runs[0].last?.loss_change && html("p", { class: "note" }, PAIRED)],
@@ -82,12 +83,12 @@ function tiles(run) {
         base?.rouge && last !== base && `from ${fixed(base.rouge.mean, 4)}, ${plural(last.answers, "answer")}`,
         `${last.empty} of ${last.answers} empty`,
       ]),
-    page.scores.map(({ name, title }) => {
+    page.scores.map(({ name, title, good }) => {
       const [now, before] = [last, base].map((e) => e?.others[name]);
       if (!now) return null;
       const from = before && last !== base ? `from ${fixed(before.mean.mean, 4)}, ` : "";
-      const more = name === "choice" ? chosen(last.choices, base?.choices) : [];
-      return tile(heading(title), fixed(now.mean.mean, 4), changed(now.change, 1), [`${from}${now.count}`, ...more]);
+      const more = now.choices ? chosen(now.choices, before?.choices) : [];
+      return tile(heading(title), fixed(now.mean.mean, 4), changed(now.change, good), [`${from}${now.count}`, ...more]);
     }),
     final &&
       tile("Traffic", bytes(run.bytes), null, [
@@ -99,6 +100,7 @@ function tiles(run) {
     final &&
       tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
         `${plural(final.clients.length, "client")} in the last`,
+        run.best != null && `the tuned model, best on the validation part: ${AXES.rounds.show(run.best)}`,
         sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
       ]),
   );
@@ -162,7 +164,9 @@ function comparison() {
     scored(run.last?.loss, run.last?.loss_change, -1),
     changed(run.against_first, -1) ?? "–",
     scored(run.last?.rouge, run.last?.rouge_change, 1),
-    ...page.scores.map(({ name }) => scored(run.last?.others[name]?.mean, run.last?.others[name]?.change, 1)),
+    ...page.scores.map(({ name, good }) =>
+      scored(run.last?.others[name]?.mean, run.last?.others[name]?.change, good),
+    ),
     run.rounds.length ? bytes(most(run.rounds.map((r) => r.bytes_down + r.bytes_up))) : "–",
     bytes(run.bytes),
     duration(run.time),
@@ -298,17 +302,22 @@ const story = (series, { show }) =>
 
 // ------------------------------------------------------------------------------------------------ choices
 
-/** A confusion matrix a run, of its latest evaluation. */
+/** A confusion matrix a run and set, of the latest evaluation. */
 function choices() {
-  const with_ = runs.filter((run) => run.last?.choices?.confusion);
-  if (!with_.length) return null;
-  const tables = with_.map(({ name, last }) => {
-    const { labels, counts } = last.choices.confusion;
-    const rows = labels.map((label, k) => [label, ...counts[k].map(whole)]);
-    const of = `${several ? `${name}, ` : ""}true response (rows) by choice (columns), ${AXES.rounds.show(last.done)}: `;
-    return table(["true response", ...labels], rows, of + chosen(last.choices, null).slice(0, 2).join("; "));
-  });
-  return section("Choices", null, ...tables);
+  const found = runs.flatMap(({ name, last }) =>
+    Object.entries(last?.others ?? {})
+      .filter(([, { choices }]) => choices?.confusion)
+      .map(([metric, { choices }]) => {
+        const { labels, counts } = choices.confusion;
+        const rows = labels.map((label, k) => [label, ...counts[k].map(whole)]);
+        const set = metric.split(": ").at(-2); // undefined for the set that is always there
+        const of = [several && name, set, "true response (rows) by choice (columns)", AXES.rounds.show(last.done)];
+        const caption = `${of.filter(Boolean).join(", ")}: ${chosen(choices, null).slice(0, 2).join("; ")}`;
+        return table(["true response", ...labels], rows, caption);
+      }),
+  );
+  if (!found.length) return null;
+  return section("Choices", null, ...found);
 }
 
 // ------------------------------------------------------------------------------------------------ traffic
