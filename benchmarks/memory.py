@@ -14,20 +14,15 @@ stored. Needs Linux, or `--device cuda`, where PyTorch's own count of the GPU's 
 """
 
 import argparse
-import ctypes
-import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import partial
 from math import nan
 from multiprocessing import get_context
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -38,6 +33,7 @@ from fedkseed import Pool
 from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.quantised import KINDS, quantise
+from fedkseed.tools.memory import Meter
 from peers import backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step
 from table import MODEL, Row, show
@@ -104,12 +100,11 @@ def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, fl
     meter = Meter(device)
     logging.set_verbosity_error()  # hides advice about GGUF
     warm_up(case, device)
-    meter.tidy()
     baseline = meter.now()
     loaded = load_model(model, case.dtype, case.storage, device)
     step = METHODS[case.method](loaded, make_batch(1, tokens, device))
     step()
-    meter.tidy()
+    meter.now()  # gives back what is not in use
     with meter.watch():
         for _ in range(STEPS):
             step()
@@ -131,60 +126,6 @@ def build(shape: dict[str, int], dtype: str = "bfloat16") -> Any:
     options: Any = shape
     made: Any = LlamaForCausalLM(LlamaConfig(**options))
     return made.to(DTYPES[dtype]).requires_grad_(False).eval()
-
-
-class Meter:
-    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU."""
-
-    def __init__(self, device: str) -> None:
-        self.on_gpu, self.peak = device != "cpu", 0
-
-    def now(self) -> int:
-        return torch.cuda.memory_allocated() if self.on_gpu else status("VmRSS")
-
-    def tidy(self) -> None:
-        """Give unused memory back to the system: Python's garbage, and the free memory of the C library."""
-        gc.collect()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Set `peak` to the highest memory inside the block."""
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            yield
-            self.peak = torch.cuda.max_memory_allocated()
-            return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            with self._sampled():
-                yield
-        else:
-            yield
-            self.peak = status("VmHWM")
-
-    @contextmanager
-    def _sampled(self) -> Iterator[None]:
-        """Set `peak` by a look every millisecond, for systems whose kernel can't reset its high-water mark."""
-        done = Event()
-
-        def look() -> None:
-            while not done.wait(1e-3):
-                self.peak = max(self.peak, self.now())
-
-        thread = Thread(target=look)
-        thread.start()
-        yield
-        done.set()
-        thread.join()
-
-
-def status(field: str) -> int:
-    """Bytes of a field of /proc/self/status, which counts the memory of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
 
 
 def apart(function: Callable[..., Any], *args: Any) -> Any:

@@ -2,11 +2,14 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
@@ -114,6 +117,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         (alone / name).write_bytes((folder / name).read_bytes())
     started = len(counted)
     assert redraw(searched, tmp_path / "clone") == alone
+    assert all(run["memory"] > 0 for run in records["runs"])
     for one in kept(alone):
         (whole,) = tmp_path.glob(f"runs/*/{one.directory.name}")
         assert replace(one, directory=whole) == Outcome.read(whole, one.axes, one.seed)
@@ -125,6 +129,38 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
     (alone / "runs.json").unlink()
     with pytest.raises(FedKSeedError, match="has no records to draw from"):
         redraw(searched, tmp_path / "clone")
+
+
+def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experiment, tmp_path):
+    sizes = {"vocab_size": 400, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
+    heavy = tmp_path / "heavy"
+    shutil.copytree(given(experiment)["model"], heavy)  # for the tokenizer
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(heavy)
+    weights = 4 * sum(p.numel() for p in LlamaForCausalLM.from_pretrained(heavy).parameters())
+    methods = {
+        "heavy": {"model": {"name": str(heavy)}, "training": {"algorithm": "fedavg", "lr": 1e-3}},
+        "light": {"training": {"algorithm": "fedmezo", "lr": 1e-3}},
+    }
+    both = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["heavy", "light"], "directions.size": [16]},
+        output="speed",
+        options={"reference": {"method": "heavy"}, "steps": 4, "steps a round": {"default": 2}},
+        methods=methods,
+        seeds=1,
+    )
+    kept_weights = np.ones(50_000_000)  # 400 MB in this process, which the runs share
+    folder = reproduce(both, tmp_path / "both", given(experiment))
+    del kept_weights
+    assert folder is not None
+    heaviest, beside = (float(row["memory (MB)"]) for row in rows(folder / "table.csv"))
+    light = replace(both, axes=both.axes | {"method": ["light"]}, options=both.options | {"reference": {"method": ""}})
+    alone = reproduce(light, tmp_path / "alone", given(experiment))
+    assert alone is not None
+    (row,) = rows(alone / "table.csv")
+    assert heaviest > 3 * weights / 1e6  # weights, gradients and those of the last sync
+    assert abs(beside - float(row["memory (MB)"])) < 16  # two measurements of one client differed by up to 6 MB
+    assert "in a process of its own" in (alone / "table.md").read_text()
 
 
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):

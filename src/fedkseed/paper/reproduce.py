@@ -107,9 +107,11 @@ def reproduce(
         jobs = _jobs(experiment, output, given, only)
     else:
         jobs, trials = _choose(experiment, choice, output, given, only, part)
-    outcomes = None if jobs is None else run(jobs, part)
-    if jobs is None or outcomes is None:
+    if jobs is None or run(jobs, part) is None:
         return None
+    if experiment.output == "speed":  # the one table with a column for it
+        records.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in jobs)
+    outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
     table, draw = RUNS[experiment.output](experiment, outcomes)
     _write(experiment, folder, table, command, [job.directory.name for job in jobs])
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")

@@ -130,11 +130,12 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
         row["times as fast"] = None if not times or len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
         row["units of time" if virtual else "seconds"] = float(np.mean([run.seconds for run in runs]))
         row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
-        row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
+        row["memory (MB)"] = None if (most := _most_memory(runs)) is None else most // 1_000_000
         rows.append(row)
     notes = (
         "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
         "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
+        "Memory: the most that a client held in a process of its own, less what a client like it had left there.",
     )
 
     def draw(figure: "Figure") -> None:
@@ -151,6 +152,12 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
             legend_beside(axes)
 
     return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
+
+
+def _most_memory(runs: Sequence[Outcome]) -> int | None:
+    """Bytes of a client, the most of several runs; None if one was not measured."""
+    found = [run.memory for run in runs if run.memory is not None]
+    return max(found) if found and len(found) == len(runs) else None
 
 
 def _error(values: Sequence[float]) -> str | None:

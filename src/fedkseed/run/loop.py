@@ -121,7 +121,6 @@ def work(store: Store, federation: Federation) -> Result:
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
     finished = evaluator.finish(state, store)
-    store.remember("peak_memory", peak_memory())
     return Result(
         before=before,
         after=after,
