@@ -232,6 +232,49 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
     assert len(counted) == 4 + 4
 
 
+def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed(experiment, tmp_path):
+    whole = load("figure-12", "tiny")
+    searched = replace(
+        whole,
+        axes=whole.axes | {"method": ["fedavg", "fedmezo", "fedkseed"], "variant": ["mid", "high", "mid-fine"]},
+        recipe=experiment.recipe | {"trust": {"guard": 0.05}},  # refuses what a thousand times FedAvg's rate does
+        models=experiment.models,
+        datasets=experiment.datasets,
+        lr={"fedavg": 3e-2, "fedmezo": 1e-3, "fedkseed": 1e-3},
+        variants=whole.variants | {"high": {"times": {"training": {"lr": 1e3}}}},
+        choose={"axis": "variant", "seeds": 1},
+        seeds=2,
+    )
+    folder = reproduce(searched, tmp_path, given(experiment))
+    assert folder is not None
+    records = json.loads((folder / "runs.json").read_text())
+    tried = {(trial["axes"]["method"], trial["axes"]["variant"]) for trial in records["searched"]}
+    assert ("fedavg", "mid") in tried
+    assert not tried & {("fedavg", "mid-fine"), ("fedavg", "high")}  # it reads no eps; the trial failed
+    assert {("fedmezo", "mid-fine"), ("fedkseed", "mid-fine")} < tried
+    table, runs = rows(folder / "table.csv"), rows(folder / "runs.csv")
+    assert [row["method"] for row in table] == ["FedAvg", "FedMeZO", "FedKSeed"]
+    assert [row["minus FedMeZO"] == "" for row in table] == [False, True, False]
+    assert [row["ε"] == "" for row in table] == [True, False, False]
+    assert table[0]["η"] == "0.03"
+    changes = {(run["method"], run["seed"]): float(run["loss after"]) - float(run["loss before"]) for run in runs}
+    differences = [changes["FedKSeed", seed] - changes["FedMeZO", seed] for seed in "01"]
+    mean, error = fmean(differences), stdev(differences) / 2**0.5
+    assert table[2]["minus FedMeZO"] == f"{mean:+.4f} ± {error:.4f}"
+
+
+def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
+    hopeless = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["fedavg"], "directions.size": [16], "training.lr": [30.0, 60.0]},
+        choose={"axis": "training.lr", "seeds": 1},
+        output="curves",
+        recipe=experiment.recipe | {"trust": {"guard": 0.05}},
+    )
+    with pytest.raises(FedKSeedError, match=r"no value of training.lr ended with a loss; give it smaller ones"):
+        reproduce(hopeless, tmp_path, given(experiment))
+
+
 @pytest.mark.parametrize(
     ("output", "options"),
     [
@@ -336,10 +379,11 @@ def test_a_part_that_is_none_is_refused(text):
 def test_a_run_is_shared_by_experiments_that_call_it_differently(tmp_path):
     one, other = load("figure-4", "tiny"), load("figure-6", "tiny")
     given = {"model": "owner/model"}
-    (job,) = [job for job in reproducing._jobs(one, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    fixed = [{"method": "fedzo", "variant": "mid"}]
+    (job,) = reproducing._jobs(one, tmp_path, given, "", [0], fixed)
     named_otherwise = job.directory.with_name(
         f"something-else{job.directory.name[job.directory.name.index('-seed-') :]}"
     )
     named_otherwise.mkdir(parents=True)
-    (again,) = [job for job in reproducing._jobs(other, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    (again,) = reproducing._jobs(other, tmp_path, given, "", [0], fixed)
     assert again.directory == named_otherwise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import FedKSeedError
+from ..recipe.algorithms import algorithm_of
 from ..run.store import Store
 from ..strategies.kseed import State, importance
 from .experiments import Experiment, short
@@ -32,6 +33,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
         row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
+        if (choice := experiment.choice) and choice.axis == "variant":
+            row |= _rates(experiment, axes)
         row |= {
             "seeds": len(runs),
             "loss before": spread(runs, "loss", 0),
@@ -55,6 +58,13 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     if "reference" in experiment.options:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
     return Table(rows, (*notes, *filter(None, [experiment.note])))
+
+
+def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
+    """The learning rate of a combination's recipes, and ε where its methods perturb."""
+    training = experiment.training(axes)
+    perturbs = not algorithm_of(training["algorithm"]).backpropagates
+    return {"η": f"{training['lr']:g}", "ε": f"{training['eps']:g}" if perturbs else None}
 
 
 def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
