@@ -288,13 +288,12 @@ def derivatives(asked: Settings) -> Iterator[Row]:
     """Derivatives by c, and LoRA's step: one pass forward and backward, no optimiser."""
     import factored
     from fedkseed.models.load import load_model
-    from memory import Meter
+    from fedkseed.tools.memory import Meter
     from step import make_batch
 
     meter, batch = Meter(asked.device), make_batch(1, asked.tokens, asked.device)
 
     def peak(job: Callable[[], object]) -> float:
-        meter.tidy()
         before = meter.now()
         with meter.watch():
             job()

@@ -1,6 +1,7 @@
 """Peak memory of a local step, of fedkseed and of other methods, beside plain inference with the same tokens.
 
     python benchmarks/memory.py [--model MODEL | --config NAME] [--tokens 128] [--methods streamed …] [--json]
+    python benchmarks/memory.py --clients    only whole clients of the presets, of LoRA and of prompt tuning
 
 Each row has a process of its own. The process takes a step with a tiny model first, which loads the libraries, the
 compiled kernels and the threads. The memory resident then is the baseline, which is subtracted. The process then loads
@@ -8,26 +9,26 @@ the model, takes a step, and records the highest memory over `STEPS` further ste
 for hours, without that of loading. Memory that is mapped from files counts as far as it is resident. A GB is 10^9
 bytes.
 
+A client does a whole round in place of a step: it decodes a broadcast that another process has written to a file,
+syncs, takes `STEPS` local steps and encodes its upload.
+
 Inference is one forward pass with our loss, which computes the logits of some tokens at a time, without gradients.
 `bfloat16` and `float32` are the types in which weights are used; `Q4_0` and the like are the types in which they are
 stored. Needs Linux, or `--device cuda`, where PyTorch's own count of the GPU's memory is read.
 """
 
 import argparse
-import ctypes
-import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from functools import partial
+from itertools import repeat
 from math import nan
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from threading import Event, Thread
 from typing import Any
 
 import torch
@@ -38,7 +39,14 @@ from fedkseed import Pool
 from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.quantised import KINDS, quantise
-from peers import backpropagation, copied_step, inference, paper_step
+from fedkseed.randomness import Purpose, generator
+from fedkseed.recipe.schema import Recipe
+from fedkseed.round import answer
+from fedkseed.run.setup import Setup
+from fedkseed.run.setup import build as set_up
+from fedkseed.tools.memory import Meter
+from fedkseed.wire.codec import encode
+from peers import EPS, LR, backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step
 from table import MODEL, Row, show
 
@@ -64,7 +72,14 @@ METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     "backpropagation, AdamW": partial(backpropagation, optimiser=torch.optim.AdamW),
 }
 ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:5], tuple(METHODS)[7:], tuple(METHODS)[5:7]
-OURS = tuple(METHODS)[1:4]
+# Whole clients, by the algorithm of a recipe; adapters are those of `peft`.
+PRESETS = {f"client of {name}": name for name in ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop")}
+CLIENTS = PRESETS | {
+    "LoRA, Adam (client of fedit)": "fedit",
+    "prompt tuning, SGD (client of fedprompt)": "fedprompt",
+    "all weights, SGD (client of fedavg)": "fedavg",
+}
+OURS = (*tuple(METHODS)[1:4], *PRESETS)
 
 # Shapes of Llama models, by the names that `LlamaConfig` has.
 SHAPE = (
@@ -95,29 +110,71 @@ def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
         *(Case("streamed", dtype, storage) for storage in storages for dtype in ("bfloat16", "float32")),
         *(Case(method, "bfloat16") for method in SAFE),
         *(Case(method, "float32") for method in FIRST_ORDER),
+        *(Case(method, dtype) for method in PRESETS for dtype in ("bfloat16", "float32")),
+        *(Case(method, "float32") for method in CLIENTS if method not in PRESETS),
     ]
     return [case for case in every if case.method in (BASE, *methods)]
 
 
-def measure(case: Case, model: str, tokens: int, device: str) -> tuple[float, float]:
-    """Bytes of the baseline, and the most bytes above the baseline during the steps."""
+def measure(case: Case, model: str, tokens: int, device: str, message: Path | None = None) -> tuple[float, float]:
+    """Bytes of the baseline, and the most bytes above the baseline during the steps.
+
+    Args:
+        message: the file with the broadcast to a client.
+    """
     meter = Meter(device)
     logging.set_verbosity_error()  # hides advice about GGUF
     warm_up(case, device)
-    meter.tidy()
     baseline = meter.now()
-    loaded = load_model(model, case.dtype, case.storage, device)
-    step = METHODS[case.method](loaded, make_batch(1, tokens, device))
+    step = first_step(case, model, make_batch(1, tokens, device), device, message)
     step()
-    meter.tidy()
+    meter.now()  # gives back what is not in use
     with meter.watch():
-        for _ in range(STEPS):
+        for _ in range(1 if case.method in CLIENTS else STEPS):
             step()
     return baseline, meter.peak - baseline
 
 
+def first_step(case: Case, model: str, batch: Batch, device: str, message: Path | None) -> Step:
+    """Load the model, and return the step; of a client, the round."""
+    if message is None:
+        return METHODS[case.method](load_model(model, case.dtype, case.storage, device), batch)
+    own = party(case, model, device, serves=False)
+    whole = own.client(0, 1, (), lambda loss: None)
+    client = replace(whole, examples=1, batches=lambda round_: repeat(batch))
+    return lambda: answer(own.strategy, message.read_bytes(), client)
+
+
+def party(case: Case, model: str, device: str, *, serves: bool) -> Setup:
+    """A client, or a server, of the case's algorithm."""
+    recipe = Recipe.model_validate({
+        "model": {"name": model, "dtype": case.dtype, "device": device},
+        "training": {"algorithm": CLIENTS[case.method], "steps": STEPS, "lr": LR, "eps": EPS},
+        "directions": {"size": POOL.size},
+    })  # fmt: skip
+    return set_up(recipe, None, None, serves=serves)
+
+
+def write_message(case: Case, model: str, device: str, file: Path) -> None:
+    """Write the broadcast of the second round: that of the first has coefficients of 0, which nothing is made of."""
+    server = party(case, model, device, serves=True)
+    differentiates = server.graph_of(0, 1) is not None
+    upload = server.strategy.example(0, 0, 1, differentiates, generator(0, Purpose.BATCHES))
+    state = server.strategy.aggregate(server.strategy.init(), [upload])
+    file.write_bytes(encode(server.strategy.broadcast(state, [0])[0]))
+
+
 def warm_up(case: Case, device: str) -> None:
     """Take two steps with a tiny model."""
+    if case.method in CLIENTS:
+        with TemporaryDirectory() as folder:
+            save(CONFIGS["tiny"], folder)
+            message = Path(folder) / "message"
+            write_message(case, folder, device, message)
+            step = first_step(case, folder, make_batch(1, 128, device), device, message)
+            step()
+            step()
+        return
     for kind in KINDS if case.storage == "as stored" else (case.storage,):
         tiny = build(CONFIGS["tiny"], case.dtype)
         model = tiny.to(device) if kind == "dense" else quantise(tiny, kind, device)
@@ -133,72 +190,22 @@ def build(shape: dict[str, int], dtype: str = "bfloat16") -> Any:
     return made.to(DTYPES[dtype]).requires_grad_(False).eval()
 
 
-class Meter:
-    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU."""
-
-    def __init__(self, device: str) -> None:
-        self.on_gpu, self.peak = device != "cpu", 0
-
-    def now(self) -> int:
-        return torch.cuda.memory_allocated() if self.on_gpu else status("VmRSS")
-
-    def tidy(self) -> None:
-        """Give unused memory back to the system: Python's garbage, and the free memory of the C library."""
-        gc.collect()
-        if sys.platform == "linux":
-            ctypes.CDLL(None).malloc_trim(0)
-
-    @contextmanager
-    def watch(self) -> Iterator[None]:
-        """Set `peak` to the highest memory inside the block."""
-        if self.on_gpu:
-            torch.cuda.reset_peak_memory_stats()
-            yield
-            self.peak = torch.cuda.max_memory_allocated()
-            return
-        try:
-            Path("/proc/self/clear_refs").write_text("5")
-        except OSError:
-            with self._sampled():
-                yield
-        else:
-            yield
-            self.peak = status("VmHWM")
-
-    @contextmanager
-    def _sampled(self) -> Iterator[None]:
-        """Set `peak` by a look every millisecond, for systems whose kernel can't reset its high-water mark."""
-        done = Event()
-
-        def look() -> None:
-            while not done.wait(1e-3):
-                self.peak = max(self.peak, self.now())
-
-        thread = Thread(target=look)
-        thread.start()
-        yield
-        done.set()
-        thread.join()
-
-
-def status(field: str) -> int:
-    """Bytes of a field of /proc/self/status, which counts the memory of this process."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-
 def apart(function: Callable[..., Any], *args: Any) -> Any:
     """The result of a function that runs in a new process."""
     with ProcessPoolExecutor(1, get_context("spawn")) as process:
         return process.submit(function, *args).result()
 
 
-def measure_all(model: str, args: argparse.Namespace) -> list[Row]:
+def measure_all(model: str, args: argparse.Namespace, message: Path) -> list[Row]:
     needed: dict[Case, tuple[float, float]] = {}
-    for case in cases(args.methods, is_gguf=model.endswith(".gguf")):
+    for case in cases(list(CLIENTS) if args.clients else args.methods, is_gguf=model.endswith(".gguf")):
         print(*astuple(case), sep=", ", file=sys.stderr)
+        is_client = case.method in CLIENTS
         try:
-            needed[case] = apart(measure, case, model, args.tokens, args.device)
+            if is_client:
+                apart(write_message, case, model, args.device, message)
+            given = (message,) if is_client else ()
+            needed[case] = apart(measure, case, model, args.tokens, args.device, *given)
         except BrokenProcessPool:  # killed: this machine has too little memory for the case
             needed[case] = nan, nan
 
@@ -230,7 +237,9 @@ def main() -> None:
     for option, field in OPTIONS.items():
         parser.add_argument(f"--{option.replace('_', '-')}", type=int, help=f"{field}, with --config")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--methods", choices=METHODS, nargs="+", default=list(METHODS), help="beside inference")
+    every = [*METHODS, *CLIENTS]
+    parser.add_argument("--methods", choices=every, nargs="+", default=every, help="beside inference")
+    parser.add_argument("--clients", action="store_true", help="whole clients only, beside inference")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
@@ -240,7 +249,7 @@ def main() -> None:
             given = {field: value for option, field in OPTIONS.items() if (value := getattr(args, option)) is not None}
             apart(save, CONFIGS[args.config] | given, folder)
             model, name = folder, ", ".join([f"the shape of {args.config}", *(f"{k} {v}" for k, v in given.items())])
-        rows = measure_all(model, args)
+        rows = measure_all(model, args, Path(folder) / "message")
     show(f"{name}, 1 x {args.tokens} tokens, K = {POOL.size:,}", rows, as_json=args.json)
 
 

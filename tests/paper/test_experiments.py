@@ -10,6 +10,7 @@ from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.tables import RUNS
+from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.schema import Recipe
 
 GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks", "basis": "basis.safetensors"}
@@ -68,6 +69,39 @@ def test_a_variant_can_mean_another_value_for_each_method():
     assert [t.get("derivatives", {}).get("lr") for t in found] == [0.1, 0.3, None, None]
     assert found[0]["training"]["steps"] == 3
     assert not {"title", "variants"} & set(found[0])
+
+
+def test_a_variant_can_multiply_a_methods_numbers_and_a_method_with_its_own_has_no_others():
+    experiment = replace(
+        load("figure-7", "tiny"),
+        axes={"method": ["m", "n"], "variant": ["slow", "fine"]},
+        recipe={"training": {"eps": 1e-3, "steps": 4}},
+        methods={"m": {"title": "M"}, "n": {"variants": {"slow": {}}}},
+        lr={"m": 2e-6, "n": 1e-3},
+        variants={"slow": {"times": {"training": {"lr": 0.3}}}, "fine": {"times": {"training": {"eps": 0.1}}}},
+    )
+    found = [p.table["training"] for p in experiment.plan(seeds=[5])]
+    assert [t["lr"] for t in found] == [6e-7, 2e-6, 3e-4]
+    assert [t["eps"] for t in found] == [1e-3, 1e-4, 1e-3]
+    assert all("times" not in p.table for p in experiment.plan(seeds=[5]))
+
+
+@pytest.mark.parametrize("name", ["figure-4", "figure-6", "figure-12", "table-2"])
+@pytest.mark.parametrize("scale", ["tiny", "stories", "small"])
+def test_methods_that_are_compared_have_their_rates_searched_and_their_eps_where_they_perturb(name, scale):
+    experiment = load(name, scale)
+    assert experiment.choice is not None
+    values: dict[str, set[tuple[float, float]]] = {}
+    for planned in experiment.plan([0]):
+        training = planned.recipe(GIVEN).training
+        values.setdefault(training.algorithm, set()).add((training.lr or 0, training.eps))
+    assert set(values) == set(experiment.axes["method"])
+    for method, found in values.items():
+        rates, scales = {lr for lr, _ in found}, {eps for _, eps in found}
+        forward_only = not ALGORITHMS[method].backpropagates
+        assert (len(rates), len(scales)) == ((3, 2) if forward_only else (3, 1)), method
+    if experiment.output == "curves":
+        assert experiment.options["reference"] == {"method": "fedmezo"}
 
 
 def test_a_new_key_of_the_config_does_not_change_a_fingerprint_and_another_value_does():

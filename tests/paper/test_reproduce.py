@@ -2,11 +2,14 @@
 
 import csv
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
+import numpy as np
 import pytest
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
@@ -114,6 +117,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         (alone / name).write_bytes((folder / name).read_bytes())
     started = len(counted)
     assert redraw(searched, tmp_path / "clone") == alone
+    assert all(run["memory"] > 0 for run in records["runs"])
     for one in kept(alone):
         (whole,) = tmp_path.glob(f"runs/*/{one.directory.name}")
         assert replace(one, directory=whole) == Outcome.read(whole, one.axes, one.seed)
@@ -125,6 +129,38 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
     (alone / "runs.json").unlink()
     with pytest.raises(FedKSeedError, match="has no records to draw from"):
         redraw(searched, tmp_path / "clone")
+
+
+def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experiment, tmp_path):
+    sizes = {"vocab_size": 400, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
+    heavy = tmp_path / "heavy"
+    shutil.copytree(given(experiment)["model"], heavy)  # for the tokenizer
+    LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4)).save_pretrained(heavy)
+    weights = 4 * sum(p.numel() for p in LlamaForCausalLM.from_pretrained(heavy).parameters())
+    methods = {
+        "heavy": {"model": {"name": str(heavy)}, "training": {"algorithm": "fedavg", "lr": 1e-3}},
+        "light": {"training": {"algorithm": "fedmezo", "lr": 1e-3}},
+    }
+    both = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["heavy", "light"], "directions.size": [16]},
+        output="speed",
+        options={"reference": {"method": "heavy"}, "steps": 4, "steps a round": {"default": 2}},
+        methods=methods,
+        seeds=1,
+    )
+    kept_weights = np.ones(50_000_000)  # 400 MB in this process, which the runs share
+    folder = reproduce(both, tmp_path / "both", given(experiment))
+    del kept_weights
+    assert folder is not None
+    heaviest, beside = (float(row["memory (MB)"]) for row in rows(folder / "table.csv"))
+    light = replace(both, axes=both.axes | {"method": ["light"]}, options=both.options | {"reference": {"method": ""}})
+    alone = reproduce(light, tmp_path / "alone", given(experiment))
+    assert alone is not None
+    (row,) = rows(alone / "table.csv")
+    assert heaviest > 3 * weights / 1e6  # weights, gradients and those of the last sync
+    assert abs(beside - float(row["memory (MB)"])) < 16  # two measurements of one client differed by up to 6 MB
+    assert "in a process of its own" in (alone / "table.md").read_text()
 
 
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):
@@ -194,6 +230,49 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
         assert (row["minus 16"] != "") == (row["K"] == "64")
     assert {load_recipe(at / "recipe.toml").seed for at in counted[4:]} == {0, 1}
     assert len(counted) == 4 + 4
+
+
+def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed(experiment, tmp_path):
+    whole = load("figure-12", "tiny")
+    searched = replace(
+        whole,
+        axes=whole.axes | {"method": ["fedavg", "fedmezo", "fedkseed"], "variant": ["mid", "high", "mid-fine"]},
+        recipe=experiment.recipe | {"trust": {"guard": 0.05}},  # refuses what a thousand times FedAvg's rate does
+        models=experiment.models,
+        datasets=experiment.datasets,
+        lr={"fedavg": 3e-2, "fedmezo": 1e-3, "fedkseed": 1e-3},
+        variants=whole.variants | {"high": {"times": {"training": {"lr": 1e3}}}},
+        choose={"axis": "variant", "seeds": 1},
+        seeds=2,
+    )
+    folder = reproduce(searched, tmp_path, given(experiment))
+    assert folder is not None
+    records = json.loads((folder / "runs.json").read_text())
+    tried = {(trial["axes"]["method"], trial["axes"]["variant"]) for trial in records["searched"]}
+    assert ("fedavg", "mid") in tried
+    assert not tried & {("fedavg", "mid-fine"), ("fedavg", "high")}  # it reads no eps; the trial failed
+    assert {("fedmezo", "mid-fine"), ("fedkseed", "mid-fine")} < tried
+    table, runs = rows(folder / "table.csv"), rows(folder / "runs.csv")
+    assert [row["method"] for row in table] == ["FedAvg", "FedMeZO", "FedKSeed"]
+    assert [row["minus FedMeZO"] == "" for row in table] == [False, True, False]
+    assert [row["ε"] == "" for row in table] == [True, False, False]
+    assert table[0]["η"] == "0.03"
+    changes = {(run["method"], run["seed"]): float(run["loss after"]) - float(run["loss before"]) for run in runs}
+    differences = [changes["FedKSeed", seed] - changes["FedMeZO", seed] for seed in "01"]
+    mean, error = fmean(differences), stdev(differences) / 2**0.5
+    assert table[2]["minus FedMeZO"] == f"{mean:+.4f} ± {error:.4f}"
+
+
+def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
+    hopeless = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["fedavg"], "directions.size": [16], "training.lr": [30.0, 60.0]},
+        choose={"axis": "training.lr", "seeds": 1},
+        output="curves",
+        recipe=experiment.recipe | {"trust": {"guard": 0.05}},
+    )
+    with pytest.raises(FedKSeedError, match=r"no value of training.lr ended with a loss; give it smaller ones"):
+        reproduce(hopeless, tmp_path, given(experiment))
 
 
 @pytest.mark.parametrize(
@@ -300,10 +379,11 @@ def test_a_part_that_is_none_is_refused(text):
 def test_a_run_is_shared_by_experiments_that_call_it_differently(tmp_path):
     one, other = load("figure-4", "tiny"), load("figure-6", "tiny")
     given = {"model": "owner/model"}
-    (job,) = [job for job in reproducing._jobs(one, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    fixed = [{"method": "fedzo", "variant": "mid"}]
+    (job,) = reproducing._jobs(one, tmp_path, given, "", [0], fixed)
     named_otherwise = job.directory.with_name(
         f"something-else{job.directory.name[job.directory.name.index('-seed-') :]}"
     )
     named_otherwise.mkdir(parents=True)
-    (again,) = [job for job in reproducing._jobs(other, tmp_path, given, "fedzo") if job.planned.seed == 0]
+    (again,) = reproducing._jobs(other, tmp_path, given, "", [0], fixed)
     assert again.directory == named_otherwise

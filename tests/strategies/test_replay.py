@@ -4,8 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from fedkseed import FedKSeedError, Pool, Run, Upload
+from fedkseed.directions import reference
+from fedkseed.local.client import Client
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
 from fedkseed.strategies.checks import NONE
@@ -76,12 +79,122 @@ def test_a_projection_is_averaged_and_scaled():
     assert pools[0] == pools[1] != pools[2]
 
 
-def test_tensors_that_clients_gave_different_counts_are_averaged_as_if_zeros_filled_them():
+def test_clients_draw_directions_of_their_own_for_each_tensor_and_those_not_drawn_count_as_zeros():
     replay = strategy("by tensor")
     one, two = change(0, [1, 2, 3, 4], [3, 1]), change(1, [10, 20, 30], [1, 2])
-    state = replay.aggregate(replay.init(), [one, two])
-    np.testing.assert_array_equal(state.counts, [[3, 2]])
-    np.testing.assert_allclose(state.coefficients, [5.5, 1, 1.5, 12, 15])
+    state, expected = replay.aggregate(replay.init(), [one, two]), np.zeros((2, 4))
+    drawn = {client: replay.drawn(0, client, sent.counts) for client, sent in enumerate((one, two))}
+    for tensor, direction, value in [(0, *pair) for pair in zip(drawn[0][:3], [1, 2, 3], strict=True)] + [
+        (1, drawn[0][3], 4), (0, drawn[1][0], 10), (1, drawn[1][1], 20), (1, drawn[1][2], 30),
+    ]:  # fmt: skip
+        expected[tensor, direction] += value / 2
+    np.testing.assert_array_equal(state.counts, [(expected != 0).sum(1)])
+    np.testing.assert_array_equal(state.directions, np.nonzero(expected)[1])
+    np.testing.assert_allclose(state.coefficients, expected[expected != 0])
+
+
+def test_directions_are_drawn_without_replacement_anew_for_each_round_client_and_tensor():
+    replay = replace(strategy("by tensor"), pool=Pool(1, 64, "hadamard"))
+    counts = np.array([32, 32, 64], np.uint32)
+    one = replay.drawn(0, 0, counts)
+    parts = [one[:32], one[32:64], one[64:]]
+    for part in parts:
+        assert (np.diff(part.astype(int)) > 0).all()
+    np.testing.assert_array_equal(parts[2], np.arange(64))
+    others = [parts[1], replay.drawn(1, 0, counts)[:32], replay.drawn(0, 1, counts)[:32]]
+    assert all(set(parts[0]) != set(other) for other in others)
+    np.testing.assert_array_equal(replay.drawn(0, 0, counts), one)
+    seen = np.bincount(
+        np.concatenate([replay.drawn(r, 0, np.array([16], np.uint32)) for r in range(400)]), minlength=64
+    )
+    assert abs(seen / 400 - 1 / 4).max() < 5 * (3 / 16 / 400) ** 0.5  # 5 deviations of a share of 1/4 in 400
+
+
+class Moved:
+    """Clients of a module of two tensors whose loss is linear: two SGD steps move w by exactly −η Σ of the slopes."""
+
+    def __init__(self, replay: Replay, slopes: list[list[np.ndarray]]) -> None:
+        self.replay, self.slopes = replay, slopes
+        self.weights = [Free(Layout(self.module()), RUN.pool) for _ in slopes]
+
+    @staticmethod
+    def module() -> torch.nn.Module:
+        made = torch.nn.Linear(16, 8).requires_grad_(False)
+        for parameter in made.parameters():
+            parameter.zero_()
+        return made
+
+    def uploads(self, examples: list[int]) -> tuple[History, list[Change]]:
+        first = self.replay.broadcast(self.replay.init(), [0])[0]
+        found = []
+        for number, (weights, slopes) in enumerate(zip(self.weights, self.slopes, strict=True)):
+            self.replay.sync(first, weights)
+            batches = [torch.from_numpy(np.concatenate([s.ravel() for s in slopes]))] * 2
+
+            def graph(batch: torch.Tensor, weights: Free = weights) -> torch.Tensor:
+                parameters = [entry.places[0][0]._parameters[entry.places[0][1]] for entry in weights.layout.tuned]
+                return torch.cat([p.flatten() for p in parameters]) @ batch
+
+            client = Client(number, weights, examples[number], lambda _, b=batches: iter(b), float, graph=graph)
+            found.append(self.replay.train(first, client))
+        return first, found
+
+    def after(self, uploads: list[Change]) -> np.ndarray:
+        """The weights of a newcomer after the round."""
+        state = self.replay.aggregate(self.replay.init(), uploads)
+        newcomer = Free(Layout(self.module()), RUN.pool)
+        self.replay.sync(self.replay.broadcast(state, [9])[9], newcomer)
+        return newcomer.values()
+
+
+def slopes_of(seed: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=8).astype(np.float32), rng.normal(size=(8, 16)).astype(np.float32)]  # bias, weight
+
+
+def test_ferret_rebuilds_the_mean_update_by_the_papers_formula():
+    # Shu et al., 2025: Δ̃_l = (ρ_l K_l)⁻¹ V_l V_lᵀ Δ_l, ρ_l = E v² of an entry of V_l; the blocks' K_l and the draws
+    # are those of the official code. Here V = z / √d, so that ‖v‖ = 1 and ρ_l = 1 / d_l.
+    size = 16
+    replay = replace(strategy("by tensor", server_lr=2.0), pool=Pool(1, size, "hadamard"))
+    examples, slopes = [3, 1], [slopes_of(1), slopes_of(2)]
+    moved = Moved(replay, slopes)
+    _, uploads = moved.uploads(examples)
+    expected = [np.zeros(8), np.zeros(128)]
+    for client, own in enumerate(slopes):
+        deltas = [-0.5 * 2 * part.ravel().astype(np.float64) for part in own]
+        most = max(np.linalg.norm(delta) for delta in deltas)
+        counts = [max(int(size * np.linalg.norm(delta) / most), 2) for delta in deltas]
+        np.testing.assert_array_equal(uploads[client].counts, counts)
+        drawn = np.split(replay.drawn(0, client, np.array(counts, np.uint32)), [counts[0]])
+        for block, (delta, chosen) in enumerate(zip(deltas, drawn, strict=True)):
+            d, tensor = delta.size, moved.weights[0].layout.tuned[block].number
+            v = np.stack([reference.elements(replay.round_pool(0), j, tensor, 0, d) for j in chosen], 1) / d**0.5
+            rebuilt = v @ (v.T @ delta) / (1 / d * len(chosen))
+            expected[block] += 2.0 * examples[client] / 4 * rebuilt
+    assert 2 < counts[0] < size == counts[1]
+    np.testing.assert_allclose(moved.after(uploads), np.concatenate(expected), rtol=1e-4, atol=1e-5)  # float32 sums
+
+
+def test_evofed_takes_the_step_of_a_mirrored_population_whose_fitness_is_closeness():
+    # Rahimi et al., 2023: members θ ± σ z_j, fitness −‖member − θ'‖² to the trained model θ', and the step of evolution
+    # strategies, θ + α / (2 K σ) Σ_j (F_j⁺ − F_j⁻) z_j, with F the mean of the clients' fitness and α = server_lr / 2.
+    replay, sigma, examples = strategy("projected", server_lr=3.0), 0.1, [3, 1]
+    slopes = [slopes_of(3), slopes_of(4)]
+    moved = Moved(replay, slopes)
+    _, uploads = moved.uploads(examples)
+    sizes, tuned = (8, 128), moved.weights[0].layout.tuned
+    blocks = [(entry.number, 0, d) for entry, d in zip(tuned, sizes, strict=True)]
+    pool = replay.round_pool(0)
+    members = np.stack([np.concatenate([reference.elements(pool, j, *block) for block in blocks]) for j in range(4)])
+    trained = [-0.5 * 2 * np.concatenate([s.ravel() for s in own]).astype(np.float64) for own in slopes]
+    share = np.array(examples) / 4
+    fitness = [
+        sum(s * -(((way * sigma * members) - to) ** 2).sum(1) for s, to in zip(share, trained, strict=True))
+        for way in (1, -1)
+    ]
+    expected = 3.0 / 2 / (2 * 4 * sigma) * ((fitness[0] - fitness[1]) @ members)
+    np.testing.assert_allclose(moved.after(uploads), expected, rtol=1e-4, atol=1e-5)  # float32 sums
 
 
 @pytest.mark.parametrize("kind", ["drawn", "shared", "projected", "by tensor"])
@@ -93,8 +206,8 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
             found = [1.0, 2.0] if len(cohort) == 1 else [1.0, np.nan]  # two of each round
             uploads = [upload(client, found, round_=round_) for client in cohort]
         else:
-            values = {"shared": [1, 2], "projected": [1, 2, 3, 4], "by tensor": [1, 2, 3]}[kind]
-            counts = [1, 2] if kind == "by tensor" else None
+            values = {"shared": [1, 2], "projected": [1, 2, 3, 4], "by tensor": [1, 2, 3, 4] * 2}[kind]
+            counts = [4, 4] if kind == "by tensor" else None
             uploads = [change(client, values, counts, round_=round_) for client in cohort]
         state = replay.aggregate(state, uploads)
     sent = replay.broadcast(state, [1, 2, 3, 9])

@@ -73,12 +73,10 @@ def _row(
     else:
         tokens = table["data"].get("max_tokens", 1024) if "data" in table else 1024
         took = (forward + 2 * backward) * 2 * of.weights * tokens * training.get("batch_size", 1) / (speed or inf)
-    trials = len(experiment.axes[experiment.choice.axis]) if experiment.choice else 1
-    runs = (
-        experiment.seeds
-        if trials == 1
-        else experiment.seeds / trials + (experiment.choice.seeds if experiment.choice else 0)
-    )
+    runs: float = experiment.seeds
+    if choice := experiment.choice:  # the rows of a search share the runs of its best value
+        others = {axis: value for axis, value in planned.axes.items() if axis != choice.axis}
+        runs = experiment.seeds / len(experiment.plan([0], others)) + choice.seeds
     known = down is not None and up is not None
     return {
         "run": experiment.label(planned.axes),

@@ -6,7 +6,8 @@ An experiment at a scale is one tree of tables. It is made of these, each of whi
 
 The runs of an experiment are all combinations of the values of its axes, times the seeds. The recipe of one run is made
 in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant (and what the
-method's own table `variants` says of that), the axes' own values.
+method's own table `variants` says of that), the axes' own values. A variant's table `times` has factors of numbers that
+are there already. A method with variants of its own has no others.
 """
 
 import hashlib
@@ -83,7 +84,9 @@ class Experiment:
 
     @property
     def choice(self) -> Choice | None:
-        return Choice(**self.choose) if self.choose else None
+        """The axis whose best value is searched; None where no axis is, or one with a single value."""
+        found = Choice(**self.choose) if self.choose else None
+        return found if found and len(self.axes[found.axis]) > 1 else None
 
     def plan(self, seeds: Sequence[int] | None = None, only: Mapping[str, Any] | None = None) -> list[Planned]:
         """All runs, or those that agree with `only` in its axes."""
@@ -92,9 +95,13 @@ class Experiment:
         return [
             Planned(axes, seed, self._table(axes, seed))
             for axes in combinations
-            if all(axes[axis] == value for axis, value in fixed.items())
+            if all(axes[axis] == value for axis, value in fixed.items()) and self._has(axes)
             for seed in (range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds)
         ]
+
+    def training(self, axes: Tree) -> Tree:
+        """The table `training` of a combination's recipes."""
+        return self._table(axes, 0)["training"]
 
     def title_of(self, axis: str, value: Any) -> str:
         """The name of a value of an axis in tables and figures."""
@@ -107,6 +114,10 @@ class Experiment:
         values = (self.title_of(axis, axes[axis]) for axis in shown)
         return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(shown, values, strict=True))
 
+    def _has(self, axes: Tree) -> bool:
+        own = self.methods.get(axes.get("method", ""), {}).get("variants", {})
+        return "variant" not in axes or not own or axes["variant"] in own
+
     def _table(self, axes: Tree, seed: int) -> Tree:
         table = self.recipe
         named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
@@ -118,10 +129,11 @@ class Experiment:
         if method in self.lr:
             table = merge(table, {"training": {"lr": self.lr[method]}})
         table = merge(merge(table, model.get("methods", {}).get(method, {})), variant)
+        table = scaled(table, variant.get("times", {}))
         for axis, value in axes.items():
             if axis not in NAMED:
                 table = merge(table, nested(axis, value))
-        other = ("title", "methods", "variants")
+        other = ("title", "methods", "variants", "times")
         return merge({name: part for name, part in table.items() if name not in other}, {"seed": seed})
 
 
@@ -156,6 +168,15 @@ def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
         k: merge(under[k], v) if isinstance(v, dict) and isinstance(under.get(k), dict) else v for k, v in over.items()
     }
     return {**under, **both}
+
+
+def scaled(table: Mapping[str, Any], factors: Mapping[str, Any]) -> Tree:
+    """The table with its numbers multiplied by the factors, which lie in tables of the same names."""
+    both = {
+        k: scaled(table[k], f) if isinstance(f, dict) else float(f"{table[k] * f:.6g}")  # 6e-07, not 5.99999999e-07
+        for k, f in factors.items()
+    }
+    return {**table, **both}
 
 
 def nested(path: str, value: Any) -> Tree:

@@ -14,8 +14,10 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
+from ..recipe.schema import Recipe
 from ..run.store import Store
-from .results import Outcome
+from ..tools.compare import measure
+from .results import MEMORY, Outcome
 
 RUNS, ROUNDS = "runs.json", "rounds.csv"
 COMMITS = "commits"  # the fact of a run's store with the commits of the code that worked on it
@@ -29,6 +31,20 @@ def note_commit(store: Store) -> None:
     known = store.recall(COMMITS) or []
     if (found := commit()) not in known:
         store.remember(COMMITS, [*known, found])
+
+
+def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None:
+    """Write into each run's store which memory a client needs, measured once for runs that differ by the seed alone.
+
+    Args:
+        jobs: of each run its store, its axes and its recipe.
+    """
+    measured: dict[str, int] = {}
+    for store, axes, recipe in jobs:
+        key = json.dumps(axes, sort_keys=True)
+        known = store.recall(MEMORY) or measured.get(key) or measure(recipe, recipe.training.algorithm).peak_memory
+        measured.setdefault(key, known)
+        store.remember(MEMORY, known)
 
 
 def commit() -> str | None:

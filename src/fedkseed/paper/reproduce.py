@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape as glob_escape
 from importlib.metadata import version
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -107,9 +108,11 @@ def reproduce(
         jobs = _jobs(experiment, output, given, only)
     else:
         jobs, trials = _choose(experiment, choice, output, given, only, part)
-    outcomes = None if jobs is None else run(jobs, part)
-    if jobs is None or outcomes is None:
+    if jobs is None or run(jobs, part) is None:
         return None
+    if experiment.output == "speed":  # the one table with a column for it
+        records.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in jobs)
+    outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
     table, draw = RUNS[experiment.output](experiment, outcomes)
     _write(experiment, folder, table, command, [job.directory.name for job in jobs])
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
@@ -157,18 +160,33 @@ def parts(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1)) -> list[Outcome] | None:
-    """Finish the runs of a part, one by one; returns the results of all runs, or None if other parts have some left."""
+def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = False) -> list[Outcome] | None:
+    """Finish the runs of a part, one by one.
+
+    Args:
+        trials: whether a run that began may fail: one whose rate is too high diverges.
+
+    Returns:
+        The results of all runs that did not fail; None if other parts have some left.
+    """
+    failed = set[Path]()
     mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
     left = [job for job in mine if job.outcome() is None]
     with Bars(sum(job.recipe.training.rounds for job in left) or 1) as bars:
         for number, job in enumerate(left, 1):
-            if (job.directory / "recipe.toml").is_file():
-                done = len(Store(job.directory).reports())
-                bars.bars.update(bars.rounds, advance=done)
-                resume(job.directory, Progress(bars))
-            else:
-                start(job.recipe, job.directory, Progress(bars))
+            try:
+                if (job.directory / "recipe.toml").is_file():
+                    done = len(Store(job.directory).reports())
+                    bars.bars.update(bars.rounds, advance=done)
+                    resume(job.directory, Progress(bars))
+                else:
+                    start(job.recipe, job.directory, Progress(bars))
+            except FedKSeedError as error:
+                if not trials or not (job.directory / "recipe.toml").is_file():
+                    raise
+                failed.add(job.directory)
+                bars.note(f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: {error}")
+                continue
             records.note_commit(Store(job.directory))
             outcome = job.outcome()
             if outcome is None:
@@ -177,9 +195,9 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1)) -> list[Outcome] | 
                 f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: held-out loss "
                 f"{outcome.loss[0]:.4f} → {outcome.loss[outcome.rounds]:.4f}, {outcome.seconds:.0f} s"
             )
-    found = [job.outcome() for job in jobs]
+    found = [job.outcome() for job in jobs if job.directory not in failed]
     known = [outcome for outcome in found if outcome is not None]
-    return known if len(known) == len(jobs) else None
+    return known if len(known) == len(found) else None
 
 
 def _jobs(
@@ -204,19 +222,34 @@ def _jobs(
 def _choose(
     experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str, part: tuple[int, int]
 ) -> tuple[list[Job] | None, list[Outcome]]:
-    """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left."""
+    """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left.
+
+    A value is out if one of its trials failed, or ended with a loss that is no number.
+
+    Raises:
+        FedKSeedError: all values of a combination are out.
+    """
     others = [axis for axis in experiment.axes if axis != choice.axis]
-    trials = run(_jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds)), part)
+    jobs = _jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds))
+    trials = run(jobs, part, trials=True)
     if trials is None:
         return None, []
     losses: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
+    least: dict[tuple[Any, ...], Any] = {}
     for o in trials:
         of = losses.setdefault(tuple(o.axes[a] for a in others), {})
         of.setdefault(o.axes[choice.axis], []).append(o.loss[o.rounds] - o.loss[0])
-    best = [
-        {**dict(zip(others, values, strict=True)), choice.axis: min(found, key=lambda value: fmean(found[value]))}
-        for values, found in losses.items()
-    ]
+    for job in jobs:
+        values = tuple(job.planned.axes[a] for a in others)
+        found = {
+            value: fmean(changes)
+            for value, changes in losses.get(values, {}).items()
+            if len(changes) == choice.seeds and isfinite(sum(changes))
+        }
+        if not found:
+            raise FedKSeedError(f"{job.label}: no value of {choice.axis} ended with a loss; give it smaller ones")
+        least[values] = min(found, key=lambda value: found[value])
+    best = [{**dict(zip(others, values, strict=True)), choice.axis: value} for values, value in least.items()]
     return _jobs(experiment, output, given, only, fixed=best), trials
 
 

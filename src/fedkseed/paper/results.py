@@ -14,6 +14,8 @@ from ..files import write_atomically
 from ..run.metrics import METRICS, values
 from ..run.store import Store
 
+MEMORY = "client_memory"  # the fact of a run's store with the bytes of a client like the run's, see note_memory
+
 Cell: TypeAlias = "str | int | float | Spread | None"
 
 
@@ -51,7 +53,7 @@ class Outcome:
     bytes_up: int
     clock: dict[int, float]  # seconds of all rounds so far, without evaluations
     virtual: dict[int, float]  # virtual time, see run/cohort.py
-    memory: int | None  # bytes, the most that the process held
+    memory: int | None  # bytes, of a client in a process of its own; None: not measured
     directory: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> round -> value, if measured
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
@@ -74,7 +76,7 @@ class Outcome:
             bytes_up=int(max(metrics["bytes/up a client"].values())),
             virtual={0: 0.0} | {done: r.get("virtual time", 0.0) for done, r in enumerate(rounds, 1)},
             clock={done: sum(map(_seconds, rounds[:done])) for done in range(len(rounds) + 1)},
-            memory=store.recall("peak_memory"),
+            memory=store.recall(MEMORY),
             directory=directory,
             metrics=metrics,
             scores={

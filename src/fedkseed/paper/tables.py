@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ..errors import FedKSeedError
+from ..recipe.algorithms import algorithm_of
 from ..run.store import Store
 from ..strategies.kseed import State, importance
 from .experiments import Experiment, short
@@ -32,6 +33,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
         row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
+        if (choice := experiment.choice) and choice.axis == "variant":
+            row |= _rates(experiment, axes)
         row |= {
             "seeds": len(runs),
             "loss before": spread(runs, "loss", 0),
@@ -55,6 +58,13 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     if "reference" in experiment.options:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
     return Table(rows, (*notes, *filter(None, [experiment.note])))
+
+
+def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
+    """The learning rate of a combination's recipes, and ε where its methods perturb."""
+    training = experiment.training(axes)
+    perturbs = not algorithm_of(training["algorithm"]).backpropagates
+    return {"η": f"{training['lr']:g}", "ε": f"{training['eps']:g}" if perturbs else None}
 
 
 def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
@@ -130,11 +140,12 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
         row["times as fast"] = None if not times or len(times) < len(pairs) else f"{min(times):.3g} to {max(times):.3g}"
         row["units of time" if virtual else "seconds"] = float(np.mean([run.seconds for run in runs]))
         row |= {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
-        row["memory (MB)"] = max(run.memory or 0 for run in runs) // 1_000_000
+        row["memory (MB)"] = None if (most := _most_memory(runs)) is None else most // 1_000_000
         rows.append(row)
     notes = (
         "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
         "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
+        "Memory: the most that a client held in a process of its own, less what a client like it had left there.",
     )
 
     def draw(figure: "Figure") -> None:
@@ -151,6 +162,12 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
             legend_beside(axes)
 
     return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
+
+
+def _most_memory(runs: Sequence[Outcome]) -> int | None:
+    """Bytes of a client, the most of several runs; None if one was not measured."""
+    found = [run.memory for run in runs if run.memory is not None]
+    return max(found) if found and len(found) == len(runs) else None
 
 
 def _error(values: Sequence[float]) -> str | None:

@@ -135,7 +135,6 @@ def work(store: Store, federation: Federation) -> Result:
         state = store.state(strategy.state, best)
         after = _evaluated(store, federation, state, write=True)
     finished = evaluator.finish(state, store)
-    store.remember("peak_memory", peak_memory())
     return Result(
         before=before,
         after=after,

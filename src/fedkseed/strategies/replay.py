@@ -6,7 +6,8 @@ the rounds it was away. The cost to a client grows with its absence, whereas wit
     drawn      scalars along directions that each client draws from 2^32: Zelikman et al., 2023
     shared     scalars along directions that all clients of a round share: DeComFL, Li et al., 2025
     projected  a backpropagated update projected on the round's K directions: EvoFed, Rahimi et al., 2023
-    by tensor  the same for each tensor by itself, more directions where more has moved: Ferret, Shu et al., 2025
+    by tensor  the same for each tensor by itself, along directions that each client draws from the round's K, more of
+               them where more has moved: Ferret, Shu et al., 2025
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +41,7 @@ class State:
 
     round: int  # rounds done
     counts: NDArray[np.uint32]  # (rounds, 1 or tensors): coefficients of each round and tensor
-    directions: NDArray[np.uint32]  # of all coefficients, if they are `drawn`; else empty
+    directions: NDArray[np.uint32]  # of all coefficients, if clients draw theirs; else empty
     coefficients: NDArray[np.float32]  # (n,), of all rounds
     clients: NDArray[np.uint32]  # clients that took part so far, ascending
     seen: NDArray[np.uint32]  # number of rounds in the model that each of these clients holds
@@ -91,6 +92,11 @@ class Replay:
         return (Upload if self.kind == "drawn" else Change,)
 
     @property
+    def draws(self) -> bool:
+        """Whether clients have directions of their own, which a history has to name."""
+        return self.kind in ("drawn", "by tensor")
+
+    @property
     def blocks(self) -> int:
         """The number of separate runs of coefficients in a round."""
         return self.tensors if self.kind == "by tensor" else 1
@@ -123,10 +129,10 @@ class Replay:
             FedKSeedError: the weights are older or newer than the rounds in the message, or it holds
                 directions that the rounds do not have; the weights are unchanged.
         """
-        if message.counts.shape[1] != self.blocks or (self.kind != "drawn" and message.directions.size):
+        if message.counts.shape[1] != self.blocks or (message.directions.size and not self.draws):
             raise FedKSeedError(
-                f"a history of this algorithm has {self.blocks} counts a round and names directions only where they "
-                f"are drawn; got {message.counts.shape[1]} counts and {message.directions.size} directions"
+                f"a history of this algorithm has {self.blocks} counts a round and names directions only where "
+                f"clients draw them; got {message.counts.shape[1]} counts and {message.directions.size} directions"
             )
         if not message.since <= weights.version <= message.round:
             raise FedKSeedError(
@@ -152,7 +158,7 @@ class Replay:
             for block in range(self.blocks):
                 place = (round_ - message.since) * self.blocks + block
                 part = slice(bounds[place], bounds[place + 1])
-                directions = message.directions[part] if self.kind == "drawn" else self.implied(round_, part)
+                directions = message.directions[part] if self.draws else self.implied(round_, part)
                 total = Sum(pool, *pool.select(directions, message.coefficients[part]))
                 yield total, block if self.kind == "by tensor" else None
 
@@ -193,7 +199,7 @@ class Replay:
             counts = np.array([coefficients.size], np.uint32)
         else:
             ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
-            counts, coefficients = self._average(state.round, ordered)
+            counts, directions, coefficients = self._average(state.round, ordered)
         clients = np.array([upload.client for upload in ordered], np.uint32)
         everyone = np.union1d(state.clients, clients).astype(np.uint32)
         seen = np.zeros(everyone.size, np.uint32)
@@ -224,6 +230,12 @@ class Replay:
         key = int(generator(self.run.pool.key, Purpose.ROUND, round_).integers(0, 1 << 64, dtype=np.uint64))
         return Pool(key, self.pool.size, self.pool.family)
 
+    def drawn(self, round_: int, client: int, counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Directions that a client draws from the round's K without replacement, as many for each tensor as counted."""
+        rng = generator(self.run.pool.key, Purpose.DIRECTIONS, round_, client)
+        chosen = [np.sort(np.argsort(rng.random(self.pool.size))[:count]) for count in counts.tolist()]
+        return np.concatenate(chosen).astype(np.uint32)
+
     def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
         """Directions that a message need not name: a round's own, in order."""
         size = part.stop - part.start
@@ -231,7 +243,10 @@ class Replay:
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
     def _project(self, message: History, client: "Client[Free]") -> Change:
-        """The upload of ⟨z_j, Δ⟩ / K, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / K has the mean Δ."""
+        """The upload of ⟨z_j, Δ⟩ / n, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / n has the mean Δ.
+
+        n is K; where it is `by tensor`, ⌊K ‖Δ_l‖ / max ‖Δ_l‖⌋ but at least LEAST, as in the official code.
+        """
         free, pool = client.weights, self.round_pool(message.round)
         found = self.local.first_order(client, message.round, message.lr)
         about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
@@ -240,28 +255,37 @@ class Replay:
             return Change(*about, (products.sum(0) / pool.size).astype(np.float32), NONE)
         moved = free.distances()
         shares = moved / moved.max() if moved.max() > 0 else moved
-        counts = np.clip(np.rint(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
-        values = [row[:n] / n for row, n in zip(products, counts.tolist(), strict=True)]
-        return Change(*about, np.concatenate(values).astype(np.float32), counts)
+        counts = np.clip(np.floor(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
+        tensors, directions = _owners(counts), self.drawn(message.round, client.number, counts)
+        return Change(*about, (products[tensors, directions] / counts[tensors]).astype(np.float32), counts)
 
-    def _average(self, round_: int, uploads: Sequence[Change]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
-        """Counts, and the weighted mean of the clients' numbers; numbers that a client did not send count as zeros."""
+    def _average(
+        self, round_: int, uploads: Sequence[Change]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.float32]]:
+        """Counts, directions where clients drew them, and the weighted mean of the clients' numbers.
+
+        Numbers along directions that a client did not draw count as zeros.
+        """
         for upload in uploads:
             self._require(upload)
         total = sum(upload.examples for upload in uploads)
-        each = [upload.counts if self.kind == "by tensor" else np.array([upload.values.size]) for upload in uploads]
-        counts = np.max(each, 0).astype(np.uint32)
-        first = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)[:-1]])
-        mean = np.zeros(int(counts.sum()))
-        for upload, own in zip(uploads, each, strict=True):
-            begins = np.repeat(first - np.concatenate([[0], np.cumsum(own, dtype=np.int64)[:-1]]), own)
-            mean[np.arange(upload.values.size) + begins] += upload.examples / total * upload.values.astype(np.float64)
+        size = self.pool.size if self.draws else uploads[0].values.size
+        sums, there = np.zeros((self.blocks, size)), np.zeros((self.blocks, size), bool)
+        for upload in uploads:
+            places: Any = ...
+            if self.draws:
+                places = _owners(upload.counts), self.drawn(round_, upload.client, upload.counts)
+            sums[places] += upload.examples / total * upload.values.astype(np.float64)
+            there[places] = True
+        counts = there.sum(1).astype(np.uint32)
+        directions = np.nonzero(there)[1].astype(np.uint32) if self.draws else NONE
+        mean = sums[there]
         if self.kind == "shared":
             mean *= -self.local.learning_rate(round_) / self.local.probes
         else:
             mean *= self.server_lr
         require_sendable(round_, mean)
-        return counts, mean.astype(np.float32)
+        return counts, directions, mean.astype(np.float32)
 
     def _require(self, upload: Change) -> None:
         if self.kind == "by tensor":
@@ -277,3 +301,8 @@ class Replay:
             )
         if self.kind == "shared":
             require_clipped(upload.client, upload.values, self.local.clip)
+
+
+def _owners(counts: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """The tensor of each of a client's numbers."""
+    return np.repeat(np.arange(counts.size), counts)

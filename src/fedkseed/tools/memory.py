@@ -1,0 +1,80 @@
+"""A meter of the memory that a part of a program needs, above what its process held before."""
+
+import ctypes
+import gc
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event, Thread
+
+import torch
+
+STATUS = Path("/proc/self/status")  # Linux
+
+
+class Meter:
+    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU.
+
+    Attributes:
+        peak: bytes, the most inside the last `watch`.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.on_gpu, self.peak = device != "cpu", 0
+
+    def now(self) -> int:
+        """Bytes in use, once Python's garbage and the free parts of the C library are given back to the system."""
+        gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
+        return self._in_use()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Set `peak` to the most memory in use inside the block."""
+        if self.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+            yield
+            self.peak = torch.cuda.max_memory_allocated()
+            return
+        try:
+            Path("/proc/self/clear_refs").write_text("5")
+        except OSError:
+            with self._sampled():
+                yield
+        else:
+            yield
+            self.peak = _status("VmHWM")
+
+    def _in_use(self) -> int:
+        return torch.cuda.memory_allocated() if self.on_gpu else _status("VmRSS")
+
+    @contextmanager
+    def _sampled(self) -> Iterator[None]:
+        """Set `peak` by a look every millisecond, for systems whose kernel can't reset its high-water mark."""
+        done = Event()
+        self.peak = self._in_use()
+
+        def look() -> None:
+            while not done.wait(1e-3):
+                self.peak = max(self.peak, self._in_use())
+
+        thread = Thread(target=look)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+
+def _status(field: str) -> int:
+    """Bytes of a field of the system's account of this process; without Linux, of resident memory alone."""
+    if not STATUS.exists():
+        asked = ["ps", "-o", "rss=", "-p", str(os.getpid())]
+        return int(subprocess.run(asked, capture_output=True, text=True, check=True).stdout) * 1024  # noqa: S603 — fixed words
+    lines = STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -1,0 +1,22 @@
+"""The benchmark of memory at the smallest size: rows of whole clients, each in a process of its own."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ALL, PROMPT = "all weights, SGD (client of fedavg)", "prompt tuning, SGD (client of fedprompt)"
+
+
+def test_a_client_that_tunes_and_sends_all_weights_needs_more_than_one_that_tunes_a_prompt():
+    asked = ["--config", "tiny", "--tokens", "16", "--methods", ALL, PROMPT, "--json"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), *asked]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = {(row["method"], row["type"]): row["GB"] for row in json.loads(done.stdout)["rows"]}
+    assert set(found) == {("inference", "bfloat16"), ("inference", "float32"), (ALL, "float32"), (PROMPT, "float32")}
+    embedding, layers = 4096 * 256, 2 * (2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 512)
+    weights = 2 * embedding + layers
+    assert found[PROMPT, "float32"] * 1e9 > 0.9 * 4 * (weights - embedding)  # of the input's, mapped, few rows are read
+    # beside the model: gradients, the weights of the broadcast or those of the upload; the prompt's client has no such
+    assert (found[ALL, "float32"] - found[PROMPT, "float32"]) * 1e9 > 1.5 * 4 * weights
