@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+EVERYONE = (1 << 32) - 1  # in place of a client's number: draws that all clients of a round share
+
 
 class Purpose(IntEnum):
     """The purpose of a random draw: each purpose has random numbers of its own."""
@@ -26,6 +28,9 @@ class Purpose(IntEnum):
     BACKPROPAGATING = 11
     SPEED = 12
     BASIS = 13
+    SIGNS = 14
+    NEIGHBOURS = 15
+    KEYS = 16
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

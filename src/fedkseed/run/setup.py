@@ -1,11 +1,11 @@
 """The setup of a recipe on this machine: model, weights, algorithm; clients, servers and simulations each hold one."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -34,6 +34,9 @@ from ..wire.records import Run
 from .loop import NEWCOMER, Finished, provenance
 from .store import Store
 from .watchers import Progress, Silent
+
+if TYPE_CHECKING:
+    from ..secure.member import Member
 
 
 @dataclass(slots=True)
@@ -87,11 +90,13 @@ class Setup:
         examples: Sequence[Encoded],
         on_step: Callable[[float], None],
         secret: int | None = None,
+        member: "Member | None" = None,
     ) -> Client[Any]:
         """Client `number` of `count`, with its examples.
 
         Args:
             secret: seed of the batches; None: the recipe's, which others know.
+            member: its keys, where uploads are masked.
         """
         recipe = self.recipe
 
@@ -107,6 +112,7 @@ class Setup:
             loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
             on_step=on_step,
             graph=self.graph_of(number, count),
+            member=member,
         )
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
@@ -185,7 +191,13 @@ class Setup:
 
 
 def build(
-    recipe: Recipe, tokenizer: Any, basis: Basis | None, *, serves: bool, progress: Progress | None = None
+    recipe: Recipe,
+    tokenizer: Any,
+    basis: Basis | None,
+    *,
+    serves: bool,
+    progress: Progress | None = None,
+    keys: Mapping[int, bytes] | None = None,
 ) -> Setup:
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
@@ -193,6 +205,7 @@ def build(
         tokenizer: from `tokenizer_of`.
         basis: from `with_basis`, as the recipe.
         serves: whether this party aggregates; a server of weights holds a copy of them.
+        keys: public keys of the clients, where uploads are masked.
 
     Raises:
         FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
@@ -226,7 +239,7 @@ def build(
         model=model,
         weights=weights,
         patterns=tuple(patterns),
-        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors),
+        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys),
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
         basis=basis,

@@ -46,7 +46,7 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
     if not is_here(recipe.data.source):
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
-    keeps = recipe.trust.receipts and algorithm.pooled
+    keeps = recipe.keeps_uploads and algorithm.pooled
     rounds = Rounds(recipe.seed, strategy, remote, size, keeps)
     return Federation(
         recipe=recipe,

@@ -1,0 +1,150 @@
+"""A client's side of secure aggregation: it masks its numbers, and gives shares of seeds.
+
+Both answers follow from the private key and the messages alone, so a client that was stopped between the legs, or
+another process of it, gives the same ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import shamir
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..wire.records import Masked, Run, Shares, Survivors
+from .masks import SEED, Roster, Stream, agreed, derived, mask, opened, places, sealed, signed
+
+
+class Memory(Protocol):
+    """What a client must not forget: in each round it masks one vector, and answers one set of survivors."""
+
+    def once(self, round_: int, leg: str, value: bytes) -> None:
+        """Note a value for a leg of a round.
+
+        Raises:
+            FedKSeedError: another value stands there.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Forgetful:
+    """The memory of one process."""
+
+    known: dict[tuple[int, str], bytes] = field(default_factory=dict)
+
+    def once(self, round_: int, leg: str, value: bytes) -> None:
+        if self.known.setdefault((round_, leg), value) != value:
+            raise FedKSeedError(
+                f"round {round_} was answered with another {leg}: from both answers the server could tell this "
+                "client's numbers; it must go on with the first, or begin a new run"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client of rounds with masks.
+
+    Args:
+        private: its X25519 key, 32 bytes.
+        memory: what it has answered so far.
+        run: name of the run, see `Roster`.
+        require: raises `FedKSeedError` for a public key that is not that of the client of a number; None: any will do.
+    """
+
+    number: int
+    private: bytes
+    run: bytes = b""
+    memory: Memory = field(default_factory=Forgetful)
+    require: Callable[[int, bytes], None] | None = None
+
+    @property
+    def key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.private)
+
+    @property
+    def public(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+    def place(self, roster: Roster) -> int:
+        """The place of this client in a round.
+
+        Raises:
+            FedKSeedError: it has none, or a key of the round is not that of its client.
+        """
+        roster.require()
+        found = np.flatnonzero(roster.members == self.number)
+        if not found.size or roster.key(int(found[0])) != self.public:
+            raise FedKSeedError(f"client {self.number} is not in this round with its own key")
+        if self.require is not None:
+            for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
+                self.require(number, key.tobytes())
+        return int(found[0])
+
+    def rounding(self, roster: Roster) -> np.random.Generator:
+        """Random numbers for the rounding of a round's numbers, which nobody else knows."""
+        seed = int.from_bytes(derived(self.private, roster.context, "rounding"), "little")
+        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+
+    def masked(self, run: Run, roster: Roster, numbers: NDArray[np.int64], width: int) -> Masked:
+        """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
+
+        Raises:
+            FedKSeedError: this client is not in the round, or has masked other numbers in it before.
+        """
+        place, context = self.place(roster), roster.context
+        self.memory.once(roster.round, "upload", context + numbers.astype("<i8").tobytes())
+        secrets = {other: agreed(self.key, roster.key(other)) for other in roster.holders(place)}
+        own = derived(self.private, context, "own", size=SEED)
+        total = numbers + mask(own, numbers.size, width)
+        seeds = [own]
+        for other in roster.others(place):
+            seeds.append(_pair(secrets[other], context, roster, place, other))
+            total = total + signed(place, other) * mask(seeds[-1], numbers.size, width).astype(np.int64)
+        holders = roster.holders(place)
+        rng = Stream(derived(self.private, context, "shares"))
+        parts = shamir.split(b"".join(seeds), len(holders), roster.threshold, rng)
+        bundles = [
+            sealed(derived(secrets[holder], context, "bundle", place, holder), bytes(part))
+            for holder, part in zip(holders, parts, strict=True)
+        ]
+        wrapped = (total & ((1 << width) - 1)).astype(np.uint32)
+        rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
+        return Masked(run, roster.round, self.number, width, wrapped, rows)
+
+    def shares(self, request: Survivors, roster: Roster) -> Shares:
+        """The shares that take the masks off a round's sum, one client after another, in order.
+
+        For each client that is there: the share of its own mask's seed, those of the masks that it shares with clients
+        that are not there, and the share's number. Nothing else of a bundle leaves this client.
+
+        Raises:
+            FedKSeedError: too few clients are there, this one is not, or other survivors were answered before.
+        """
+        place, context = self.place(roster), roster.context
+        there, gone = places(roster, request.there)
+        if len(there) < roster.enough:
+            raise FedKSeedError(
+                f"{len(there)} of {roster.members.size} uploads have come, and shares are given from {roster.enough} on"
+            )
+        if place not in there:
+            raise FedKSeedError(f"client {self.number} is asked for shares of a round that goes on without it")
+        self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
+        senders = [sender for sender in roster.holders(place) if sender in there]
+        if len(request.bundles) != len(senders):
+            raise FedKSeedError(f"{len(senders)} clients made bundles for this one, got {len(request.bundles)}")
+        found = []
+        for sender, bundle in zip(senders, request.bundles, strict=True):
+            secret = agreed(self.key, roster.key(sender))
+            share = opened(derived(secret, context, "bundle", sender, place), bundle.tobytes())
+            asked = [0, *(1 + k for k, other in enumerate(roster.others(sender)) if other in gone)]
+            found += [*(share[k * SEED : (k + 1) * SEED] for k in asked), share[-1:]]
+        return Shares(request.run, request.round, self.number, b"".join(found))
+
+
+def _pair(secret: bytes, context: bytes, roster: Roster, place: int, other: int) -> bytes:
+    """The seed of the mask that two clients share; both find the same."""
+    return derived(secret, context, "pair", min(place, other), max(place, other), size=SEED)

@@ -1,0 +1,106 @@
+"""The server's side of secure aggregation: it asks for shares, and takes the masks off the sum of a round."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import shamir
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..wire.records import Masked, Run, Shares, Survivors
+from .masks import SEED, TAG, Roster, mask, places, signed
+
+
+def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
+    """The message to each client whose masked upload has come: who is there, and the bundles made for it.
+
+    Args:
+        width, size: bits of a masked number, and how many an upload has.
+
+    Raises:
+        FedKSeedError: too few uploads have come, or one has another form than the round's.
+    """
+    known = dict(zip(roster.members.tolist(), range(roster.members.size), strict=True))
+    there = np.zeros(roster.members.size, np.bool_)
+    bundles: dict[tuple[int, int], NDArray[np.uint8]] = {}
+    for upload in uploads:
+        place = known.get(upload.client)
+        if place is None or there[place]:
+            raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
+        there[place], holders = True, roster.holders(place)
+        shape = len(holders), len(holders) * SEED + 1 + TAG
+        if (upload.width, upload.numbers.size, upload.bundles.shape) != (width, size, shape):
+            raise FedKSeedError(
+                f"client {upload.client} sent {upload.numbers.size} numbers of {upload.width} bits and bundles of "
+                f"{upload.bundles.shape}; asked were {size} of {width} and {shape}: use the same recipe"
+            )
+        bundles |= {(place, holder): row for holder, row in zip(holders, upload.bundles, strict=True)}
+    found, _ = places(roster, there)
+    if len(found) < roster.enough:
+        raise FedKSeedError(
+            f"round {roster.round}: {len(found)} of {roster.members.size} masked uploads have come, a sum is made from "
+            f"{roster.enough} on; nothing of them can be read"
+        )
+    return {
+        int(roster.members[place]): Survivors(
+            run, roster.round, roster.members, roster.keys, roster.broadcast, there,
+            np.stack([bundles[sender, place] for sender in roster.holders(place) if there[sender]]),
+        )
+        for place in found
+    }  # fmt: skip
+
+
+def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:
+    """The sum of the whole numbers of those whose uploads have come, shape (m,).
+
+    Args:
+        shares: by client; more than two thirds of the holders of each secret are enough.
+
+    Raises:
+        FedKSeedError: shares are missing, or have another length than was asked for.
+    """
+    at = {int(member): place for place, member in enumerate(roster.members)}
+    there = {at[upload.client] for upload in uploads}
+    gone = [place for place in range(roster.members.size) if place not in there]
+    parts: dict[int, list[bytearray]] = {place: [] for place in there}
+    for client, one in sorted(shares.items()):
+        if at.get(client) not in there:
+            raise FedKSeedError(f"client {client} sent shares, and was not asked for any")
+        _take(roster, at[client], one, there, gone, parts)
+    total, size = np.zeros(uploads[0].numbers.size, np.int64), uploads[0].numbers.size
+    for upload in uploads:
+        place = at[upload.client]
+        if len(parts[place]) < roster.threshold:
+            raise FedKSeedError(
+                f"round {roster.round}: {len(parts[place])} clients gave shares of client {upload.client}'s masks, "
+                f"{roster.threshold} are needed; nothing of the round can be read"
+            )
+        secret = _combined(parts[place][: roster.threshold])
+        missing = [other for other in roster.others(place) if other in gone]
+        total += upload.numbers.astype(np.int64) - mask(secret[:SEED], size, width)
+        for k, other in enumerate(missing, 1):
+            seed = secret[k * SEED : (k + 1) * SEED]
+            total -= signed(place, other) * mask(seed, size, width).astype(np.int64)
+    half = 1 << width - 1
+    return (total + half & ((1 << width) - 1)) - half
+
+
+def _take(
+    roster: Roster, holder: int, one: Shares, there: set[int], gone: Sequence[int], parts: dict[int, list[bytearray]]
+) -> None:
+    """Share out a client's answer to the secrets that its parts belong to."""
+    start = 0
+    for sender in (sender for sender in roster.holders(holder) if sender in there):
+        missing = sum(other in gone for other in roster.others(sender))
+        stop = start + (1 + missing) * SEED + 1
+        parts[sender].append(bytearray(one.data[start:stop]))
+        start = stop
+    if len(one.data) != start:
+        raise FedKSeedError(f"client {one.client} sent {len(one.data)} bytes of shares, {start} were asked for")
+
+
+def _combined(parts: list[bytearray]) -> bytes:
+    try:
+        return bytes(shamir.combine(parts))
+    except ValueError as error:
+        raise FedKSeedError(f"shares can't be put together: {error}") from error
