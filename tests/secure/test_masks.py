@@ -1,14 +1,17 @@
 """Keys, seeds and masks, and the circle of neighbours."""
 
 import hashlib
+from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
+import shamir
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkseed import FedKSeedError
-from fedkseed.secure.masks import Stream, agreed, derived, mask, opened, sealed
+from fedkseed.secure.masks import agreed, derived, mask, opened, sealed, share
 
 from .rounds import members_of, roster_of
 
@@ -62,13 +65,22 @@ def test_a_changed_bundle_is_not_opened():
             opened(bytes(32), wrong)
 
 
-def test_shares_follow_from_the_key_alone():
-    def numbers(key: bytes) -> tuple[bytes, list[int], float]:
-        rng, order = Stream(key), list(range(9))
-        rng.shuffle(order)
-        return rng.randbytes(5), order, rng.random()
+def test_a_share_is_a_value_of_the_polynomial_through_others():
+    """Against the library's own shares: from any three of five, each of the others and the secret follow."""
+    parts = {part[-1]: bytes(part[:-1]) for part in shamir.split(b"sixteen bytes...", 5, 3)}
+    for points in combinations(parts.items(), 3):
+        assert share(dict(points), 0) == b"sixteen bytes..."
+        assert all(share(dict(points), x) == values for x, values in parts.items() if x not in dict(points))
+    with pytest.raises(FedKSeedError, match="can't be put together"):
+        share({1: b"a", 2: b"bc"}, 0)
 
-    assert numbers(bytes(32)) == numbers(bytes(32)) != numbers(b"1" * 32)
+
+def test_two_thirds_of_the_holders_need_not_be_sent_their_shares():
+    roster = roster_of(members_of(range(10)))
+    assert [len(roster.sealed_for(place)) for place in range(10)] == [4] * 10
+    held = Counter(holder for place in range(10) for holder in roster.sealed_for(place))
+    assert set(held.values()) == {4}, "each is sent as many"
+    assert all(place == roster.holders(place)[0] for place in range(10))
 
 
 @pytest.mark.parametrize(("count", "neighbours"), [(3, None), (21, None), (60, None), (60, 30), (7, 4)])

@@ -45,7 +45,7 @@ def test_both_kinds_of_shares_of_one_client_are_refused(round_):
 def test_shares_of_a_missing_client_are_of_pairs_alone(round_):
     members, roster, asked = round_
     data = members[1].shares(asked[1], roster).data
-    assert len(data) == 4 * (2 * SEED + 1), "own seed and one pair's, of each of four that are there"
+    assert len(data) == 4 * 2 * SEED, "own seed and one pair's, of each of four that are there"
 
 
 def test_a_second_upload_in_a_round_is_refused(round_):
@@ -64,7 +64,7 @@ def test_a_second_upload_in_a_round_is_refused(round_):
     [
         ([True, True, False, False, True], "3 of 5 uploads have come, and shares are given from 4 on"),
         ([False, True, True, True, True], "goes on without it"),
-        ([True] * 5, "5 clients made bundles for this one, got 4"),
+        ([True] * 5, "2 clients made bundles for this one, got 1"),
     ],
 )
 def test_requests_that_would_tell_too_much_are_refused(round_, there, reason):
@@ -75,14 +75,20 @@ def test_requests_that_would_tell_too_much_are_refused(round_, there, reason):
 
 def test_a_bundle_of_another_round_or_client_is_not_opened(round_):
     members, roster, asked = round_
-    swapped = replace(asked[1], bundles=asked[1].bundles[::-1].copy())
+    swapped = replace(asked[7], bundles=asked[7].bundles[::-1].copy())
+    assert len(swapped.bundles) == 2
     with pytest.raises(FedKSeedError, match="can't be opened"):
-        members[1].shares(swapped, roster)
+        members[7].shares(swapped, roster)
     fresh = members_of(NUMBERS)
     with pytest.raises(FedKSeedError, match="can't be opened"):
-        fresh[1].shares(asked[1], replace(roster, broadcast=bytes(32)))
+        fresh[4].shares(asked[4], replace(roster, broadcast=bytes(32)))
     with pytest.raises(FedKSeedError, match="can't be opened"):
-        fresh[4].shares(replace(asked[1]), roster)
+        fresh[9].shares(replace(asked[9], bundles=asked[7].bundles), roster)
+
+
+def test_a_member_does_not_show_its_key():
+    assert key_of(1).hex() not in repr(members_of([1])[1])
+    assert repr(key_of(1)) not in repr(members_of([1])[1])
 
 
 def test_a_key_that_is_not_its_clients_is_refused():
@@ -134,6 +140,6 @@ def test_clients_with_few_neighbours_hold_few_shares(neighbours):
         assert len(roster.others(place)) == neighbours
         assert all(place in roster.others(other) for other in roster.others(place))
     uploads = first_leg(members, roster, numbers)
-    assert uploads[0].bundles.shape[0] == neighbours + 1
+    assert uploads[0].bundles.shape[0] == neighbours + 1 - (roster.threshold - 1)
     shares = second_leg(members, roster, uploads)
     assert np.array_equal(total(roster, uploads, shares), np.sum([*numbers.values()], axis=0))

@@ -6,11 +6,11 @@ were sent: a context that differs in one client, one key or one bit of the broad
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 
 import numpy as np
+import shamir
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -94,8 +94,15 @@ class Roster:
         return sorted(int(circle[(at + far) % n]) for far in (*range(-half, 0), *range(1, half + 1)))
 
     def holders(self, place: int) -> list[int]:
-        """Places of the clients that hold shares of the one at a place: those that share a mask with it, and itself."""
-        return sorted([*self.others(place), place])
+        """Places of the clients that hold shares of the one at a place: itself, and those that share a mask with it.
+
+        They stand in a circle that begins at the place, so that each client is among the last of as many.
+        """
+        return sorted([*self.others(place), place], key=lambda holder: (holder - place) % self.members.size)
+
+    def sealed_for(self, place: int) -> list[int]:
+        """Places of the holders that are sent their shares; the shares of the others follow from secrets of pairs."""
+        return self.holders(place)[self.threshold - 1 :]
 
     def require(self) -> None:
         """Refuse a round in which masks protect nobody, or whose shares have too many holders.
@@ -158,22 +165,22 @@ def opened(key: bytes, data: bytes) -> bytes:
         ) from error
 
 
-class Stream(Random):
-    """Python's random numbers from ChaCha20's stream: the same key gives the same shares, and nobody else can."""
+def share(points: Mapping[int, bytes], x: int) -> bytes:
+    """The value at x of the polynomials through these points, byte by byte in the field of 256 elements.
 
-    def __init__(self, key: bytes) -> None:
-        super().__init__()
-        self._stream = Cipher(ChaCha20(key, bytes(16)), None).encryptor()
+    In this field x + x = 0: a polynomial in x + x' has at 0 the value that the same one in x has at x'. So the library,
+    which finds values at 0 alone, finds all.
 
-    def getrandbits(self, k: int) -> int:
-        size = -(-k // 8)
-        return int.from_bytes(self._stream.update(bytes(size)), "little") >> (8 * size - k)
+    Args:
+        points: x -> values, as many points as coefficients.
 
-    def random(self) -> float:
-        return self.getrandbits(53) / (1 << 53)
-
-    def seed(self, *args: object, **kwargs: object) -> None:
-        """Ignore seeds: the key is the seed."""
+    Raises:
+        FedKSeedError: values have different lengths.
+    """
+    try:
+        return bytes(shamir.combine([bytearray(values) + bytes([at ^ x]) for at, values in points.items()]))
+    except ValueError as error:
+        raise FedKSeedError(f"shares can't be put together: {error}") from error
 
 
 def signed(place: int, other: int) -> int:

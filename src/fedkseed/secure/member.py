@@ -4,18 +4,19 @@ Both answers follow from the private key and the messages alone, so a client tha
 another process of it, gives the same ones.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import shamir
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, Roster, Stream, agreed, derived, mask, opened, places, sealed, signed
+from .masks import SEED, Roster, agreed, derived, mask, opened, places, sealed, share, signed
 
 
 class Memory(Protocol):
@@ -56,7 +57,7 @@ class Member:
     """
 
     number: int
-    private: bytes
+    private: bytes = field(repr=False)
     run: bytes = b""
     memory: Memory = field(default_factory=Forgetful)
     require: Callable[[int, bytes], None] | None = None
@@ -104,12 +105,14 @@ class Member:
         for other in roster.others(place):
             seeds.append(_pair(secrets[other], context, roster, place, other))
             total = total + signed(place, other) * mask(seeds[-1], numbers.size, width).astype(np.int64)
-        holders = roster.holders(place)
-        rng = Stream(derived(self.private, context, "shares"))
-        parts = shamir.split(b"".join(seeds), len(holders), roster.threshold, rng)
+        joined, holders, known = b"".join(seeds), roster.holders(place), roster.threshold - 1
+        points = {0: joined} | {
+            x: _implied(secrets[holder], context, place, holder, len(joined))
+            for x, holder in enumerate(holders[:known], 1)
+        }
         bundles = [
-            sealed(derived(secrets[holder], context, "bundle", place, holder), bytes(part))
-            for holder, part in zip(holders, parts, strict=True)
+            sealed(derived(secrets[holder], context, "bundle", place, holder), share(points, x))
+            for x, holder in enumerate(holders[known:], known + 1)
         ]
         wrapped = (total & ((1 << width) - 1)).astype(np.uint32)
         rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
@@ -118,8 +121,8 @@ class Member:
     def shares(self, request: Survivors, roster: Roster) -> Shares:
         """The shares that take the masks off a round's sum, one client after another, in order.
 
-        For each client that is there: the share of its own mask's seed, those of the masks that it shares with clients
-        that are not there, and the share's number. Nothing else of a bundle leaves this client.
+        For each client that is there: the share of its own mask's seed, and those of the masks that it shares with
+        clients that are not there. Nothing else of a share leaves this client.
 
         Raises:
             FedKSeedError: too few clients are there, this one is not, or other survivors were answered before.
@@ -134,15 +137,32 @@ class Member:
             raise FedKSeedError(f"client {self.number} is asked for shares of a round that goes on without it")
         self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
         senders = [sender for sender in roster.holders(place) if sender in there]
-        if len(request.bundles) != len(senders):
-            raise FedKSeedError(f"{len(senders)} clients made bundles for this one, got {len(request.bundles)}")
+        bundles = dict(zip(sent_to(roster, place, there), request.bundles, strict=False))
+        if len(bundles) != len(request.bundles) or {*bundles} != {*sent_to(roster, place, there)}:
+            raise FedKSeedError(
+                f"{len(sent_to(roster, place, there))} clients made bundles for this one, got {len(request.bundles)}"
+            )
         found = []
-        for sender, bundle in zip(senders, request.bundles, strict=True):
-            secret = agreed(self.key, roster.key(sender))
-            share = opened(derived(secret, context, "bundle", sender, place), bundle.tobytes())
-            asked = [0, *(1 + k for k, other in enumerate(roster.others(sender)) if other in gone)]
-            found += [*(share[k * SEED : (k + 1) * SEED] for k in asked), share[-1:]]
+        for sender in senders:
+            secret, others = agreed(self.key, roster.key(sender)), roster.others(sender)
+            if sender in bundles:
+                whole = opened(derived(secret, context, "bundle", sender, place), bundles[sender].tobytes())
+            else:
+                whole = _implied(secret, context, sender, place, SEED * (1 + len(others)))
+            asked = [0, *(1 + k for k, other in enumerate(others) if other in gone)]
+            found += [whole[k * SEED : (k + 1) * SEED] for k in asked]
         return Shares(request.run, request.round, self.number, b"".join(found))
+
+
+def sent_to(roster: Roster, holder: int, there: Collection[int]) -> list[int]:
+    """Places of the clients that are there and have sealed a share for a holder, in their order."""
+    return [sender for sender in sorted(there) if holder in roster.sealed_for(sender)]
+
+
+def _implied(secret: bytes, context: bytes, sender: int, holder: int, size: int) -> bytes:
+    """The share of a holder to which none is sent: both sides find it."""
+    stream = Cipher(ChaCha20(derived(secret, context, "share", sender, holder), bytes(16)), None).encryptor()
+    return stream.update(bytes(size))
 
 
 def _pair(secret: bytes, context: bytes, roster: Roster, place: int, other: int) -> bytes:

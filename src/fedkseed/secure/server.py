@@ -3,12 +3,12 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import shamir
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, TAG, Roster, mask, places, signed
+from .masks import SEED, TAG, Roster, mask, places, share, signed
+from .member import sent_to
 
 
 def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
@@ -27,8 +27,8 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
         place = known.get(upload.client)
         if place is None or there[place]:
             raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
-        there[place], holders = True, roster.holders(place)
-        shape = len(holders), len(holders) * SEED + 1 + TAG
+        there[place], holders = True, roster.sealed_for(place)
+        shape = len(holders), len(roster.holders(place)) * SEED + TAG
         if (upload.width, upload.numbers.size, upload.bundles.shape) != (width, size, shape):
             raise FedKSeedError(
                 f"client {upload.client} sent {upload.numbers.size} numbers of {upload.width} bits and bundles of "
@@ -41,13 +41,14 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
             f"round {roster.round}: {len(found)} of {roster.members.size} masked uploads have come, a sum is made from "
             f"{roster.enough} on; nothing of them can be read"
         )
-    return {
-        int(roster.members[place]): Survivors(
-            run, roster.round, roster.members, roster.keys, roster.broadcast, there,
-            np.stack([bundles[sender, place] for sender in roster.holders(place) if there[sender]]),
-        )
-        for place in found
-    }  # fmt: skip
+
+    def request(place: int) -> Survivors:
+        rows = [bundles[sender, place] for sender in sent_to(roster, place, found)]
+        length = len(roster.holders(place)) * SEED + TAG
+        sent = np.array(rows, np.uint8).reshape(-1, length)
+        return Survivors(run, roster.round, roster.members, roster.keys, roster.broadcast, there, sent)
+
+    return {int(roster.members[place]): request(place) for place in found}
 
 
 def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:
@@ -62,20 +63,20 @@ def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Sha
     at = {int(member): place for place, member in enumerate(roster.members)}
     there = {at[upload.client] for upload in uploads}
     gone = [place for place in range(roster.members.size) if place not in there]
-    parts: dict[int, list[bytearray]] = {place: [] for place in there}
+    points: dict[int, dict[int, bytes]] = {place: {} for place in there}
     for client, one in sorted(shares.items()):
         if at.get(client) not in there:
             raise FedKSeedError(f"client {client} sent shares, and was not asked for any")
-        _take(roster, at[client], one, there, gone, parts)
+        _take(roster, at[client], one, there, gone, points)
     total, size = np.zeros(uploads[0].numbers.size, np.int64), uploads[0].numbers.size
     for upload in uploads:
         place = at[upload.client]
-        if len(parts[place]) < roster.threshold:
+        if len(points[place]) < roster.threshold:
             raise FedKSeedError(
-                f"round {roster.round}: {len(parts[place])} clients gave shares of client {upload.client}'s masks, "
+                f"round {roster.round}: {len(points[place])} clients gave shares of client {upload.client}'s masks, "
                 f"{roster.threshold} are needed; nothing of the round can be read"
             )
-        secret = _combined(parts[place][: roster.threshold])
+        secret = share(dict([*points[place].items()][: roster.threshold]), 0)
         missing = [other for other in roster.others(place) if other in gone]
         total += upload.numbers.astype(np.int64) - mask(secret[:SEED], size, width)
         for k, other in enumerate(missing, 1):
@@ -86,21 +87,14 @@ def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Sha
 
 
 def _take(
-    roster: Roster, holder: int, one: Shares, there: set[int], gone: Sequence[int], parts: dict[int, list[bytearray]]
+    roster: Roster, holder: int, one: Shares, there: set[int], gone: Sequence[int], points: dict[int, dict[int, bytes]]
 ) -> None:
     """Share out a client's answer to the secrets that its parts belong to."""
     start = 0
     for sender in (sender for sender in roster.holders(holder) if sender in there):
         missing = sum(other in gone for other in roster.others(sender))
-        stop = start + (1 + missing) * SEED + 1
-        parts[sender].append(bytearray(one.data[start:stop]))
+        stop = start + (1 + missing) * SEED
+        points[sender][1 + roster.holders(sender).index(holder)] = one.data[start:stop]
         start = stop
     if len(one.data) != start:
         raise FedKSeedError(f"client {one.client} sent {len(one.data)} bytes of shares, {start} were asked for")
-
-
-def _combined(parts: list[bytearray]) -> bytes:
-    try:
-        return bytes(shamir.combine(parts))
-    except ValueError as error:
-        raise FedKSeedError(f"shares can't be put together: {error}") from error

@@ -194,7 +194,7 @@ class Secure:
         width = self.grid.width(clients)
         holders = min(clients, (self.neighbours or USUAL) + 1)
         numbers = rng.integers(0, 1 << width, self.grid.padded, np.uint32)
-        bundles = rng.integers(0, 256, (holders, holders * SEED + 1 + TAG), np.uint8)
+        bundles = rng.integers(0, 256, (holders - 2 * holders // 3, holders * SEED + TAG), np.uint8)
         return Masked(self.run, round_, client, width, numbers, bundles)
 
     def _inside(self, message: Secured | Broadcast) -> Broadcast:

@@ -254,7 +254,7 @@ class Masked:
     client: int
     width: int  # bits of a number: masked ones are whole numbers modulo 2^width
     numbers: NDArray[np.uint32]  # (m,)
-    bundles: NDArray[np.uint8]  # (holders, bytes): what each holder alone can open
+    bundles: NDArray[np.uint8]  # (h, bytes): what each of some holders alone can open
 
     def __post_init__(self) -> None:
         _require_round(self.round)
@@ -316,7 +316,7 @@ def _require_roster(members: NDArray[np.uint32], keys: NDArray[np.uint8]) -> Non
 
 
 def _require_bundles(bundles: NDArray[np.uint8]) -> None:
-    if bundles.ndim != 2 or not bundles.size:
+    if bundles.ndim != 2:
         raise FedKSeedError(f"bundles of shares are rows of bytes, got {bundles.shape}")
 
 
