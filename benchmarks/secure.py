@@ -55,7 +55,7 @@ def round_of(clients: int, shared: bool, neighbours: int | None) -> list[str]:
     for number in range(max(clients // 10, clients > 3), clients):
         change = rng.normal(size=strategy.grid.size) / strategy.grid.size
         begin = time.process_time()
-        codes = strategy.grid.coded(change, 0, members[number].rounding(roster))
+        codes = strategy.grid.coded(change, 0, number)
         uploads.append(members[number].masked(RUN, roster, codes, width))
         took = max(took, time.process_time() - begin)
     requests = strategy.requests(dict.fromkeys(members, message), uploads)

@@ -31,6 +31,7 @@ class Purpose(IntEnum):
     SIGNS = 14
     NEIGHBOURS = 15
     KEYS = 16
+    ROUNDING = 17
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

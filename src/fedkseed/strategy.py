@@ -172,6 +172,18 @@ class TwoLegs(Protocol):
         """
         ...
 
+    def needed(self, clients: int) -> int:
+        """The least number of answers in each leg of a round of so many clients."""
+        ...
+
+    def require(self, client: int, sent: bytes, reply: bytes, uploads: Mapping[int, bytes]) -> None:
+        """Refuse a client's answer in either leg that would spoil the round.
+
+        Args:
+            uploads: the answers of the first leg so far.
+        """
+        ...
+
     def respond(self, request: Any, client: Client[Any]) -> Any:
         """A client's answer to its second message."""
         ...

@@ -47,8 +47,7 @@ def clear(simulation: Simulation, state, there):
         client = simulation.client(number)
         strategy.sync(message, client.weights)
         change = strategy.inner.change(inside, strategy.inner.train(inside, client))
-        roster = strategy._roster(message, b"")
-        total = total + strategy.grid.coded(change, state.round, client.member.rounding(roster))
+        total = total + strategy.grid.coded(change, state.round, number)
     mean = strategy.grid.change(total, state.round) / len(there)
     return strategy.inner.stepped(state, -(mean if not strategy.inner.shared else spread(strategy, state, mean)))
 

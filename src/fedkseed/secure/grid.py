@@ -3,7 +3,7 @@
 A change x of m' numbers (of c, or of a round's shared directions) becomes
 
     y = H (s ∘ x) / √m        s: signs from the pool's key and the round, H: Walsh–Hadamard, m: m' up to a power of two
-    q = ⌊y / step + u⌋        u: uniform in [0, 1), so that q · step has the mean y
+    q = ⌊y / step + u⌋        u: uniform in [0, 1), of (key, round, client), so that q · step has the mean y
     step = REACH · norm / √m / (2^(bits − 1) − 1)
 
 after cutting x to the Euclidean norm `norm`. H spreads a change evenly: y is about normal with at most norm / √m, and
@@ -61,7 +61,7 @@ class Grid:
     def signs(self, round_: int) -> NDArray[np.int64]:
         return 1 - 2 * generator(self.key, Purpose.SIGNS, round_).integers(0, 2, self.padded)
 
-    def coded(self, change: NDArray[np.floating], round_: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    def coded(self, change: NDArray[np.floating], round_: int, client: int) -> NDArray[np.int64]:
         """A change as whole numbers, shape (m,), at most `most` in size."""
         x = np.zeros(self.padded)
         x[: self.size] = change
@@ -71,7 +71,8 @@ class Grid:
         if length > self.norm:
             x *= self.norm / length
         y = walsh(x * self.signs(round_)) / math.sqrt(self.padded) / self.step
-        return np.clip(np.floor(y + rng.random(self.padded)).astype(np.int64), -self.most, self.most)
+        u = generator(self.key, Purpose.ROUNDING, round_, client).random(self.padded)
+        return np.clip(np.floor(y + u).astype(np.int64), -self.most, self.most)
 
     def change(self, total: NDArray[np.int64], round_: int) -> NDArray[np.float64]:
         """The sum of changes that a sum of whole numbers stands for, shape (m',)."""

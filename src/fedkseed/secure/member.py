@@ -85,11 +85,6 @@ class Member:
                 self.require(number, key.tobytes())
         return int(found[0])
 
-    def rounding(self, roster: Roster) -> np.random.Generator:
-        """Random numbers for the rounding of a round's numbers, which nobody else knows."""
-        seed = int.from_bytes(derived(self.private, roster.context, "rounding"), "little")
-        return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-
     def masked(self, run: Run, roster: Roster, numbers: NDArray[np.int64], width: int) -> Masked:
         """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
 

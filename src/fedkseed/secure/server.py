@@ -27,14 +27,9 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
         place = known.get(upload.client)
         if place is None or there[place]:
             raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
-        there[place], holders = True, roster.sealed_for(place)
-        shape = len(holders), len(roster.holders(place)) * SEED + TAG
-        if (upload.width, upload.numbers.size, upload.bundles.shape) != (width, size, shape):
-            raise FedKSeedError(
-                f"client {upload.client} sent {upload.numbers.size} numbers of {upload.width} bits and bundles of "
-                f"{upload.bundles.shape}; asked were {size} of {width} and {shape}: use the same recipe"
-            )
-        bundles |= {(place, holder): row for holder, row in zip(holders, upload.bundles, strict=True)}
+        require_upload(roster, upload, width, size)
+        there[place] = True
+        bundles |= {(place, holder): row for holder, row in zip(roster.sealed_for(place), upload.bundles, strict=True)}
     found, _ = places(roster, there)
     if len(found) < roster.enough:
         raise FedKSeedError(
@@ -49,6 +44,28 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
         return Survivors(run, roster.round, roster.members, roster.keys, roster.broadcast, there, sent)
 
     return {int(roster.members[place]): request(place) for place in found}
+
+
+def require_upload(roster: Roster, upload: Masked, width: int, size: int) -> None:
+    """Refuse an upload of a client that is not in the round, or of another form than the round's."""
+    (place,) = np.flatnonzero(roster.members == upload.client).tolist() or (None,)
+    if place is None:
+        raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
+    shape = len(roster.sealed_for(place)), len(roster.holders(place)) * SEED + TAG
+    if (upload.width, upload.numbers.size, upload.bundles.shape) != (width, size, shape):
+        raise FedKSeedError(
+            f"client {upload.client} sent {upload.numbers.size} numbers of {upload.width} bits and bundles of "
+            f"{upload.bundles.shape}; asked were {size} of {width} and {shape}: use the same recipe"
+        )
+
+
+def require_shares(roster: Roster, one: Shares, found: NDArray[np.bool_]) -> None:
+    """Refuse shares of a client that was not asked, or of another length than was asked for."""
+    there, gone = places(roster, found)
+    (place,) = np.flatnonzero(roster.members == one.client).tolist() or (None,)
+    if place not in there:
+        raise FedKSeedError(f"client {one.client} sent shares, and was not asked for any")
+    _take(roster, place, one, {*there}, gone, {sender: {} for sender in there})
 
 
 def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:

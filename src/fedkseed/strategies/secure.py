@@ -133,7 +133,7 @@ class Secure:
         roster, broadcast = self._roster(message, member.run), self._inside(message)
         member.place(roster)  # before an hour of training
         change = self.inner.change(broadcast, self.inner.train(broadcast, client))
-        codes = self.grid.coded(change, message.round, member.rounding(roster))
+        codes = self.grid.coded(change, message.round, client.number)
         return member.masked(self.run, roster, codes, self.grid.width(roster.members.size))
 
     def requests(self, messages: Mapping[int, Secured], uploads: Sequence[Masked]) -> Mapping[int, Survivors]:
@@ -143,14 +143,31 @@ class Secure:
         width = self.grid.width(roster.members.size)
         return requests(self.run, roster, uploads, width, self.grid.padded)
 
-    def respond(self, request: Survivors, client: "Client[Pooled]") -> Shares:
-        from ..secure.masks import Roster
+    def needed(self, clients: int) -> int:
+        return 2 * clients // 3 + 1
 
+    def require(self, client: int, sent: bytes, reply: bytes, uploads: Mapping[int, bytes]) -> None:
+        from ..secure.server import require_shares, require_upload
+
+        message, record = decode(sent, Secured, Survivors), decode(reply, Masked, Shares)
+        self.run.require(record.run)
+        if (record.client, record.round) != (client, message.round):
+            raise FedKSeedError(
+                f"client {client} was sent round {message.round}, and the answer is of client {record.client}, round "
+                f"{record.round}"
+            )
+        match message, record:
+            case Secured(), Masked():
+                roster = self._roster(message, self.name)
+                require_upload(roster, record, self.grid.width(roster.members.size), self.grid.padded)
+            case Survivors(), Shares():
+                require_shares(self._asked(message, self.name), record, message.there)
+            case _:
+                raise FedKSeedError(f"client {client} answered a {type(message).__name__} by {type(record).__name__}")
+
+    def respond(self, request: Survivors, client: "Client[Pooled]") -> Shares:
         member = _member(client)
-        return member.shares(
-            request,
-            Roster(member.run, request.round, request.members, request.keys, request.broadcast, self.neighbours),
-        )
+        return member.shares(request, self._asked(request, member.run))
 
     def combined(self, messages: Mapping[int, Secured], uploads: Sequence[Masked], answers: Sequence[Shares]) -> Summed:
         """The sum of those whose uploads have come, without masks.
@@ -211,6 +228,11 @@ class Secure:
 
         digest = hashlib.sha256(message.broadcast).digest()
         return Roster(name, message.round, message.members, message.keys, digest, self.neighbours)
+
+    def _asked(self, request: Survivors, name: bytes) -> "Roster":
+        from ..secure.masks import Roster
+
+        return Roster(name, request.round, request.members, request.keys, request.broadcast, self.neighbours)
 
 
 def _member(client: Client[Any]) -> "Member":
