@@ -71,7 +71,7 @@ def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_part
 @pytest.mark.parametrize("killed", [False, True])
 def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(setting, tmp_path, killed):
     """The server is killed as soon as it has kept a first leg: it must go on with the same survivors."""
-    text = setting.text("minimum = 3") + "[secure]\nnorm = 0.05\n"
+    text = setting.text("minimum = 3", "[secure]\nnorm = 0.05\n")
     alone = start(parse(loads(text)), tmp_path / "alone")
     with network(tmp_path, text, setting.files, setting.model) as federation:
         server = federation.server()
