@@ -19,8 +19,8 @@ def words(text: str) -> list[str]:
 
 # From the ground up: a folder, or a file of the package's own, imports from those before it and from itself.
 ORDER = words("""
-errors randomness files directions wire weights local strategy strategies round recipe data models evaluation run tools
-flower paper cli
+errors randomness files directions wire secure weights local strategy strategies round recipe data models evaluation run
+tools flower paper cli
 """)
 
 # Modules that a server without a model is made of, or a command that only looks at a run.
@@ -28,9 +28,9 @@ WITHOUT_TORCH = words("""
 errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
 wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
 local.derivatives local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay
-strategies.checks round recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading
-data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
-run.cohort
+strategies.checks strategies.secure secure secure.grid secure.masks secure.member secure.server round
+recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
+data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics run.cohort
 tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
 flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink

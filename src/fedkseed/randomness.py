@@ -9,6 +9,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+EVERYONE = (1 << 32) - 1  # in place of a client's number: draws that all clients of a round share
+
 
 class Purpose(IntEnum):
     """The purpose of a random draw: each purpose has random numbers of its own."""
@@ -27,6 +29,10 @@ class Purpose(IntEnum):
     SPEED = 12
     BASIS = 13
     KEPT_BACK = 14  # label: the client
+    SIGNS = 15
+    NEIGHBOURS = 16
+    KEYS = 17
+    ROUNDING = 18
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

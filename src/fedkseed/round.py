@@ -9,6 +9,7 @@
                                                         strategy.train     τ local steps
                    <-------------------------------     encode
        decode      uploads
+                  (a second leg, where uploads are masked: strategy.requests, respond, combined)
        strategy.aggregate    state, uploads -> next state
 
     the cohort of a round        run/cohort.py, drawn by the caller
@@ -29,10 +30,10 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
 from .local.client import Client
-from .strategy import Strategy
+from .strategy import Strategy, TwoLegs
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
-from .wire.records import History, Lack, Run, Upload
+from .wire.records import Change, History, Lack, Run, Upload
 
 
 class Rounds(Protocol):
@@ -97,18 +98,18 @@ def run_round(
     encoded = {key: encode(message) for key, message in distinct.items()}
     whole = {client: encoded[id(message)] for client, message in messages.items()}
     replies, down, up = _exchange(transport, whole, kept)
-    uploads: list[Any] = [decode(replies[client], *strategy.replies) for client in sorted(replies)]
-    for client, upload in zip(sorted(replies), uploads, strict=True):
-        if upload.client != client or client not in cohort:
-            raise FedKSeedError(
-                f"a reply of client {client} is signed by client {upload.client}; asked were {list(cohort)}"
-            )
-        if upload.round != messages[client].round:  # the round decides how much the reply counts
-            raise FedKSeedError(
-                f"client {client} was sent round {messages[client].round} and answered round {upload.round}"
-            )
-    after = strategy.aggregate(state, uploads, {began.round: began for began in earlier.values()})
-    losses = [upload.loss for upload in uploads if math.isfinite(upload.loss)]
+    uploads = _decoded(replies, strategy.replies, messages)
+    counted = uploads
+    if isinstance(strategy, TwoLegs):
+        requests = strategy.requests(messages, uploads)
+        sent = {client: encode(request) for client, request in requests.items()}
+        answers = _ask(transport, sent)
+        counted = [strategy.combined(messages, uploads, _decoded(answers, (strategy.answer,), requests))]
+        down = {client: size + len(sent.get(client, b"")) for client, size in down.items()}
+        up = {client: size + len(answers.get(client, b"")) for client, size in up.items()}
+    after = strategy.aggregate(state, counted, {began.round: began for began in earlier.values()})
+    clear = [upload for upload in uploads if isinstance(upload, Upload | Change)]  # masked ones say nothing of these
+    losses = [upload.loss for upload in clear if math.isfinite(upload.loss)]
     found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload) and upload.found.any()]
     sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
@@ -118,7 +119,7 @@ def run_round(
         bytes_up=max(up.values()),
         bytes_total=sum(down[client] + up[client] for client in replies),
         loss=median(losses) if losses else math.nan,
-        skipped=sum(upload.skipped for upload in uploads),
+        skipped=sum(upload.skipped for upload in clear),
         scalar=float(sum(sizes) / len(sizes)) if sizes else None,
         seconds=time.perf_counter() - begin,
         cpu_seconds=time.process_time() - computed,
@@ -127,6 +128,25 @@ def run_round(
         replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
     )
     return after, report
+
+
+def _decoded(data: Mapping[int, bytes], kinds: tuple[type[Any], ...], asked: Mapping[int, Any]) -> list[Any]:
+    """The replies to a leg's messages, in the order of their clients.
+
+    Raises:
+        FedKSeedError: one is broken, or was asked of another client or for another round.
+    """
+    records: list[Any] = [decode(data[client], *kinds) for client in sorted(data)]
+    for client, record in zip(sorted(data), records, strict=True):
+        if record.client != client or client not in asked:
+            raise FedKSeedError(
+                f"a reply of client {client} is signed by client {record.client}; asked were {sorted(asked)}"
+            )
+        if record.round != asked[client].round:  # the round decides how much the reply counts
+            raise FedKSeedError(
+                f"client {client} was sent round {asked[client].round} and answered round {record.round}"
+            )
+    return records
 
 
 def _exchange(
@@ -172,8 +192,13 @@ def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.
     """
-    message = decode(data, strategy.message)
     weights = client.weights
-    Run(weights.pool, weights.base_digest).require(message.run)
+    known = Run(weights.pool, weights.base_digest)
+    if isinstance(strategy, TwoLegs) and kind_of(data) is strategy.request:
+        request = decode(data, strategy.request)
+        known.require(request.run)
+        return encode(strategy.respond(request, client))
+    message = decode(data, strategy.message)
+    known.require(message.run)
     strategy.sync(message, weights)
     return encode(strategy.train(message, client))

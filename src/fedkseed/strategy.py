@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,22 @@ class Trust:
 
 
 @dataclass(frozen=True, slots=True)
+class Masking:
+    """Secure aggregation: `[secure]` of a recipe, and the keys of its clients.
+
+    Args:
+        norm, bits, neighbours: see `Grid` and `Roster` in fedkseed.secure.
+        keys, name: see `Secure` in strategies/secure.py.
+    """
+
+    norm: float
+    bits: int = 8
+    neighbours: int | None = None
+    keys: Mapping[int, bytes] = field(default_factory=dict)
+    name: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that a recipe sets for an algorithm; a strategy takes the settings that it `reads`.
 
@@ -52,6 +68,8 @@ class Settings:
         server, server_lr: the optimiser that the server applies to the mean update, and its rate.
         max_staleness, staleness_power: see `KSeed`.
         trust: limits of what a client can do to a round's sum.
+        shared: whether all clients of a round draw the same directions.
+        secure: settings of secure aggregation; None: the server sees each upload.
     """
 
     run: Run
@@ -66,6 +84,8 @@ class Settings:
     max_staleness: int = 0
     staleness_power: float = 0.5
     trust: Trust = field(default_factory=Trust)
+    shared: bool = False
+    secure: Masking | None = None
 
 
 State = TypeVar("State")
@@ -137,7 +157,52 @@ class Strategy(Protocol[State]):
         ...
 
 
+@runtime_checkable
+class TwoLegs(Protocol):
+    """A strategy whose rounds have a second leg: the server asks again those whose first answers have come."""
+
+    request: ClassVar[type[Any]]  # the kind of record that goes down in the second leg
+    answer: ClassVar[type[Any]]  # and up
+
+    def requests(self, messages: Mapping[int, Any], uploads: Sequence[Any]) -> Mapping[int, Any]:
+        """The second message to each client that has answered the first.
+
+        Args:
+            messages: those of the first leg, by client.
+        """
+        ...
+
+    def needed(self, clients: int) -> int:
+        """The least number of answers in each leg of a round of so many clients."""
+        ...
+
+    def require(self, client: int, sent: bytes, reply: bytes, uploads: Mapping[int, bytes]) -> None:
+        """Refuse a client's answer in either leg that would spoil the round.
+
+        Args:
+            uploads: the answers of the first leg so far.
+        """
+        ...
+
+    def respond(self, request: Any, client: Client[Any]) -> Any:
+        """A client's answer to its second message."""
+        ...
+
+    def combined(self, messages: Mapping[int, Any], uploads: Sequence[Any], answers: Sequence[Any]) -> Any:
+        """What `aggregate` takes in place of the uploads, from both legs' answers."""
+        ...
+
+
 # Settings of a recipe that only some strategies take, as `Strategy.reads` names them.
 OPTIONAL = frozenset(
-    {"[asynchronous]", "[clients] backpropagating", "[derivatives]", "[training] wire", "[training] server", "[trust]"}
+    {
+        "[asynchronous]",
+        "[clients] backpropagating",
+        "[derivatives]",
+        "[directions] shared",
+        "[secure]",
+        "[training] wire",
+        "[training] server",
+        "[trust]",
+    }
 )

@@ -82,14 +82,14 @@ class Setting:
     def files(self) -> list[Path]:
         return sorted((self.folder / "data").iterdir())
 
-    def text(self, network: str = "", **changes: str) -> str:
+    def text(self, network: str = "", more: str = "", **changes: str) -> str:
         lines = {
             "count": 'split = "files"',
             "cohort": "cohort = 3",
             "rounds": "rounds = 3",
             "generated": "generated = 0",
         } | changes
-        text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n"
+        text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
         # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
         resolved = networked(parse(loads(text)))
         trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != Trust() else ""

@@ -146,16 +146,16 @@ def test_a_round_has_one_broadcast_however_often_and_by_whichever_worker_it_is_a
     history = History(tmp_path)
     asked = task(run, 2)
     assert history.follow(asked)
-    history.require_bound(asked, broadcast(run, 2))
+    history.require_bound(asked, chain.digest(broadcast(run, 2)))
     for again in (task(run, 2), task(run, 2, 1), task(run, 2, 3), replace(task(run, 2), stem=bytes(LINK))):
         for restarted in (history, History(tmp_path)):
             assert restarted.follow(again)
             with pytest.raises(FedKSeedError, match="the broadcast of round 3 is not the one in the run's history"):
-                restarted.require_bound(again, broadcast(run, 2, lr=1.0))
+                restarted.require_bound(again, chain.digest(broadcast(run, 2, lr=1.0)))
             if again.stem != bytes(LINK):
-                restarted.require_bound(again, broadcast(run, 2))
+                restarted.require_bound(again, chain.digest(broadcast(run, 2)))
     with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
-        history.require_bound(asked, broadcast(run, 1))
+        history.require_bound(asked, chain.digest(broadcast(run, 1)))
 
 
 def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
@@ -166,9 +166,9 @@ def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
         assert history.follow(asked)
         if changes:
             with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
-                history.require_bound(asked, broadcast(run, 3, **changes))
+                history.require_bound(asked, chain.digest(broadcast(run, 3, **changes)))
         else:
-            history.require_bound(asked, broadcast(run, 3))
+            history.require_bound(asked, chain.digest(broadcast(run, 3)))
 
 
 def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_path):
@@ -178,14 +178,14 @@ def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_p
         forged = replace(task(run, 2), stem=stem)
         assert history.follow(forged)
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
-            history.require_bound(forged, other)
+            history.require_bound(forged, chain.digest(other))
 
 
 def test_a_run_whose_history_was_not_followed_has_no_broadcast(run, tmp_path):
     history, asked = History(tmp_path), task(run, 2, 2)
     assert not history.follow(asked)
     with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
-        history.require_bound(asked, broadcast(run, 2))
+        history.require_bound(asked, chain.digest(broadcast(run, 2)))
 
 
 @pytest.mark.parametrize(

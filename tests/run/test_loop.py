@@ -67,11 +67,27 @@ def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapte
     recipe, undisturbed, tmp_path
 ):
     """A child tells of everything it does; it is killed a random while after a random one of these signs of life."""
+    done = kills(recipe, undisturbed, tmp_path, KILLS)
+    assert len({rounds for rounds in done if 0 < rounds < ROUNDS}) >= 3, (
+        f"kills must fall into different rounds: {done}"
+    )
+
+
+def test_a_run_with_masked_uploads_is_killed_and_resumed_alike(model_folder, data_file, tmp_path):
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        recipe_text(model_folder, data_file, rounds="rounds = 4", cohort="cohort = 3") + "[secure]\nnorm = 0.1\n"
+    )
+    kills(path, run(path, tmp_path / "whole"), tmp_path, 6)
+
+
+def kills(recipe: Path, undisturbed: bytes, folder: Path, count: int) -> list[int]:
+    """Kill a run at random moments and resume it; returns the rounds that were done each time."""
     moments = random.Random(1)
     code = "import sys; from tests.run.test_loop import child; child(*sys.argv[1:])"
     done = []
-    for number in range(KILLS):
-        output = tmp_path / str(number)
+    for number in range(count):
+        output = folder / str(number)
         command = [sys.executable, "-c", code, str(recipe), str(output)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
             assert process.stdout is not None
@@ -82,9 +98,7 @@ def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapte
         done.append(len(Store(output).reports()))
         resume(output)
         assert (output / "adapter.safetensors").read_bytes() == undisturbed, f"kill {number}"
-    assert len({rounds for rounds in done if 0 < rounds < ROUNDS}) >= 3, (
-        f"kills must fall into different rounds: {done}"
-    )
+    return done
 
 
 class Lively(Silent):

@@ -21,7 +21,11 @@ from fedkseed.wire.numbers import scalar
 from fedkseed.wire.records import Run
 
 PATH = Path(__file__).parent / "vectors.json"
-TYPES = {"directions": np.uint32, "counts": np.uint32}  # of arrays; the others are float32
+TYPES: dict[str, type] = {  # of arrays; the others are float32
+    "directions": np.uint32, "counts": np.uint32, "members": np.uint32, "numbers": np.uint32, "keys": np.uint8,
+    "bundles": np.uint8, "there": np.bool_,
+}  # fmt: skip
+MASKING = ("Secured", "Masked", "Survivors")
 FOUND = [0.0, 1.0, -1.00390625, 1.01171875, 0.3, -0.3, 8.123456789, 1e-50, 1e39, 3.39e38, -3.4e38, math.inf, math.nan]
 CLIPS = [math.inf, float(np.float32(0.3)), float(np.float32(3.4e38))]  # as a broadcast carries them
 NUMBERS = [[], [0.0, 0.0], [1.0, -2.0, 0.3], [1e-31, 0.0], [3.4e38, -1.0], [k / 64 for k in range(-70, 70)]]
@@ -94,11 +98,13 @@ def record_of(kind: str, table: dict[str, Any]) -> Record:
                 made[name] = Run(
                     Pool(int(key, 16), size, family, bytes.fromhex(value.get("basis", ""))), bytes.fromhex(base)
                 )
+            case list() if name in TYPES and kind in MASKING:
+                made[name] = np.array(value, TYPES[name])
             case list() if name == "counts" and kind == "History":
                 made[name] = np.array(value, np.uint32).reshape(len(value), -1 if value else 2)
             case list():
                 made[name] = np.array([x if name in TYPES else real(x) for x in value], TYPES.get(name, np.float32))
-            case str() if name == "difference":
+            case str() if name in ("difference", "broadcast", "data"):
                 made[name] = bytes.fromhex(value)
             case _:
                 made[name] = real(value) if name in ("loss", "clip") else value

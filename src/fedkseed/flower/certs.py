@@ -21,6 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ..errors import FedKSeedError
 from ..files import border
+from .masking import COMMENT, comment, masking_public
 from .signatures import certificate, fingerprint, private_key, public_key
 
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
@@ -60,7 +61,7 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
         if not public.exists():
             key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
             made.append(_write(private, _pem(key, serialization.PrivateFormat.OpenSSH)))
-            made.append(_write(public, _openssh(key.public_key())))
+            made.append(_write(public, _line(key)))
     return made
 
 
@@ -80,7 +81,7 @@ def request(path: Path) -> Path:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key = ec.generate_private_key(ec.SECP256R1())
     _write(path, _pem(key, serialization.PrivateFormat.OpenSSH))
-    return _write(public, _openssh(key.public_key()))
+    return _write(public, _line(key))
 
 
 def add(directory: Path, file: Path) -> Path:
@@ -91,12 +92,14 @@ def add(directory: Path, file: Path) -> Path:
             the key of a client, or can't be written.
     """
     with border(f"can't read {file}"):
-        key = public_key(file.read_bytes(), file)
+        line = file.read_bytes()
+    key, masks = public_key(line, file), masking_public(line.decode(errors="replace"))
     numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
     for known in numbered:
         if fingerprint(public_key(known.read_bytes(), known)) == fingerprint(key):
             raise FedKSeedError(f"the key in {file} has a number already: it is {known}")
-    return _write(directory / f"client-{len(numbered)}.pub", _openssh(key))
+    own = _openssh(key) if masks is None else f"{_openssh(key).decode()} {COMMENT}{masks.hex()}".encode()
+    return _write(directory / f"client-{len(numbered)}.pub", own + b"\n")
 
 
 def shown(public: Path) -> str:
@@ -228,7 +231,12 @@ def _pem(
 
 
 def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n"
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The line of a public file, with the key of masked uploads as its comment."""
+    return _openssh(key.public_key()) + f" {comment(key)}\n".encode()
 
 
 def _require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:

@@ -87,13 +87,13 @@ class History:
         """Refuse a broadcast that is not the one in the history of its task, which was followed.
 
         Args:
-            broadcast: the whole message with which the client would train.
+            broadcast: SHA-256 of the whole message with which the client would train.
 
         Raises:
             FedKSeedError: it is another.
         """
         known = self._runs.get(task.nonce.hex())
-        if known is None or known.done != task.done or known.link != chain.link(task.stem, chain.digest(broadcast)):
+        if known is None or known.done != task.done or known.link != chain.link(task.stem, broadcast):
             raise FedKSeedError(
                 f"the broadcast of round {task.done + 1} is not the one in the run's history: the server asks with "
                 f"different ones, or its history is made up; {self.path} has what was seen"

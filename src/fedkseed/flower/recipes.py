@@ -70,7 +70,8 @@ def networked(recipe: Recipe) -> Recipe:
     algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
     wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
     if "[trust]" in algorithm.strategy.reads:
-        wished["trust"] = {"rule": "clipped", "agreement": True, "most_examples": 1}
+        clear = {"rule": "clipped", "agreement": True} if recipe.secure is None else {}  # masked ones can't be compared
+        wished["trust"] = clear | {"most_examples": 1}
         if training.wire != "sign":
             wished["training"]["clip"] = CLIP
     tables = {}
@@ -107,4 +108,5 @@ def largest_request(recipe: Recipe) -> int:
     """
     if not algorithm_of(recipe.training.algorithm).pooled:
         return MAX_MESSAGE + ENVELOPE
-    return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes)
+    shares = 0 if recipe.secure is None else 16 * ((recipe.secure.neighbours or 20) + 2) ** 2
+    return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes) + shares

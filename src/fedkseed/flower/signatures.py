@@ -13,7 +13,7 @@ the message as it was received.
 import hashlib
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from ..errors import FedKSeedError
 from ..files import border, read_table, write_table
 from .envelope import UNSIGNED, Reply, Status, Task
 from .history import RUNS, History
+from .masking import masking_public
 
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
 TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
@@ -137,6 +138,7 @@ class ServerSigning:
     Args:
         clients: public keys of clients 0, 1, …; None for one whose key was removed.
         nonce: 16 bytes drawn once for the run.
+        masks: public X25519 keys of the clients that have one, for masked uploads.
     """
 
     def __init__(
@@ -145,8 +147,9 @@ class ServerSigning:
         certificate: x509.Certificate,
         clients: Sequence[ec.EllipticCurvePublicKey | None],
         nonce: bytes,
+        masks: Mapping[int, bytes] | None = None,
     ) -> None:
-        self.key, self.clients, self.nonce = key, tuple(clients), nonce
+        self.key, self.clients, self.nonce, self.masks = key, tuple(clients), nonce, masks or {}
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
         self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
         self._issued = 0
@@ -182,7 +185,9 @@ class ServerSigning:
             public_key(text.encode(), f"the entry of client {k}") if text else None
             for k, text in enumerate(table["clients"])
         ]
-        return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce)
+        found = {number: masking_public(text) for number, text in enumerate(table["clients"])}
+        masks = {number: key for number, key in found.items() if key is not None}
+        return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce, masks)
 
     def signed(self, task: Task) -> Task:
         """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too."""
@@ -272,6 +277,9 @@ class ClientSigning:
 
     def require_bound(self, task: Task, broadcast: bytes) -> None:
         """Refuse a broadcast that is not the one in the history of its task.
+
+        Args:
+            broadcast: its SHA-256.
 
         Raises:
             FedKSeedError: it is another.

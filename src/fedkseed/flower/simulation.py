@@ -4,6 +4,7 @@ Ray shares the clients out over processes (`[clients] at_once` of them), each wi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from os import environ
 from pathlib import Path
@@ -37,11 +38,11 @@ class Virtual:
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
     ) -> tuple[bytes, bytes]:
-        bound(task.message)
         simulation = self.simulation
         parts = simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):
             client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)
+            client = replace(client, member=simulation.members.get(task.client))
             return task.message, answer(simulation.strategy, task.message, client)
 
 

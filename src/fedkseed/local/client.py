@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
+    from ..secure.member import Member
     from ..weights.base import Weights
 
 Held = TypeVar("Held", bound="Weights")
@@ -23,3 +24,4 @@ class Client(Generic[Held]):
     loss: Callable[[Any], float]  # of one batch: nats a token, or another objective of the recipe
     on_step: Callable[[float], None] = lambda loss: None
     graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
+    member: "Member | None" = None  # its keys, where uploads are masked

@@ -1,6 +1,7 @@
 """The table of algorithms by name, read by README, command line, comparisons and contract tests."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -15,7 +16,8 @@ from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
 from ..strategies.replay import Replay
-from ..strategy import COEFFICIENTS, Settings, Strategy
+from ..strategies.secure import Secure
+from ..strategy import COEFFICIENTS, Masking, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
 from .schema import Derivatives, Recipe, Trust
@@ -113,6 +115,8 @@ class Algorithm:
             "[asynchronous]": recipe.asynchronous is not None,
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
             "[derivatives]": recipe.derivatives != Derivatives(),
+            "[directions] shared": recipe.directions.shared,
+            "[secure]": recipe.secure is not None,
             "[training] wire": training.wire not in (None, "exact"),
             "[training] server": training.server != "sgd",
             "[trust]": recipe.trust.summing != Trust().summing,
@@ -169,13 +173,20 @@ class Algorithm:
         )
 
     def make(
-        self, recipe: Recipe, run: Run, start: NDArray[np.float32] = NOTHING, tensors: tuple[tuple[int, int], ...] = ()
+        self,
+        recipe: Recipe,
+        run: Run,
+        start: NDArray[np.float32] = NOTHING,
+        tensors: tuple[tuple[int, int], ...] = (),
+        keys: Mapping[int, bytes] | None = None,
+        name: bytes = b"",
     ) -> Strategy[Any]:
         """The strategy as a recipe describes it.
 
         Args:
             start: the tuned weights of the base model, for a server of weights; empty elsewhere.
             tensors: number and size of each tuned tensor; empty for a server without a model.
+            keys, name: of the clients and of the run, for a server of masked uploads.
         """
         training, late = recipe.training, recipe.asynchronous
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
@@ -190,11 +201,16 @@ class Algorithm:
             training.server,
             training.server_lr or 1.0,
             trust=recipe.trust.summing,
+            shared=recipe.directions.shared,
         )
+        strategy = self.strategy
+        if recipe.secure is not None:
+            own, strategy = recipe.secure, Secure
+            settings = replace(settings, secure=Masking(own.norm, own.bits, own.neighbours, keys or {}, name))
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
-        return self.strategy.make(settings, **self.options)
+        return strategy.make(settings, **self.options)
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:

@@ -149,6 +149,7 @@ class Directions(Part):
 
     family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
+    shared: bool = False  # all clients of a round step along the same directions, so that their scalars align
     basis: str | None = None  # file of `fedkseed basis`, for the families informed and mixed
     basis_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of that file; a run fills it in
 
@@ -274,6 +275,16 @@ def _known_rule(name: str) -> str:
         *some, last = map(repr, RULES)
         raise PydanticCustomError("rule", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
     return name
+
+
+class Secure(Part):
+    """Secure aggregation: the server learns the sum of a round's uploads alone (docs/privacy.md)."""
+
+    norm: Positive  # largest Euclidean norm of a client's change of c in a round; larger ones are cut
+    bits: Annotated[int, Field(ge=2, le=16)] = 8  # of a client's number on the grid
+    neighbours: Annotated[int, Field(ge=2)] | None = (
+        None  # clients with which each shares masks, even; None: 20, or all
+    )
 
 
 class Trust(Part):
@@ -417,9 +428,12 @@ class Recipe(Part):
     evaluation: Evaluation = Evaluation()
     network: Network = Network()
     trust: Trust = Trust()
+    secure: Secure | None = None  # None: the server sees each upload
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
+        if self.secure is not None:
+            self._require_sums_alone()
         if self.model.mode == "factored" and not self.directions.factored:
             raise ValueError(
                 "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
@@ -435,6 +449,21 @@ class Recipe(Part):
         if self.asynchronous is not None and self.clients.count is not None:
             self.asynchronous.require(self.clients.count)
         return self
+
+    @property
+    def keeps_uploads(self) -> bool:
+        """Whether a run keeps its uploads for `fedkseed verify`; masked ones are not the clients' numbers."""
+        return self.trust.receipts and self.secure is None
+
+    def _require_sums_alone(self) -> None:
+        """Refuse settings for which a server would have to see uploads that are masked."""
+        if self.trust.rule != "mean" or self.trust.agreement:
+            raise ValueError(
+                "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against "
+                "a curious server: [trust] rule = 'mean' and agreement = false; against hostile clients: no [secure]"
+            )
+        if self.asynchronous is not None:
+            raise ValueError("[secure] adds up clients that begin a round together; leave [asynchronous] out")
 
     @property
     def pool(self) -> Pool:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -35,6 +35,9 @@ from ..wire.records import Run
 from .loop import NEWCOMER, Finished, provenance
 from .store import Store
 from .watchers import Progress, Silent
+
+if TYPE_CHECKING:
+    from ..secure.member import Member
 
 
 @dataclass(slots=True)
@@ -88,11 +91,13 @@ class Setup:
         examples: Sequence[Encoded],
         on_step: Callable[[float], None],
         secret: int | None = None,
+        member: "Member | None" = None,
     ) -> Client[Any]:
         """Client `number` of `count`, with its examples.
 
         Args:
             secret: seed of the batches; None: the recipe's, which others know.
+            member: its keys, where uploads are masked.
         """
         recipe = self.recipe
 
@@ -108,6 +113,7 @@ class Setup:
             loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
             on_step=on_step,
             graph=self.graph_of(number, count),
+            member=member,
         )
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:
@@ -183,7 +189,13 @@ class Setup:
 
 
 def build(
-    recipe: Recipe, tokenizer: Any, basis: Basis | None, *, serves: bool, progress: Progress | None = None
+    recipe: Recipe,
+    tokenizer: Any,
+    basis: Basis | None,
+    *,
+    serves: bool,
+    progress: Progress | None = None,
+    keys: Mapping[int, bytes] | None = None,
 ) -> Setup:
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
@@ -191,6 +203,7 @@ def build(
         tokenizer: from `tokenizer_of`.
         basis: from `with_basis`, as the recipe.
         serves: whether this party aggregates; a server of weights holds a copy of them.
+        keys: public keys of the clients, where uploads are masked.
 
     Raises:
         FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
@@ -224,7 +237,7 @@ def build(
         model=model,
         weights=weights,
         patterns=tuple(patterns),
-        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors),
+        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys),
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
         basis=basis,

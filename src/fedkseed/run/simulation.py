@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,6 +19,7 @@ from ..recipe.algorithms import chosen
 from ..recipe.basis import with_basis
 from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
+from ..strategies.secure import simulated_key
 from ..strategy import Strategy
 from ..wire.codec import encode
 from ..wire.delta import lack, restore
@@ -29,6 +30,9 @@ from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
 from .watchers import Progress, Silent
 from .workers import Answer, Workers, computing_with
+
+if TYPE_CHECKING:
+    from ..secure.member import Member
 
 
 def _not_kept(done: int) -> Any:
@@ -65,7 +69,9 @@ class Simulation:
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
-        self.setup = build(recipe, tokenizer, basis, serves=serves, progress=self.progress)
+        self.members = members_of(recipe, len(self.shares.clients))
+        keys = {number: member.public for number, member in self.members.items()}
+        self.setup = build(recipe, tokenizer, basis, serves=serves, progress=self.progress, keys=keys)
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
@@ -134,7 +140,8 @@ class Simulation:
                 stopwatch.tick()
             self.progress.advance(1, loss)
 
-        return self.setup.client(number, len(self.shares.clients), self.shares.clients[number], on_step)
+        examples, member = self.shares.clients[number], self.members.get(number)
+        return self.setup.client(number, len(self.shares.clients), examples, on_step, member=member)
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""
@@ -188,7 +195,7 @@ class Simulation:
 
         A client holds one if it took part in the round just before the one that it began with.
         """
-        if not self.setup.algorithm.pooled:
+        if not self.setup.algorithm.pooled or self.recipe.secure is not None:  # there a message names its clients
             return {}
         last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
         return {client: held for client, held in last.items() if held is not None}
@@ -213,7 +220,7 @@ class Simulation:
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             for client, reply in carry(messages):
-                if self.recipe.trust.receipts and self.setup.algorithm.pooled:
+                if self.recipe.keeps_uploads and self.setup.algorithm.pooled:
                     self.receipts[client] = Receipt(reply)  # the last one is the upload
                 yield client, reply
 
@@ -231,6 +238,21 @@ class Simulation:
             "too_long": self.shares.too_long,
             "held_out": len(self.shares.held_out),
         }
+
+
+def members_of(recipe: Recipe, count: int) -> "dict[int, Member]":
+    """The simulated clients' sides of secure aggregation; none where uploads are clear.
+
+    Raises:
+        FedKSeedError: a package is missing.
+    """
+    if recipe.secure is None:
+        return {}
+    try:
+        from ..secure.member import Member
+    except ModuleNotFoundError as error:
+        raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
+    return {number: Member(number, simulated_key(recipe.seed, number)) for number in range(count)}
 
 
 def _prepare(recipe: Recipe, shares: Shares) -> Answer:

@@ -113,6 +113,10 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(
             f"the run's algorithm is {recipe.training.algorithm}: verify runs no code that a run's recipe names"
         )
+    if recipe.secure is not None:
+        raise FedKSeedError(
+            "the run's uploads were masked, and the server has seen their sums alone: there is nothing to verify by"
+        )
     algorithm, identity = chosen(recipe), store.recall("identity")
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(

@@ -101,8 +101,14 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     return directions.astype(np.uint32), sums.astype(np.float32)
 
 
-def drawn_by(upload: Upload, run: Run, probabilities: NDArray[np.float32] | None) -> NDArray[np.uint32]:
-    """The directions along which a client's scalar is not NaN, as drawn and in the order of its steps."""
-    pool = run.pool
-    asked = draw_directions(pool.key, upload.round, upload.client, upload.scalars.size, pool.size, probabilities)
+def drawn_by(
+    upload: Upload, run: Run, probabilities: NDArray[np.float32] | None, drawer: int | None = None
+) -> NDArray[np.uint32]:
+    """The directions along which a client's scalar is not NaN, as drawn and in the order of its steps.
+
+    Args:
+        drawer: the number by which they were drawn; None: the client's.
+    """
+    pool, drawer = run.pool, upload.client if drawer is None else drawer
+    asked = draw_directions(pool.key, upload.round, drawer, upload.scalars.size, pool.size, probabilities)
     return asked[upload.found]

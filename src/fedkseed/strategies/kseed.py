@@ -21,7 +21,7 @@ from ..local.optimizers import NOTHING, SGD, Moments, Optimizer
 from ..local.schedules import require_choice
 from ..local.work import LocalWork
 from ..local.zeroth_order import zeroth_order_steps
-from ..randomness import draw_directions
+from ..randomness import EVERYONE, draw_directions
 from ..strategy import COEFFICIENTS, OPTIONAL, Settings, Trust
 from ..wire.numbers import GRID, WIRES, rounded, scalars
 from ..wire.records import Broadcast, Change, Run, Upload
@@ -78,6 +78,7 @@ class KSeed:
         max_staleness: the largest number of rounds since a client began; 0: all clients of a round begin with it.
         staleness_power: an upload that is s rounds old counts (1 + s)^−power times as much as a new one.
         trust: the rule by which uploads are added up, and the weights that clients may claim.
+        shared: whether all clients of a round step along the same directions, so that their scalars align.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -96,6 +97,7 @@ class KSeed:
     max_staleness: int = 0
     staleness_power: float = 0.5
     trust: Trust = field(default_factory=Trust)
+    shared: bool = False
 
     def __post_init__(self) -> None:
         require_choice("[trust] rule", self.trust.rule, tuple(RULES))
@@ -119,6 +121,7 @@ class KSeed:
             max_staleness=settings.max_staleness,
             staleness_power=settings.staleness_power,
             trust=settings.trust,
+            shared=settings.shared,
             **options,
         )
 
@@ -165,7 +168,9 @@ class KSeed:
             client.weights,
             client.loss,
             client.batches(message.round),
-            draw_directions(pool.key, message.round, client.number, pairs, pool.size, message.probabilities),
+            draw_directions(
+                pool.key, message.round, self.drawer(client.number), pairs, pool.size, message.probabilities
+            ),
             probes=message.probes,
             lr=message.lr,
             eps=message.eps,
@@ -250,12 +255,39 @@ class KSeed:
         for one in taken:
             magnitudes[one.directions] += one.sizes
             counts[one.directions] += one.counts
-        gradient = total.mean(self._unit(state.round))
+        after = self.stepped(state, total.mean(self._unit(state.round)))
+        return replace(after, magnitudes=magnitudes, counts=counts, **_arrays(evidence))
+
+    def stepped(self, state: State, gradient: NDArray[np.float64]) -> State:
+        """The state after the server's step with the clients' mean change −Δ of c as its gradient.
+
+        Raises:
+            FedKSeedError: the next broadcast could not carry the coefficients.
+        """
         step, moments = self.server.step(Moments(state.first, state.second), gradient, state.round + 1)
         coefficients = state.coefficients - self.server_lr * step
         require_sendable(state.round, coefficients)
-        after = State(state.round + 1, coefficients, magnitudes, counts, moments.first, moments.second)
-        return replace(after, **_arrays(evidence))
+        return replace(
+            state, round=state.round + 1, coefficients=coefficients, first=moments.first, second=moments.second
+        )
+
+    def change(self, message: Broadcast, upload: Upload | Change) -> NDArray[np.float64]:
+        """The change of c that an upload to a broadcast stands for: of all K, or along the round's shared directions.
+
+        Along directions of a client's own, scalars add up where one was drawn twice; shared ones stay apart.
+        """
+        if isinstance(upload, Change):
+            return upload.values.astype(np.float64)
+        moved = -message.lr / message.probes * np.nan_to_num(upload.scalars.astype(np.float64))
+        if self.shared:
+            return moved
+        total, pool = np.zeros(self.run.pool.size), self.run.pool
+        np.add.at(
+            total,
+            draw_directions(pool.key, message.round, upload.client, moved.size, pool.size, message.probabilities),
+            moved,
+        )
+        return total
 
     def _contribution(
         self, upload: Upload | Change, round_: int, drawn_with: Mapping[int, NDArray[np.float32] | None], heaviest: int
@@ -273,9 +305,13 @@ class KSeed:
             require_change(upload, self.most(upload.round))
             return Contribution.of_change(upload.client, weight, upload.values, self._unit(round_), factor)
         require_scalars(upload, self.local.scalars, math.inf if self.wire == "sign" else self.local.clip, self.wire)
-        drawn = drawn_by(upload, self.run, drawn_with[upload.round])
+        drawn = drawn_by(upload, self.run, drawn_with[upload.round], self.drawer(upload.client))
         factor *= self._unit(upload.round) / self._unit(round_)
         return Contribution.of_scalars(upload.client, weight, drawn, upload.scalars[upload.found], factor)
+
+    def drawer(self, client: int) -> int:
+        """The number by which a client draws its directions: its own, or EVERYONE."""
+        return EVERYONE if self.shared else client
 
     def _unit(self, round_: int) -> float:
         """The change of a coefficient for a scalar gradient of GRID: η GRID / P."""

@@ -38,7 +38,20 @@ from ..strategies.kseed import KSeed, State
 from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, header_size, sealed
 from ..wire.delta import restore, shorten
 from ..wire.int8 import compact, pack, packed_size
-from ..wire.records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from ..wire.records import (
+    Broadcast,
+    Change,
+    Delta,
+    History,
+    Lack,
+    Masked,
+    Run,
+    Secured,
+    Shares,
+    Survivors,
+    Upload,
+    Values,
+)  # fmt: skip
 from . import fuzz_basis
 
 BLOCK = 1000  # inputs
@@ -75,6 +88,8 @@ def specimens() -> dict[str, Record]:
     upload = Upload(RUN, 7, 12, 345, 2.5, scalars)
     change = Change(UNLIMITED, 7, 12, 345, nan, 1, numbers, none)
     kept, whole = (encode(record) for record in _broadcasts())
+    members, keys = np.array([3, 12, 40], np.uint32), np.arange(96, dtype=np.uint8).reshape(3, 32)
+    rows = np.arange(20, dtype=np.uint8).reshape(2, 10)
     return {
         "broadcast, exact": broadcast,
         "broadcast, exact, probabilities": replace(broadcast, probabilities=p, clip=100.0),
@@ -107,6 +122,10 @@ def specimens() -> dict[str, Record]:
         "broadcast, separable": replace(broadcast, run=Run(replace(RUN.pool, family="separable"), BASE)),
         "delta": decode(shorten(whole, kept), Delta),
         "lack": Lack(RUN, 7, 12),
+        "secured": Secured(RUN, 7, members, keys, encode(broadcast)),
+        "masked": Masked(RUN, 7, 12, 11, np.arange(2030, 2048, dtype=np.uint32), rows),
+        "survivors": Survivors(RUN, 7, members, keys, BASE, np.array([True, False, True]), rows),
+        "shares": Shares(RUN, 7, 12, bytes(range(17))),
     }  # fmt: skip
 
 

@@ -23,8 +23,24 @@ from ..directions import Pool
 from ..directions.families import numbered
 from ..errors import FedKSeedError
 from .int8 import pack, packed_size, unpack
-from .numbers import NAN, WIRES, pack_scalars, packed_scalars, unpack_scalars
-from .records import MAX_BROADCAST, MAX_SCALARS, Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from .numbers import NAN, WIRES, pack_bits, pack_scalars, packed_scalars, unpack_bits, unpack_scalars
+from .records import (
+    KEY,
+    MAX_BROADCAST,
+    MAX_SCALARS,
+    Broadcast,
+    Change,
+    Delta,
+    History,
+    Lack,
+    Masked,
+    Run,
+    Secured,
+    Shares,
+    Survivors,
+    Upload,
+    Values,
+)  # fmt: skip
 
 VERSION = 2  # 2: scalar gradients are multiples of numbers.GRID
 MAGIC = b"FKSd"
@@ -239,7 +255,90 @@ def _read_lack(head: Head, fixed: Sequence[Any], parts: Parts) -> Lack:
 LACK = Kind(7, Lack, "lack", struct.Struct("<I"), _write_lack, lambda head, fixed: [], _read_lack)
 
 
-KINDS: dict[int, Kind[Any]] = {kind.number: kind for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK)}
+def _write_secured(message: Secured) -> Written:
+    return 0, (message.members.size, len(message.broadcast)), [*_roster(message), message.broadcast]
+
+
+def _secured_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    members, broadcast = fixed
+    return [4 * members, KEY * members, broadcast]
+
+
+def _read_secured(head: Head, fixed: Sequence[Any], parts: Parts) -> Secured:
+    return Secured(head.run, head.round, *_read_roster(parts), bytes(parts[2]))
+
+
+SECURED = Kind(8, Secured, "broadcast for masked uploads", struct.Struct("<HI"), _write_secured, _secured_sizes,
+    _read_secured)  # fmt: skip
+
+
+def _write_masked(message: Masked) -> Written:
+    fixed = message.client, message.width, message.numbers.size, *message.bundles.shape
+    return 0, fixed, [pack_bits(message.numbers, message.width), message.bundles.tobytes()]
+
+
+def _masked_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    _, width, count, holders, size = fixed
+    if count > MAX_BROADCAST:
+        raise FedKSeedError(f"a masked upload has at most {MAX_BROADCAST:,} numbers, this one announces {count:,}")
+    return [-(-count * width // 8), holders * size]
+
+
+def _read_masked(head: Head, fixed: Sequence[Any], parts: Parts) -> Masked:
+    client, width, count, *shape = fixed
+    if not 2 <= width <= 32:
+        raise FedKSeedError(f"masked numbers have 2 to 32 bits, got {width}")
+    return Masked(head.run, head.round, client, width, unpack_bits(parts[0], count, width), _rows(parts[1], shape))
+
+
+MASKED = Kind(9, Masked, "masked upload", struct.Struct("<IBIHH"), _write_masked, _masked_sizes, _read_masked)
+
+
+def _write_survivors(message: Survivors) -> Written:
+    there = np.packbits(message.there, bitorder="little").tobytes()
+    fixed = message.members.size, *message.bundles.shape
+    return 0, fixed, [*_roster(message), message.broadcast, there, message.bundles.tobytes()]
+
+
+def _survivors_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    members, bundles, size = fixed
+    return [4 * members, KEY * members, 32, -(-members // 8), bundles * size]
+
+
+def _read_survivors(head: Head, fixed: Sequence[Any], parts: Parts) -> Survivors:
+    members, *shape = fixed
+    bits = np.unpackbits(np.frombuffer(parts[3], np.uint8), bitorder="little").astype(bool)
+    if bits[members:].any():
+        raise FedKSeedError("a message says of clients beyond those of its round that they are there")
+    rows = _rows(parts[4], shape)
+    return Survivors(head.run, head.round, *_read_roster(parts), bytes(parts[2]), bits[:members], rows)
+
+
+SURVIVORS = Kind(10, Survivors, "request for shares", struct.Struct("<HHH"), _write_survivors, _survivors_sizes,
+    _read_survivors)  # fmt: skip
+
+
+def _write_shares(message: Shares) -> Written:
+    return 0, (message.client, len(message.data)), [message.data]
+
+
+def _shares_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    _, size = fixed
+    return [size]
+
+
+def _read_shares(head: Head, fixed: Sequence[Any], parts: Parts) -> Shares:
+    client, _ = fixed
+    return Shares(head.run, head.round, client, bytes(parts[0]))
+
+
+SHARES = Kind(11, Shares, "shares", struct.Struct("<II"), _write_shares, _shares_sizes, _read_shares)
+
+
+KINDS: dict[int, Kind[Any]] = {
+    kind.number: kind
+    for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK, SECURED, MASKED, SURVIVORS, SHARES)
+}
 
 
 def add_kind(kind: Kind[Message]) -> Kind[Message]:
@@ -402,6 +501,18 @@ def _numbers(part: memoryview, size: int, wire: str = "exact") -> NDArray[np.flo
 
 def _words(part: memoryview) -> NDArray[np.uint32]:
     return np.frombuffer(part, "<u4").astype(np.uint32)
+
+
+def _roster(message: Secured | Survivors) -> list[bytes | memoryview]:
+    return [_bytes(message.members, "<u4"), message.keys.tobytes()]
+
+
+def _read_roster(parts: Parts) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    return _words(parts[0]), np.frombuffer(parts[1], np.uint8).reshape(-1, KEY)
+
+
+def _rows(part: memoryview, shape: Sequence[int]) -> NDArray[np.uint8]:
+    return np.frombuffer(part, np.uint8).reshape(shape)
 
 
 def _floats(values: NDArray[np.float32], wire: str) -> memoryview | bytes:

@@ -126,3 +126,23 @@ def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
         raise FedKSeedError("scalar gradients that travel compact must be rounded to bfloat16 first")
     if wire == "sign" and (np.abs(found) != 1).any():
         raise FedKSeedError("scalar gradients that travel as signs are 1 or -1")
+
+
+def pack_bits(numbers: NDArray[np.uint32], width: int) -> bytes:
+    """Pack whole numbers below 2^width, lowest bit first, without gaps."""
+    bits = np.unpackbits(numbers.astype("<u4").view(np.uint8).reshape(-1, 4), axis=1, bitorder="little")[:, :width]
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def unpack_bits(data: bytes | memoryview, count: int, width: int) -> NDArray[np.uint32]:
+    """The `count` numbers below 2^width in ⌈count · width / 8⌉ bytes.
+
+    Raises:
+        FedKSeedError: bits after the last number are not 0.
+    """
+    bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
+    if bits[count * width :].any():
+        raise FedKSeedError("a message has bits after the last of its numbers that are not 0")
+    rows = np.zeros((count, 32), np.uint8)
+    rows[:, :width] = bits[: count * width].reshape(count, width)
+    return np.packbits(rows, axis=1, bitorder="little").view("<u4").ravel().astype(np.uint32)

@@ -11,6 +11,8 @@ from .numbers import WIRES, require_rounded, rounded
 
 MAX_SCALARS = 1 << 24  # of one upload: 64 MB
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
+MAX_MEMBERS = (1 << 16) - 1  # clients of a round with masks
+KEY = 32  # bytes of an X25519 key
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +228,96 @@ class Lack:
     def __post_init__(self) -> None:
         _require_round(self.round)
         _require_client(self.client)
+
+
+@dataclass(frozen=True, slots=True)
+class Secured:
+    """Message to a client whose upload is to be masked: the broadcast, and the clients of the round with their keys."""
+
+    run: Run
+    round: int
+    members: NDArray[np.uint32]  # (n,), the round's clients, ascending
+    keys: NDArray[np.uint8]  # (n, 32), their X25519 public keys
+    broadcast: bytes  # an encoded `Broadcast`
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_roster(self.members, self.keys)
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """Message to the server: numbers under masks, and shares of the seeds of these masks, for holders each."""
+
+    run: Run
+    round: int
+    client: int
+    width: int  # bits of a number: masked ones are whole numbers modulo 2^width
+    numbers: NDArray[np.uint32]  # (m,)
+    bundles: NDArray[np.uint8]  # (h, bytes): what each of some holders alone can open
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_client(self.client)
+        if not 2 <= self.width <= 32:
+            raise FedKSeedError(f"masked numbers have 2 to 32 bits, got {self.width}")
+        if self.numbers.ndim != 1 or not 0 < self.numbers.size <= MAX_BROADCAST:
+            raise FedKSeedError(f"a masked upload has 1 to {MAX_BROADCAST:,} numbers, got {self.numbers.shape}")
+        if int(self.numbers.max()) >> self.width:
+            raise FedKSeedError(f"masked numbers of {self.width} bits, got {self.numbers.max()}")
+        _require_bundles(self.bundles)
+
+
+@dataclass(frozen=True, slots=True)
+class Survivors:
+    """Message to a client: whose masked uploads have come, and the bundles that these clients made for it."""
+
+    run: Run
+    round: int
+    members: NDArray[np.uint32]  # (n,) as in the round's `Secured`
+    keys: NDArray[np.uint8]  # (n, 32)
+    broadcast: bytes  # SHA-256 of the round's encoded broadcast
+    there: NDArray[np.bool_]  # (n,): whether each member's upload has come
+    bundles: NDArray[np.uint8]  # (m, bytes), in the order of the members that made them
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_roster(self.members, self.keys)
+        _require_bundles(self.bundles)
+        if self.there.shape != self.members.shape or len(self.broadcast) != 32:
+            raise FedKSeedError(
+                f"of {self.members.size} clients each is there or not, and a digest has 32 bytes; got "
+                f"{self.there.size} and {len(self.broadcast)}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Message to the server: a client's shares of the seeds of masks that are to be taken off a round's sum."""
+
+    run: Run
+    round: int
+    client: int
+    data: bytes
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_client(self.client)
+
+
+def _require_roster(members: NDArray[np.uint32], keys: NDArray[np.uint8]) -> None:
+    if not 3 <= members.size <= MAX_MEMBERS or (members[1:] <= members[:-1]).any():
+        raise FedKSeedError(
+            f"a round with masks has 3 to {MAX_MEMBERS:,} clients, each once and in order: with two, each learns the "
+            f"other's numbers from the sum; got {members.tolist()[:10]}"
+        )
+    if keys.shape != (members.size, KEY):
+        raise FedKSeedError(f"each of {members.size} clients has a public key of {KEY} bytes, got {keys.shape}")
+
+
+def _require_bundles(bundles: NDArray[np.uint8]) -> None:
+    if bundles.ndim != 2:
+        raise FedKSeedError(f"bundles of shares are rows of bytes, got {bundles.shape}")
 
 
 def _require_sender(client: int, examples: int) -> None:

@@ -59,6 +59,7 @@ class Work(Part):
     # Tuned weights for each of the K directions. [model] tuned can choose few weights d; as many numbers along known
     # directions are their exact gradient. Of K numbers, the share K / d of its square norm can be seen: 1 %.
     weights_per_direction: Count = 100
+    masked: bool = False  # answer recipes with [secure] alone: the server then sees the sum of a round's answers
     max_seconds: Positive = 3600.0  # of a task, loading the model included; looked at between two passes of the model
 
     @field_validator("algorithms")
@@ -99,6 +100,8 @@ class Policy(Part):
         _at_most("[training] probes", training.probes, work.max_probes, "max_probes")
         _at_most("[training] rounds", training.rounds, work.max_rounds, "max_rounds")
         _at_most("numbers of an answer", numbers_of(recipe), work.max_numbers, "max_numbers")
+        if work.masked and recipe.secure is None:
+            raise _refusal("uploads without masks, [secure]", None, "masked = true")
 
     def require_weights(self, recipe: Recipe, weights: int) -> None:
         """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded.

@@ -22,7 +22,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -34,17 +34,23 @@ from ...local.work import LocalWork
 from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import answer
+from ...run import chain
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
+from ...strategy import TwoLegs
 from ...wire.codec import decode, kind_of
 from ...wire.delta import lack, restore
-from ...wire.records import Broadcast, Change, Run
+from ...wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
+from ..masking import Memory, masking_key
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
 from .policy import Policy, View
+
+if TYPE_CHECKING:
+    from ...secure import member as secure
 
 BATCHES = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
@@ -71,11 +77,19 @@ class Limit:
             raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {self.seconds:g}")
 
 
-class Member:
-    """A client that follows a server's recipe with a file of its own."""
+# Makes a client's side of masked uploads from its number and the nonce of the run.
+Masks: TypeAlias = Callable[[int, bytes], "secure.Member"]
 
-    def __init__(self, owner: Owner, recipe: bytes) -> None:
-        self.policy, self.secret = owner.policy, owner.secret
+
+class Member:
+    """A client that follows a server's recipe with a file of its own.
+
+    Args:
+        masks: makes its side of masked uploads; None: it has no key.
+    """
+
+    def __init__(self, owner: Owner, recipe: bytes, masks: Masks | None = None) -> None:
+        self.policy, self.secret, self.masks = owner.policy, owner.secret, masks
         limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
         self.recipe = consented(recipe, owner)
         with refusing(Code.MODEL):
@@ -101,25 +115,33 @@ class Member:
         """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it.
 
         Args:
-            bound: raises `FedKSeedError` if the whole broadcast is not the one that the task's history names.
+            bound: raises `FedKSeedError` if a broadcast's digest is not the one that the task's history names.
         """
         limit, self._limit = self._limit or Limit(self.policy), None
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
-        bound(whole)
         count, strategy = self.recipe.clients.count, self.setup.strategy
+        message = decode(whole, strategy.message, *((strategy.request,) if isinstance(strategy, TwoLegs) else ()))
+        bound(_digest(message, whole))
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
-        message = decode(whole, strategy.message)
         with refusing(Code.MODEL):
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
-        require_asked(message, self.recipe, strategy.work(False))
+        inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
+        require_asked(inside, self.recipe, strategy.work(False))
+        member = None
+        if self.recipe.secure is not None:
+            if self.masks is None:
+                raise FedKSeedError(
+                    "the recipe asks for masked uploads, and this client has no key: start it with --key"
+                )
+            member = replace(self.masks(task.client, task.nonce), allow=self._require_taken)
         if task.done >= 0 and message.round != task.done:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
             )
-        if self.setup.algorithm.pooled:  # kilobytes
+        if self.setup.algorithm.pooled and self.recipe.secure is None:  # kilobytes
             self._kept = whole
 
         def within_limit(loss: float) -> None:
@@ -129,7 +151,8 @@ class Member:
         # Before each token of an answer, too: an objective may write thousands of them in one step.
         ticking = self.setup.model.register_forward_pre_hook(lambda *_: within_limit(math.nan))
         with computing_with(self.threads), ticking:
-            client = self.setup.client(task.client, count, self.examples, within_limit, self._seed(task.nonce))
+            seed = self._seed(task.nonce)
+            client = self.setup.client(task.client, count, self.examples, within_limit, seed, member)
 
             def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
                 found = client.loss(batch)
@@ -138,10 +161,15 @@ class Member:
 
             made = answer(strategy, whole, replace(client, loss=loss))
         if kind_of(made) is Change and self.setup.algorithm.pooled:
-            asked = strategy.work(True).count(len(self.examples))
-            with refusing(Code.POLICY):
-                self.policy.require_taken(asked - decode(made, Change).skipped)
+            self._require_taken(decode(made, Change))
         return whole, made
+
+    def _require_taken(self, upload: Any) -> None:
+        """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
+        if isinstance(upload, Change):
+            asked = self.setup.strategy.work(True).count(len(self.examples))
+            with refusing(Code.POLICY):
+                self.policy.require_taken(asked - upload.skipped)
 
     def _seed(self, nonce: bytes) -> int | None:
         """The seed of the batches of one run: in another run, or after a rollback, the same rounds have others.
@@ -151,6 +179,17 @@ class Member:
         if self.secret is None:
             return None
         return int.from_bytes(hashlib.sha256(b"%d " % self.secret + nonce).digest())
+
+
+def _digest(message: Any, whole: bytes) -> bytes:
+    """SHA-256 of the round's broadcast, with which a message comes or about which it asks."""
+    match message:
+        case Secured():
+            return chain.digest(message.broadcast)
+        case Survivors():
+            return message.broadcast
+        case _:
+            return chain.digest(whole)
 
 
 def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
@@ -242,9 +281,9 @@ class Worker:
                 return self._last[1]
             self._last = None
 
-            def bound(whole: bytes) -> None:
+            def bound(broadcast: bytes) -> None:
                 if self.signing is not None:
-                    self.signing.require_bound(task, whole)
+                    self.signing.require_bound(task, broadcast)
 
             broadcast, made = self._follower.answer(task, on_step, bound)
             signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
@@ -261,7 +300,7 @@ class Worker:
             return Reply(Status.FAILED, text=self.disclose(Code.ERROR, traceback.format_exc()))
 
 
-def journaled(journal: Journal, owner: Owner, recipe: bytes) -> Member:
+def journaled(journal: Journal, owner: Owner, recipe: bytes, masks: Masks | None = None) -> Member:
     """A client that follows a recipe, which is noted before, and the decision after.
 
     Raises:
@@ -273,7 +312,7 @@ def journaled(journal: Journal, owner: Owner, recipe: bytes) -> Member:
             view = View.of(consented(recipe, owner))
             journal.require_room(view, owner.policy.data.max_views)
             journal.decided(recipe, "followed", view)
-            return Member(owner, recipe)
+            return Member(owner, recipe, masks)
         except RefusedError as error:
             journal.decided(recipe, f"{error.code}: {error}")
             raise
@@ -296,6 +335,19 @@ def secret_of(directory: Path) -> int:
         raise FedKSeedError(f"{path} holds no secret: {error}; remove it, and another is made") from error
 
 
+def masks_of(directory: Path, signing: ClientSigning, number: int, nonce: bytes) -> "secure.Member":
+    """A client's side of masked uploads in one run, with its memory in its directory.
+
+    Raises:
+        FedKSeedError: a package is missing.
+    """
+    try:
+        from ...secure.member import Member as Masker
+    except ModuleNotFoundError as error:
+        raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
+    return Masker(number, masking_key(signing.key), nonce, Memory(directory, nonce))
+
+
 def serve(directory: Path) -> None:
     """Answer tasks until none has come for the idle time.
 
@@ -310,7 +362,9 @@ def serve(directory: Path) -> None:
         owner = settings.owner
         if owner.policy.data.secret_batches:
             owner = replace(owner, secret=secret_of(directory))
-        worker = Worker(partial(journaled, Journal(directory), owner), settings.signing(directory))
+        signing = settings.signing(directory)
+        masks = None if signing is None else partial(masks_of, directory, signing)
+        worker = Worker(partial(journaled, Journal(directory), owner, masks=masks), signing)
         listener.settimeout(settings.idle)
         while True:
             try:

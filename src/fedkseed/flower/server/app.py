@@ -49,8 +49,8 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
         text = recipe_for_clients(recipe, numbers.count)
         remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
-        parts = federation(recipe, remote, progress)
         remote.signing = ServerSigning.read(directory / "flower", current_nonce(store))
+        parts = federation(recipe, remote, progress, remote.signing)
         remote.history = None if remote.signing is None else store.history
         return work(store, parts)
 

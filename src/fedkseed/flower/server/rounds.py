@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from ...data.reading import is_here
 from ...errors import FedKSeedError
+from ...files import read_table, write_table
 from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
@@ -15,27 +17,38 @@ from ...run.chain import Receipt
 from ...run.cohort import cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
-from ...strategy import COEFFICIENTS, Strategy
-from ...wire.codec import decode, encode, kind_of
+from ...strategies.secure import Secure
+from ...strategy import COEFFICIENTS, Strategy, TwoLegs
+from ...wire.codec import decode, encode, head_of, kind_of
 from ...wire.delta import restore
 from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
+from ..signatures import ServerSigning
 from .clients import Remote
 
 # The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
+FIRST_LEG = "masked-uploads.json"  # in a run's directory
 NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
-def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None) -> Federation:
+def federation(
+    recipe: Recipe, remote: Remote, progress: Progress | None = None, signing: ServerSigning | None = None
+) -> Federation:
     """The parts of a run with clients of a network.
 
     Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
     recipe has the digest of the clients' base model: such a server neither loads a model nor imports PyTorch.
 
+    Args:
+        signing: has the clients' keys for masked uploads.
+
     Raises:
-        FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded.
+        FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded; or uploads are
+            to be masked, and clients have no keys for that.
     """
     require_networked(recipe)
+    if recipe.secure is not None:
+        _require_keys(signing, remote.numbers.expected)
     algorithm, progress = chosen(recipe), progress or Silent()
     if algorithm.remembers:
         raise FedKSeedError(
@@ -52,8 +65,10 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
-    keeps = recipe.trust.receipts and algorithm.pooled
-    rounds = Rounds(recipe.seed, strategy, remote, size, keeps)
+    if isinstance(strategy, Secure) and signing is not None:
+        strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
+    keeps = recipe.keeps_uploads and algorithm.pooled
+    rounds = Rounds(recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG))
     return Federation(
         recipe=recipe,
         strategy=strategy,
@@ -68,6 +83,16 @@ def federation(recipe: Recipe, remote: Remote, progress: Progress | None = None)
         progress=progress,
         receipts=lambda: rounds.receipts,
     )
+
+
+def _require_keys(signing: ServerSigning | None, clients: set[int]) -> None:
+    if signing is None:
+        raise FedKSeedError("[secure] needs the keys of clients: start the server with --certs, and clients with --key")
+    if lacking := sorted(clients - {*signing.masks}):
+        raise FedKSeedError(
+            f"[secure] needs a key for masks of each client, and the public files of clients {lacking[:10]} have none: "
+            "each makes another by `fedkseed certs public KEY`, and theirs are replaced"
+        )
 
 
 def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tuple[Strategy[Any], Evaluator, str]:
@@ -111,6 +136,8 @@ class Rounds:
     Args:
         size: number of clients in a cohort.
         keeps: whether the uploads of a round are kept as receipts.
+        first_leg: file that keeps a round's masked uploads from its second leg on. Clients answer one set of survivors
+            a round, and so a server that was stopped between the legs must go on with these.
     """
 
     seed: int
@@ -118,6 +145,7 @@ class Rounds:
     remote: Remote
     size: int
     keeps: bool = False
+    first_leg: Path | None = None
     receipts: dict[int, Receipt] = field(default_factory=dict)  # the uploads of the last round, where they are kept
     gathered: bool = False
     kept: dict[int, bytes] = field(default_factory=dict)  # client that answered last round -> that round's broadcast
@@ -130,14 +158,28 @@ class Rounds:
         asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size)
         needed = min(self.remote.minimum, len(asked))
         self.remote.signatures.clear()
-        self.receipts = {}
+        self.receipts, strategy = {}, self.strategy
+        uploads: dict[int, bytes] = {}  # of the first of two legs
 
         def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
             nonlocal needed
 
+            second = isinstance(strategy, TwoLegs) and all(kind_of(m) is strategy.request for m in sent.values())
+            if isinstance(strategy, TwoLegs):
+                needed = max(needed, strategy.needed(len(asked)))
+                if second:
+                    self._keep(uploads)
+                elif kept := self._left(sent):
+                    self.remote.progress.note(f"round {state.round + 1} goes on with its second leg")
+                    uploads.update(kept)
+                    yield from kept.items()
+                    return
+
             def check(client: int, reply: bytes) -> None:
                 """Try a round with this answer alone, so that a bad answer does not spoil the round of the others."""
-                if kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
+                if isinstance(strategy, TwoLegs):
+                    strategy.require(client, sent[client], reply, uploads)
+                elif kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
                     decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
                 else:
                     run_round(self.strategy, state, [client], lambda _: [(client, reply)])
@@ -154,10 +196,30 @@ class Rounds:
                     needed -= 1
                     if self.keeps:
                         self.receipts[client] = Receipt(reply, self.remote.signatures[client])
+                    if not second:
+                        uploads[client] = reply
                 yield client, reply
 
         after, report = run_round(self.strategy, state, asked, transport, kept=self.kept)
-        if self.strategy.weights == COEFFICIENTS:
+        if isinstance(strategy, TwoLegs):
+            if self.first_leg is not None:
+                self.first_leg.unlink(missing_ok=True)
+        elif self.strategy.weights == COEFFICIENTS:
             message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
             self.kept = dict.fromkeys(report.clients, message)
         return after, report
+
+    def _keep(self, uploads: Mapping[int, bytes]) -> None:
+        if self.first_leg is not None:
+            write_table(self.first_leg, {str(client): data.hex() for client, data in uploads.items()})
+
+    def _left(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
+        """The uploads of a first leg that was finished before this process, if they are of this round."""
+        if self.first_leg is None or not self.first_leg.exists():
+            return {}
+        try:
+            found = {int(client): bytes.fromhex(data) for client, data in read_table(self.first_leg).items()}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise FedKSeedError(f"{self.first_leg} holds no masked uploads: {error}; remove it") from error
+        (round_,) = {head_of(data).round for data in sent.values()}
+        return found if found.keys() <= sent.keys() and {head_of(d).round for d in found.values()} == {round_} else {}

@@ -1,0 +1,167 @@
+"""A client's side of secure aggregation: it masks its numbers, and gives shares of seeds.
+
+Both answers follow from the private key and the messages alone, so a client that was stopped between the legs, or
+another process of it, gives the same ones.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..wire.records import Masked, Run, Shares, Survivors
+from .masks import SEED, Roster, agreed, derived, mask, opened, places, sealed, share, signed
+
+
+class Memory(Protocol):
+    """What a client must not forget: in each round it masks one vector, and answers one set of survivors."""
+
+    def once(self, round_: int, leg: str, value: bytes) -> None:
+        """Note a value for a leg of a round.
+
+        Raises:
+            FedKSeedError: another value stands there.
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Forgetful:
+    """The memory of one process."""
+
+    known: dict[tuple[int, str], bytes] = field(default_factory=dict)
+
+    def once(self, round_: int, leg: str, value: bytes) -> None:
+        if self.known.setdefault((round_, leg), value) != value:
+            raise FedKSeedError(
+                f"round {round_} was answered with another {leg}: from both answers the server could tell this "
+                "client's numbers; it must go on with the first, or begin a new run"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A client of rounds with masks.
+
+    Args:
+        private: its X25519 key, 32 bytes.
+        memory: what it has answered so far.
+        run: name of the run, see `Roster`.
+        allow: raises `FedKSeedError` for an upload that must not be sent, which it is shown before it is masked.
+        require: raises `FedKSeedError` for a public key that is not that of the client of a number; None: any will do.
+    """
+
+    number: int
+    private: bytes = field(repr=False)
+    run: bytes = b""
+    memory: Memory = field(default_factory=Forgetful)
+    allow: Callable[[Any], None] = lambda upload: None
+    require: Callable[[int, bytes], None] | None = None
+
+    @property
+    def key(self) -> X25519PrivateKey:
+        return X25519PrivateKey.from_private_bytes(self.private)
+
+    @property
+    def public(self) -> bytes:
+        return self.key.public_key().public_bytes_raw()
+
+    def place(self, roster: Roster) -> int:
+        """The place of this client in a round.
+
+        Raises:
+            FedKSeedError: it has none, or a key of the round is not that of its client.
+        """
+        roster.require()
+        found = np.flatnonzero(roster.members == self.number)
+        if not found.size or roster.key(int(found[0])) != self.public:
+            raise FedKSeedError(f"client {self.number} is not in this round with its own key")
+        if self.require is not None:
+            for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
+                self.require(number, key.tobytes())
+        return int(found[0])
+
+    def masked(self, run: Run, roster: Roster, numbers: NDArray[np.int64], width: int) -> Masked:
+        """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
+
+        Raises:
+            FedKSeedError: this client is not in the round, or has masked other numbers in it before.
+        """
+        place, context = self.place(roster), roster.context
+        self.memory.once(roster.round, "upload", context + numbers.astype("<i8").tobytes())
+        secrets = {other: agreed(self.key, roster.key(other)) for other in roster.holders(place)}
+        own = derived(self.private, context, "own", size=SEED)
+        total = numbers + mask(own, numbers.size, width)
+        seeds = [own]
+        for other in roster.others(place):
+            seeds.append(_pair(secrets[other], context, roster, place, other))
+            total = total + signed(place, other) * mask(seeds[-1], numbers.size, width).astype(np.int64)
+        joined, holders, known = b"".join(seeds), roster.holders(place), roster.threshold - 1
+        points = {0: joined} | {
+            x: _implied(secrets[holder], context, place, holder, len(joined))
+            for x, holder in enumerate(holders[:known], 1)
+        }
+        bundles = [
+            sealed(derived(secrets[holder], context, "bundle", place, holder), share(points, x))
+            for x, holder in enumerate(holders[known:], known + 1)
+        ]
+        wrapped = (total & ((1 << width) - 1)).astype(np.uint32)
+        rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
+        return Masked(run, roster.round, self.number, width, wrapped, rows)
+
+    def shares(self, request: Survivors, roster: Roster) -> Shares:
+        """The shares that take the masks off a round's sum, one client after another, in order.
+
+        For each client that is there: the share of its own mask's seed, and those of the masks that it shares with
+        clients that are not there. Nothing else of a share leaves this client.
+
+        Raises:
+            FedKSeedError: too few clients are there, this one is not, or other survivors were answered before.
+        """
+        place, context = self.place(roster), roster.context
+        there, gone = places(roster, request.there)
+        if len(there) < roster.enough:
+            raise FedKSeedError(
+                f"{len(there)} of {roster.members.size} uploads have come, and shares are given from {roster.enough} on"
+            )
+        if place not in there:
+            raise FedKSeedError(f"client {self.number} is asked for shares of a round that goes on without it")
+        self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
+        senders = [sender for sender in roster.holders(place) if sender in there]
+        bundles = dict(zip(sent_to(roster, place, there), request.bundles, strict=False))
+        if len(bundles) != len(request.bundles) or {*bundles} != {*sent_to(roster, place, there)}:
+            raise FedKSeedError(
+                f"{len(sent_to(roster, place, there))} clients made bundles for this one, got {len(request.bundles)}"
+            )
+        found = []
+        for sender in senders:
+            secret, others = agreed(self.key, roster.key(sender)), roster.others(sender)
+            if sender in bundles:
+                whole = opened(derived(secret, context, "bundle", sender, place), bundles[sender].tobytes())
+            else:
+                whole = _implied(secret, context, sender, place, SEED * (1 + len(others)))
+            asked = [0, *(1 + k for k, other in enumerate(others) if other in gone)]
+            found += [whole[k * SEED : (k + 1) * SEED] for k in asked]
+        return Shares(request.run, request.round, self.number, b"".join(found))
+
+
+def sent_to(roster: Roster, holder: int, there: Collection[int]) -> list[int]:
+    """Places of the clients that are there and have sealed a share for a holder, in their order."""
+    return [sender for sender in sorted(there) if holder in roster.sealed_for(sender)]
+
+
+def _implied(secret: bytes, context: bytes, sender: int, holder: int, size: int) -> bytes:
+    """The share of a holder to which none is sent: both sides find it."""
+    stream = Cipher(ChaCha20(derived(secret, context, "share", sender, holder), bytes(16)), None).encryptor()
+    return stream.update(bytes(size))
+
+
+def _pair(secret: bytes, context: bytes, roster: Roster, place: int, other: int) -> bytes:
+    """The seed of the mask that two clients share; both find the same."""
+    return derived(secret, context, "pair", min(place, other), max(place, other), size=SEED)

@@ -1,0 +1,117 @@
+"""The server's side of secure aggregation: it asks for shares, and takes the masks off the sum of a round."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FedKSeedError
+from ..wire.records import Masked, Run, Shares, Survivors
+from .masks import SEED, TAG, Roster, mask, places, share, signed
+from .member import sent_to
+
+
+def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
+    """The message to each client whose masked upload has come: who is there, and the bundles made for it.
+
+    Args:
+        width, size: bits of a masked number, and how many an upload has.
+
+    Raises:
+        FedKSeedError: too few uploads have come, or one has another form than the round's.
+    """
+    known = dict(zip(roster.members.tolist(), range(roster.members.size), strict=True))
+    there = np.zeros(roster.members.size, np.bool_)
+    bundles: dict[tuple[int, int], NDArray[np.uint8]] = {}
+    for upload in uploads:
+        place = known.get(upload.client)
+        if place is None or there[place]:
+            raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
+        require_upload(roster, upload, width, size)
+        there[place] = True
+        bundles |= {(place, holder): row for holder, row in zip(roster.sealed_for(place), upload.bundles, strict=True)}
+    found, _ = places(roster, there)
+    if len(found) < roster.enough:
+        raise FedKSeedError(
+            f"round {roster.round}: {len(found)} of {roster.members.size} masked uploads have come, a sum is made from "
+            f"{roster.enough} on; nothing of them can be read"
+        )
+
+    def request(place: int) -> Survivors:
+        rows = [bundles[sender, place] for sender in sent_to(roster, place, found)]
+        length = len(roster.holders(place)) * SEED + TAG
+        sent = np.array(rows, np.uint8).reshape(-1, length)
+        return Survivors(run, roster.round, roster.members, roster.keys, roster.broadcast, there, sent)
+
+    return {int(roster.members[place]): request(place) for place in found}
+
+
+def require_upload(roster: Roster, upload: Masked, width: int, size: int) -> None:
+    """Refuse an upload of a client that is not in the round, or of another form than the round's."""
+    (place,) = np.flatnonzero(roster.members == upload.client).tolist() or (None,)
+    if place is None:
+        raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
+    shape = len(roster.sealed_for(place)), len(roster.holders(place)) * SEED + TAG
+    if (upload.width, upload.numbers.size, upload.bundles.shape) != (width, size, shape):
+        raise FedKSeedError(
+            f"client {upload.client} sent {upload.numbers.size} numbers of {upload.width} bits and bundles of "
+            f"{upload.bundles.shape}; asked were {size} of {width} and {shape}: use the same recipe"
+        )
+
+
+def require_shares(roster: Roster, one: Shares, found: NDArray[np.bool_]) -> None:
+    """Refuse shares of a client that was not asked, or of another length than was asked for."""
+    there, gone = places(roster, found)
+    (place,) = np.flatnonzero(roster.members == one.client).tolist() or (None,)
+    if place not in there:
+        raise FedKSeedError(f"client {one.client} sent shares, and was not asked for any")
+    _take(roster, place, one, {*there}, gone, {sender: {} for sender in there})
+
+
+def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:
+    """The sum of the whole numbers of those whose uploads have come, shape (m,).
+
+    Args:
+        shares: by client; more than two thirds of the holders of each secret are enough.
+
+    Raises:
+        FedKSeedError: shares are missing, or have another length than was asked for.
+    """
+    at = {int(member): place for place, member in enumerate(roster.members)}
+    there = {at[upload.client] for upload in uploads}
+    gone = [place for place in range(roster.members.size) if place not in there]
+    points: dict[int, dict[int, bytes]] = {place: {} for place in there}
+    for client, one in sorted(shares.items()):
+        if at.get(client) not in there:
+            raise FedKSeedError(f"client {client} sent shares, and was not asked for any")
+        _take(roster, at[client], one, there, gone, points)
+    total, size = np.zeros(uploads[0].numbers.size, np.int64), uploads[0].numbers.size
+    for upload in uploads:
+        place = at[upload.client]
+        if len(points[place]) < roster.threshold:
+            raise FedKSeedError(
+                f"round {roster.round}: {len(points[place])} clients gave shares of client {upload.client}'s masks, "
+                f"{roster.threshold} are needed; nothing of the round can be read"
+            )
+        secret = share(dict([*points[place].items()][: roster.threshold]), 0)
+        missing = [other for other in roster.others(place) if other in gone]
+        total += upload.numbers.astype(np.int64) - mask(secret[:SEED], size, width)
+        for k, other in enumerate(missing, 1):
+            seed = secret[k * SEED : (k + 1) * SEED]
+            total -= signed(place, other) * mask(seed, size, width).astype(np.int64)
+    half = 1 << width - 1
+    return (total + half & ((1 << width) - 1)) - half
+
+
+def _take(
+    roster: Roster, holder: int, one: Shares, there: set[int], gone: Sequence[int], points: dict[int, dict[int, bytes]]
+) -> None:
+    """Share out a client's answer to the secrets that its parts belong to."""
+    start = 0
+    for sender in (sender for sender in roster.holders(holder) if sender in there):
+        missing = sum(other in gone for other in roster.others(sender))
+        stop = start + (1 + missing) * SEED
+        points[sender][1 + roster.holders(sender).index(holder)] = one.data[start:stop]
+        start = stop
+    if len(one.data) != start:
+        raise FedKSeedError(f"client {one.client} sent {len(one.data)} bytes of shares, {start} were asked for")
