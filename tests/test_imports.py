@@ -34,7 +34,8 @@ data.natural_instructions evaluation.statistics run.loop run.store run.best run.
 tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
 flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
-flower.server.executor flower.superexec flower.signatures flower.client.app flower.client.consent flower.client.policy
+flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
+flower.client.policy
 flower.client.executor flower.client.sockets flower.client.supervisor cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")

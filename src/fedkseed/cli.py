@@ -18,7 +18,7 @@ import typer
 
 from . import __version__
 from .errors import FedKSeedError
-from .flower.cli import CERTS, DirectoryFirst, add, client, make, request, server
+from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, server
 from .tools.display import Bars, console
 
 if TYPE_CHECKING:
@@ -669,7 +669,7 @@ def reproduce(
 
 
 certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
-for keys_command in (make, request, add):
+for keys_command in (make, request, add, members, public):
     certs.command()(_guarded(keys_command))
 app.add_typer(certs, name="certs")
 for network_command in (server, client):

@@ -173,7 +173,7 @@ class TwoLegs(Protocol):
         ...
 
     def needed(self, clients: int) -> int:
-        """The least number of answers in each leg of a round of so many clients."""
+        """The least number of answers in each leg of a round of this many clients."""
         ...
 
     def require(self, client: int, sent: bytes, reply: bytes, uploads: Mapping[int, bytes]) -> None:
@@ -189,7 +189,7 @@ class TwoLegs(Protocol):
         ...
 
     def combined(self, messages: Mapping[int, Any], uploads: Sequence[Any], answers: Sequence[Any]) -> Any:
-        """What `aggregate` takes in place of the uploads, from both legs' answers."""
+        """The record that `aggregate` takes in place of the uploads, from both legs' answers."""
         ...
 
 

@@ -16,7 +16,9 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.flower.certs import add, check, make, public_keys, request, shown
+from fedkseed.flower.certs import add, check, make, members, public_keys, request, shown
+from fedkseed.flower.certs import public as public_line
+from fedkseed.flower.masking import masking_public
 
 NOW = datetime.now(UTC)
 
@@ -142,6 +144,9 @@ def test_clients_make_their_own_keys_and_the_servers_machine_has_no_private_key_
         assert shown(public) == shown(keys / f"client-{number}.pub")
         private = load_ssh_private_key((tmp_path / name / "key").read_bytes(), None)
         assert load_ssh_public_key(public_keys(keys)[number].read_bytes()) == private.public_key()
+        assert masking_public(public_keys(keys)[number].read_text()) == masking_public(public.read_text()) is not None
+    assert members(keys) == "".join(path.read_text() for path in public_keys(keys))
+    assert members(keys).splitlines()[1] == public_line(tmp_path / "bob" / "key").strip()
     held = [path.name for path in keys.iterdir() if b"PRIVATE" in path.read_bytes()]
     assert sorted(held) == ["ca.key", "server.key"]
     assert make(keys, 3, [], 365) == [], "a public key alone is a client"

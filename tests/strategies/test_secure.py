@@ -150,7 +150,7 @@ def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
 
 
 def test_ten_clients_send_seven_kilobytes():
-    """The sizes that docs/secure.md states; Flower's SecAgg+ sends 77 KB up for as many numbers."""
+    """The sizes that docs/secure.md states."""
     run, keys = Run(Pool(1, 4096, "hadamard"), bytes(32)), {n: bytes(32) for n in range(10)}
     settings = Settings(run, run.pool, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
     dense, shared = Secure.make(settings), Secure.make(replace(settings, shared=True))

@@ -107,6 +107,20 @@ def shown(public: Path) -> str:
     return fingerprint(public_key(public.read_bytes(), public)).hex(":", 4)
 
 
+def members(directory: Path) -> str:
+    """The public lines of clients 0, 1, …, for their owners to compare with each other and to give to `--members`."""
+    return "".join(path.read_text().strip() + "\n" for path in public_keys(directory))
+
+
+def public(path: Path) -> str:
+    """The line of a private key's public file, with the key of masked uploads.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds no private key on P-256.
+    """
+    return _line(private_key(path)).decode()
+
+
 def _authority(directory: Path, now: datetime) -> list[Path]:
     private, public = directory / "ca.key", directory / "ca.pem"
     if public.exists():  # ca.key may be elsewhere

@@ -131,6 +131,33 @@ def add(
     )
 
 
+def members(
+    directory: Annotated[Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")],
+) -> None:
+    """Print the public lines of all clients, in the order of their numbers.
+
+    Clients that give them to `fedkseed client --members FILE` mask their uploads for these keys alone. Get the file
+    from somebody else than the server's owner, or compare it with each other.
+    """
+    require_flower()
+    from . import certs
+
+    print(certs.members(directory), end="")
+
+
+def public(
+    key: Annotated[Path, typer.Argument(help="A client's private key.")],
+) -> None:
+    """Print the public line of a client's key, as `fedkseed certs request` has written it into its public file.
+
+    Files of older releases have no key for masks; this line does.
+    """
+    require_flower()
+    from . import certs
+
+    print(certs.public(key), end="")
+
+
 def server(
     recipe: Annotated[Path, typer.Argument(help="A recipe with [clients] split = 'files'.")],
     certs: Annotated[Path, typer.Option(help="The directory that `fedkseed certs` has made.")],
@@ -200,6 +227,13 @@ def client(
             "checked."
         ),
     ] = None,
+    members: Annotated[
+        Path | None,
+        typer.Option(
+            help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
+            "alone. Without it the server's word is taken."
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
     ] = "auto",
@@ -240,6 +274,7 @@ def client(
         device,
         load_policy(policy) if policy is not None else Policy(),
         basis=str(basis.expanduser().resolve()) if basis is not None else None,
+        members=str(members.expanduser().resolve()) if members is not None else None,
     )
     connection = Connection(server, ca.resolve(), key.resolve())
     node = Node(state or Path("runs") / key.name, connection, owner, idle)

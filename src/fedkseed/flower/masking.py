@@ -14,12 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import FedKSeedError
-from ..files import read_table, write_table
+from ..files import read_table, read_whole, write_table
 
 COMMENT = "fedkseed-masks:"
 KEY = 32
 MEMORY = "masks.json"  # in the directory of a client
-RUNS = 256  # whose last masked round is remembered
+RUNS = 256  # whose last masked round is remembered; more are refused
 
 
 def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
@@ -63,6 +63,10 @@ class Memory:
         """
         path, name = self.directory / MEMORY, self.run.hex()
         table = read_table(path) if path.exists() else {}
+        if name not in table and len(table) >= RUNS:  # a run that is forgotten could be asked again
+            raise FedKSeedError(
+                f"this client has masked uploads in {RUNS} runs, and forgets none: {path}; start it with a new --state"
+            )
         last = table.get(name, {"round": -1})
         if last["round"] > round_:
             raise FedKSeedError(
@@ -75,6 +79,23 @@ class Memory:
                 f"round {round_} was answered with another {leg}: from both answers the server could tell this "
                 f"client's numbers; it must go on with the first, or begin a new run; {path} has what was answered"
             )
-        table.pop(name, None)  # the newest stand last
         table[name] = {"round": round_, "legs": legs | {leg: digest}}
-        write_table(path, dict([*table.items()][-RUNS:]))
+        write_table(path, table)
+
+
+def require_member(file: Path, number: int, key: bytes) -> None:
+    """Refuse a key for masks that is not in a client's own list of the federation's members.
+
+    Args:
+        file: a line of OpenSSH's format for each of clients 0, 1, ….
+
+    Raises:
+        FedKSeedError: the file can't be read, or says that the client has another key or none.
+    """
+    lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
+    known = masking_public(lines[number]) if number < len(lines) else None
+    if known != key:
+        raise FedKSeedError(
+            f"the server says that client {number} has the key {key.hex()}, {file} says "
+            f"{known.hex() if known else 'nothing of it'}: with keys of its own the server could take masks off"
+        )

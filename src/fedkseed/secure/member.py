@@ -20,7 +20,7 @@ from .masks import SEED, Roster, agreed, derived, mask, opened, places, sealed, 
 
 
 class Memory(Protocol):
-    """What a client must not forget: in each round it masks one vector, and answers one set of survivors."""
+    """The memory of a client, which in each round masks one vector and answers one set of survivors."""
 
     def once(self, round_: int, leg: str, value: bytes) -> None:
         """Note a value for a leg of a round.

@@ -42,6 +42,7 @@ class Owner:
     policy: Policy = field(default_factory=Policy)
     secret: int | None = None  # seed of the client's batches; None: the recipe's
     basis: str | None = None  # file with the basis of informed directions; a server can't name one
+    members: str | None = None  # file with the public lines of clients 0, 1, …: whose keys masks are made with
 
     def __post_init__(self) -> None:
         if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():

@@ -43,7 +43,7 @@ from ...wire.codec import decode, kind_of
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
-from ..masking import Memory, masking_key
+from ..masking import Memory, masking_key, require_member
 from ..signatures import ClientSigning
 from . import sockets
 from .consent import Journal, Owner, Settings, consented
@@ -335,8 +335,13 @@ def secret_of(directory: Path) -> int:
         raise FedKSeedError(f"{path} holds no secret: {error}; remove it, and another is made") from error
 
 
-def masks_of(directory: Path, signing: ClientSigning, number: int, nonce: bytes) -> "secure.Member":
+def masks_of(
+    directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
+) -> "secure.Member":
     """A client's side of masked uploads in one run, with its memory in its directory.
+
+    Args:
+        members: file with the public lines of all clients; None: the server is believed.
 
     Raises:
         FedKSeedError: a package is missing.
@@ -345,7 +350,8 @@ def masks_of(directory: Path, signing: ClientSigning, number: int, nonce: bytes)
         from ...secure.member import Member as Masker
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
-    return Masker(number, masking_key(signing.key), nonce, Memory(directory, nonce))
+    require = None if members is None else partial(require_member, Path(members))
+    return Masker(number, masking_key(signing.key), nonce, Memory(directory, nonce), require=require)
 
 
 def serve(directory: Path) -> None:
@@ -363,7 +369,7 @@ def serve(directory: Path) -> None:
         if owner.policy.data.secret_batches:
             owner = replace(owner, secret=secret_of(directory))
         signing = settings.signing(directory)
-        masks = None if signing is None else partial(masks_of, directory, signing)
+        masks = None if signing is None else partial(masks_of, directory, signing, owner.members)
         worker = Worker(partial(journaled, Journal(directory), owner, masks=masks), signing)
         listener.settimeout(settings.idle)
         while True:
