@@ -46,7 +46,7 @@ class Masking:
         keys, name: see `Secure` in strategies/secure.py.
     """
 
-    norm: float
+    norm: float | None
     bits: int = 8
     neighbours: int | None = None
     keys: Mapping[int, bytes] = field(default_factory=dict)

@@ -73,12 +73,13 @@ def test_a_process_killed_at_20_random_moments_and_resumed_gives_the_same_adapte
     )
 
 
-def test_a_run_with_masked_uploads_is_killed_and_resumed_alike(model_folder, data_file, tmp_path):
+@pytest.mark.parametrize("count", [6, pytest.param(30, marks=pytest.mark.network)])
+def test_a_run_with_masked_uploads_is_killed_and_resumed_alike(model_folder, data_file, tmp_path, count):
     path = tmp_path / "recipe.toml"
     path.write_text(
         recipe_text(model_folder, data_file, rounds="rounds = 4", cohort="cohort = 3") + "[secure]\nnorm = 0.1\n"
     )
-    kills(path, run(path, tmp_path / "whole"), tmp_path, 6)
+    kills(path, run(path, tmp_path / "whole"), tmp_path, count)
 
 
 def kills(recipe: Path, undisturbed: bytes, folder: Path, count: int) -> list[int]:

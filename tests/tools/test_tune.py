@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedkseed import FedKSeedError, Simulation, load_recipe, project
+from fedkseed import Broadcast, FedKSeedError, Simulation, decode, load_recipe, project
 from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
@@ -177,6 +178,27 @@ def test_a_clip_is_suggested_that_honest_scalars_hardly_reach():
     assert own.suggested.training.clip == 5
     signs = parse({"model": {"name": "none"}, "training": {"wire": "sign", "lr": 1e-3}})
     assert replace(found, recipe=signs).clip is None
+
+
+def test_a_norm_is_suggested_that_clients_changes_hardly_pass(recipe_file, tmp_path):
+    recipe_file.write_text(recipe_file.read_text().replace("cohort = 2", "cohort = 4") + "[secure]\n")
+    with pytest.raises(FedKSeedError, match=r"\[secure\] norm.*`fedkseed tune` prints one"):
+        Simulation(load_recipe(recipe_file))
+    ran = fedkseed("tune", recipe_file, "--minutes", 60, "--output", tmp_path / "new.toml")
+    assert ran.exit_code == 0, ran.output
+    found = load_recipe(tmp_path / "new.toml")
+    assert found.secure is not None
+    assert found.secure.norm is not None
+    assert f"[secure]\nnorm = {found.secure.norm:g} #" in ran.output
+    with closing(Simulation(found)) as simulation:
+        strategy, norms = simulation.strategy, []
+        (message,) = {id(m): m for m in strategy.broadcast(strategy.init(), range(4)).values()}.values()
+        for number in range(4):
+            client, inside = simulation.client(number), decode(message.broadcast, Broadcast)
+            strategy.sync(message, client.weights)
+            norms.append(np.linalg.norm(strategy.inner.change(inside, strategy.inner.train(inside, client))))
+    assert found.secure.norm / 8 < min(norms)
+    assert max(norms) < 2 * found.secure.norm, "three steps: a change may be somewhat longer"
 
 
 def test_the_climb_ends_where_the_model_is_lost():

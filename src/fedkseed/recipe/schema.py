@@ -280,7 +280,8 @@ def _known_rule(name: str) -> str:
 class Secure(Part):
     """Secure aggregation: the server learns the sum of a round's uploads alone (docs/privacy.md)."""
 
-    norm: Positive  # largest Euclidean norm of a client's change of c in a round; larger ones are cut
+    # Largest Euclidean norm of a client's change of c in a round; larger ones are cut. `fedkseed tune` finds one.
+    norm: Positive | None = None
     bits: Annotated[int, Field(ge=2, le=16)] = 8  # of a client's number on the grid
     neighbours: Annotated[int, Field(ge=2)] | None = (
         None  # clients with which each shares masks, even; None: 20, or all

@@ -70,8 +70,10 @@ class Secure:
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> Self:
         secure = settings.secure
-        if secure is None:
-            raise FedKSeedError("masked uploads need [secure] norm, the largest norm of a client's change")
+        if secure is None or secure.norm is None:
+            raise FedKSeedError(
+                "masked uploads need [secure] norm, the largest norm of a client's change: `fedkseed tune` prints one"
+            )
         try:
             from ..secure.grid import Grid
         except ModuleNotFoundError as error:

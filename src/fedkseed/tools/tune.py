@@ -28,6 +28,7 @@ EXAMPLES = 64  # number of the clients' training examples on which trials are co
 LOCAL_STEPS = 32  # of all clients of a trial together
 FACTOR = 4  # between learning rates; the best one times and over √FACTOR are tried last
 TRIALS = 12  # at most
+ROOM = 1.5  # times the usual norm of a client's change
 RARE = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
 
 
@@ -75,6 +76,19 @@ class Tuning:
         return float(f"{RARE * math.sqrt(self.scalars.square):.1g}")
 
     @property
+    def norm(self) -> float | None:
+        """A norm that the change of c by a client hardly passes, for [secure]; None where no scalars travel.
+
+        Along directions that hardly meet, τ steps of P probes add up to η √(τ / P · mean ρ²).
+        """
+        training = self.recipe.training
+        if self.recipe.secure is None or self.scalars is None or not self.scalars.square:
+            return None
+        square = 1.0 if training.wire == "sign" else self.scalars.square
+        usual = (self.lr or self.own) * math.sqrt(training.steps / training.probes * square)
+        return float(f"{ROOM * usual:.1e}")
+
+    @property
     def best(self) -> Trial:
         return min(self.trials, key=lambda trial: (trial.mean, trial.lr))
 
@@ -105,7 +119,10 @@ class Tuning:
         found = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
         update = {name: value for name, value in found.items() if value is not None}
         table = "derivatives" if derives(self.recipe) else "training"
-        return self.recipe.model_copy(update={table: getattr(self.recipe, table).model_copy(update=update)})
+        tables = {table: getattr(self.recipe, table).model_copy(update=update)}
+        if self.recipe.secure is not None and self.norm is not None:
+            tables["secure"] = self.recipe.secure.model_copy(update={"norm": self.norm})
+        return self.recipe.model_copy(update=tables)
 
     @property
     def own(self) -> float:
@@ -133,7 +150,8 @@ def tune(
     """
     begin, training = clock(), recipe.training
     one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
-    with closing(Simulation(recipe.model_copy(update={"clients": one}), progress)) as simulation:
+    clear = recipe.model_copy(update={"clients": one, "secure": None})  # whose rounds have the same mean change
+    with closing(Simulation(clear, progress)) as simulation:
         cohort = simulation.cohort(0)
         own = (derives(recipe) and recipe.derivatives.steps) or training.steps
         found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))

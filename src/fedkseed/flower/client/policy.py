@@ -29,8 +29,8 @@ class Rows(Part):
     # rows have it; any value of any column would tell whether that value is there.
     held_out: tuple[str, ...] = ("summarization",)
     templates: tuple[Template, ...] = get_args(Template)  # all: they are fixed texts around the same rows
-    # Between a prompt and its response: with a text of the server's choice there, which value is in the rows shows in the
-    # loss.
+    # Between a prompt and its response: with a text of the server's choice there, which value is in the rows shows in
+    # the loss.
     separators: tuple[str, ...] = ("\n", "")
     # With fewer, or fewer than the smallest batch, the client takes no part; it replaces [clients] min_examples.
     min_examples: Count = 10
