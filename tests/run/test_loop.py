@@ -9,6 +9,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
@@ -100,6 +101,27 @@ def kills(recipe: Path, undisturbed: bytes, folder: Path, count: int) -> list[in
         resume(output)
         assert (output / "adapter.safetensors").read_bytes() == undisturbed, f"kill {number}"
     return done
+
+
+class Noted(Silent):
+    """Keeps the notes of a run."""
+
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+@pytest.mark.parametrize(
+    ("trust", "directions", "said"),
+    [("median", "", True), ("median", "shared = true\n", False), ("clipped", "", False)],
+)
+def test_a_rule_that_leaves_nothing_of_scalars_is_said(model_folder, data_file, tmp_path, trust, directions, said):
+    text = recipe_text(model_folder, data_file, rounds="rounds = 1", size=f"size = 64\n{directions}")
+    notes = Noted()
+    start(parse(loads(f'{text}[trust]\nrule = "{trust}"\n')), tmp_path / "run", notes)
+    assert any("leaves hardly anything" in note for note in notes.notes) is said
 
 
 class Lively(Silent):

@@ -22,6 +22,7 @@ from ..wire.records import Run
 from . import own_code
 from .schema import Derivatives, Recipe, Trust
 
+DENSE = ("trimmed", "median", "nnm-trimmed")  # rules for numbers that all clients send along the same directions
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
 CHANGE = "K coefficients"
@@ -281,6 +282,18 @@ def chosen(recipe: Recipe) -> Algorithm:
     algorithm = algorithm_of(recipe.training.algorithm)
     algorithm.require(recipe)
     return algorithm
+
+
+def remarks(recipe: Recipe) -> list[str]:
+    """Lines on settings that are allowed together and hardly meant."""
+    scalars = recipe.training.algorithm in ("fedkseed", "fedkseed-pro") and not recipe.directions.shared
+    if scalars and recipe.trust.rule in DENSE:
+        return [
+            f"[trust] rule = {recipe.trust.rule!r} compares numbers along one direction, and here each client draws "
+            "directions of its own: it leaves hardly anything of them; set [directions] shared = true, or rule = "
+            "'clipped'"
+        ]
+    return []
 
 
 def require_known(recipe: Recipe) -> None:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
+from ..recipe.algorithms import remarks
 from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategy import Strategy
@@ -112,6 +113,8 @@ def work(store: Store, federation: Federation) -> Result:
     if federation.holdings:
         store.remember("clients", federation.holdings)
     store.copy_metrics()
+    for remark in remarks(federation.recipe):
+        federation.progress.note(remark)
     rounds, settings = federation.recipe.training.rounds, federation.recipe.evaluation
     store.remember(REACH, federation.reach)
     before = _evaluated(store, federation, strategy.init())

@@ -392,6 +392,26 @@ def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp
     assert all(b - a >= most for a, b in pairwise(begun)), "the others have had that long"
 
 
+def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
+    """Else it would cost the others a grace in every round for ever. The clock is moved by the wait for answers."""
+    clock, notes, asked = SimpleNamespace(now=0.0), Notes(), Counter()
+    monkeypatch.setattr(remote, "GRACE", 0.5)
+    monkeypatch.setattr(remote, "REST", 3)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    deliver = setting.deliver()
+
+    def silent(message):
+        asked[round_of(message), number_of(message)] += 1
+        return [] if number_of(message) == 2 else deliver(message)
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 600.0\nattempts = 1", rounds="rounds = 8")
+    result = setting.serve(directory, silent, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 8
+    assert [round_ for round_ in range(8) if asked[round_, 2]] == [0, 1, 2, 6, 7]
+    assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it is not asked in the next 3")
+
+
 def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
     monkeypatch.setattr(remote, "REST", 3)
     deliver, notes, asked = setting.deliver(), Notes(), Counter()

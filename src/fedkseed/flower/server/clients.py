@@ -144,6 +144,7 @@ class Remote:
         self._exchange = 0
         self._took = 0.0  # seconds that the minimum of the last round took
         self._offences = Counter[int]()  # by client: answers that could not be used
+        self._silent = Counter[int]()  # by client: rounds in a row without an answer in time
         self._resting: dict[int, int] = {}  # client -> the round in which it is asked again
         self._trouble: dict[str, Exception] = {}  # by kind of call of Flower's: the error, if the last one failed
 
@@ -226,6 +227,7 @@ class Remote:
             if len(done - self._lacks) >= minimum or done.issuperset(sent):
                 if missing := sorted(set(sent) - done):
                     self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+                self._note_silence(round_, {*missing} - {*refused}, done)
                 return
         raise self._too_few(round_, minimum, done, refused)
 
@@ -385,6 +387,19 @@ class Remote:
                 f"client {client} has sent {self._offences[client]} answers that can't be used; it is not asked in the "
                 f"next {REST} rounds, if there are enough others"
             )
+
+    def _note_silence(self, round_: int, missing: set[int], done: set[int]) -> None:
+        """Count the rounds in a row that a connected client let pass; each costs the others a grace."""
+        for client in done:
+            self._silent.pop(client, None)
+        for client in missing.intersection(self._online):
+            self._silent[client] += 1
+            if self._silent[client] % OFFENCES == 0:
+                self._resting[client] = round_ + 1 + REST
+                self._say(
+                    f"client {client} has let {self._silent[client]} rounds in a row pass without an answer in time; "
+                    f"it is not asked in the next {REST} rounds, if there are enough others"
+                )
 
     def _tried(self, what: str, call: Callable[[], Value], otherwise: Value) -> Value:
         """The result of a call of Flower's; in place of an error, which is reported, another value.
