@@ -225,10 +225,8 @@ def require_cohort(message: Secured | Survivors, recipe: Recipe, count: int) -> 
     Raises:
         FedKSeedError: its clients are others.
     """
-    members, drawn = (
-        message.members.tolist(),
-        cohort(recipe.seed, message.round, count, recipe.clients.cohort_of(count)),
-    )
+    members, size = message.members.tolist(), recipe.clients.cohort_of(count)
+    drawn = cohort(recipe.seed, message.round, count, size)
     if members != drawn:
         raise FedKSeedError(
             f"the server says that clients {members[:10]} are in round {message.round + 1}, and of {count} clients the "
