@@ -492,6 +492,24 @@ def test_a_server_reads_what_it_has_written_down_and_nothing_where_there_are_no_
         ServerSigning.read(tmp_path, NONCE)
 
 
+def test_a_client_whose_key_was_removed_keeps_its_key_for_masks(keys, tmp_path):
+    """Else every masked round that draws it would fail: the other clients expect the cohort of their recipe."""
+    publics = [(keys / f"client-{k}.pub").read_text() for k in range(3)]
+    ServerSigning.write(tmp_path, keys, publics)
+    before = ServerSigning.read(tmp_path, NONCE)
+    ServerSigning.write(tmp_path, keys, [publics[0], "", publics[2]])
+    after = ServerSigning.read(tmp_path, NONCE)
+    assert before is not None
+    assert after is not None
+    assert after.clients[1] is None
+    assert len({*before.masks.values()}) == 3
+    assert after.masks == before.masks
+    ServerSigning.write(tmp_path, keys, [publics[0], publics[2], publics[2]])
+    replaced = ServerSigning.read(tmp_path, NONCE)
+    assert replaced is not None
+    assert replaced.masks[1] == before.masks[2]
+
+
 def test_a_clients_settings_name_the_files_that_sign(setting, keys, tmp_path):
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     Settings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")

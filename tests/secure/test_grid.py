@@ -64,3 +64,15 @@ def test_a_sum_is_the_sum_of_what_was_sent():
 def test_numbers_that_are_not_finite_are_refused():
     with pytest.raises(FedKSeedError, match="not finite"):
         Grid(1.0, 8, 4, 7).coded(np.array([1, math.inf, 0, 0]), 0, 0)
+
+
+@pytest.mark.parametrize("clients", [3, 9, 10, 100, 146])  # 9 and 146: nearly all of the 2^width values are sums
+@pytest.mark.parametrize("bits", [4, 8, 16])
+def test_a_mask_that_is_left_on_a_sum_is_seen_and_the_longest_sum_is_not_refused(bits, clients):
+    grid, rng = Grid(1.0, bits, 64, 7), RNG(3)
+    half = 1 << grid.width(clients) - 1
+    for _ in range(20):
+        with pytest.raises(FedKSeedError, match="a wrong share"):
+            grid.require_plausible(rng.integers(-half, half, 64), clients)
+    change = rng.normal(size=64)
+    grid.require_plausible(sum(grid.coded(change, 0, client) for client in range(clients)), clients)

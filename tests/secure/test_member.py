@@ -62,7 +62,7 @@ def test_a_second_upload_in_a_round_is_refused(round_):
 @pytest.mark.parametrize(
     ("there", "reason"),
     [
-        ([True, True, False, False, True], "3 of 5 uploads have come, and shares are given from 4 on"),
+        ([True, True, False, False, True], "3 of 5 masked uploads have come, a sum is made from 4 on"),
         ([False, True, True, True, True], "goes on without it"),
         ([True] * 5, "2 clients made bundles for this one, got 1"),
     ],

@@ -14,6 +14,7 @@ from fedkseed.secure.grid import Grid
 from fedkseed.secure.masks import SEED, derived, mask
 from fedkseed.secure.server import requests
 
+from .attacks import lied_to, sum_of
 from .rounds import RUN, SIZE, WIDTH, first_leg, members_of, numbers_of, roster_of, second_leg, total
 
 NUMBERS = (2, 3, 5, 8, 13, 21, 34)
@@ -144,3 +145,35 @@ def test_uploads_and_shares_of_another_form_are_refused():
             total(roster, uploads, [replace(shares[0], data=data), *shares[1:]])
     with pytest.raises(FedKSeedError, match="was not asked"):
         total(roster, uploads, [replace(shares[0], client=99), *shares[1:]])
+
+
+def test_no_client_in_the_midst_of_its_neighbours_can_be_read_by_lies():
+    """Each of six neighbours hears that the five others are gone: few of 16 clients, and most of its own."""
+    numbers = range(16)
+    members, clear_numbers = members_of(numbers), numbers_of(numbers)
+    roster = roster_of(members, neighbours=6)
+    uploads, victim = first_leg(members, roster, clear_numbers), 3
+    around = roster.others(victim)
+    views = {victim: [], **{one: [other for other in around if other != one] for one in around}}
+    assert len(numbers) - 5 >= roster.enough, "each view has clients enough"
+    with pytest.raises(FedKSeedError, match=r"2 holders of client .* are there, 5 are needed; nothing of the round"):
+        lied_to(members, roster, uploads, views)
+    few = {place: gone[:2] for place, gone in views.items()}
+    assert sum_of([victim], roster, uploads, few, lied_to(members_of(numbers), roster, uploads, few)) is None
+
+
+def test_lies_give_the_sum_of_more_than_half_and_of_no_fewer():
+    """Six of ten: each client hears that three others are gone, of a pool of four (docs/privacy.md)."""
+    numbers = range(10)
+    members, clear_numbers = members_of(numbers), numbers_of(numbers)
+    roster = roster_of(members)
+    uploads = first_leg(members, roster, clear_numbers)
+    left_out = {0, 1, 2, 3}
+    views = {place: sorted(left_out - {place})[:3] for place in left_out}
+    views |= {place: sorted(left_out - {place % 4}) for place in range(4, 10)}
+    given = lied_to(members, roster, uploads, views)
+    part = sorted({*numbers} - left_out)
+    expected = np.sum([clear_numbers[n] for n in part], axis=0) % (1 << WIDTH)
+    assert np.array_equal(sum_of(part, roster, uploads, views, given), expected)
+    assert sum_of(part[1:], roster, uploads, views, given) is None
+    assert all(sum_of([one], roster, uploads, views, given) is None for one in numbers)

@@ -65,7 +65,8 @@ class Memory:
         table = read_table(path) if path.exists() else {}
         if name not in table and len(table) >= RUNS:  # a run that is forgotten could be asked again
             raise FedKSeedError(
-                f"this client has masked uploads in {RUNS} runs, and forgets none: {path}; start it with a new --state"
+                f"this client has masked uploads in {RUNS} runs, and forgets none: {path}; start it with a new --state "
+                "and a new key, since with this key the old rounds could be asked again"
             )
         last = table.get(name, {"round": -1})
         if last["round"] > round_:

@@ -185,8 +185,10 @@ class ServerSigning:
             public_key(text.encode(), f"the entry of client {k}") if text else None
             for k, text in enumerate(table["clients"])
         ]
-        found = {number: masking_public(text) for number, text in enumerate(table["clients"])}
-        masks = {number: key for number, key in found.items() if key is not None}
+        # A client whose key was removed keeps its place in masked rounds and is missing there: by their recipe, the
+        # others expect it (`require_cohort`).
+        lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
+        masks = {number: key for number, text in enumerate(lines) if (key := masking_public(text)) is not None}
         return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce, masks)
 
     def signed(self, task: Task) -> Task:

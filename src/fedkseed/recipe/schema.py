@@ -282,10 +282,8 @@ class Secure(Part):
 
     # Largest Euclidean norm of a client's change of c in a round; larger ones are cut. `fedkseed tune` finds one.
     norm: Positive | None = None
-    bits: Annotated[int, Field(ge=2, le=16)] = 8  # of a client's number on the grid
-    neighbours: Annotated[int, Field(ge=2)] | None = (
-        None  # clients with which each shares masks, even; None: 20, or all
-    )
+    bits: Annotated[int, Field(ge=4, le=16)] = 8  # of a client's number; with fewer a wrong share may go unseen
+    neighbours: Annotated[int, Field(ge=2)] | None = None  # with which each shares masks, even; None: 20, or all
 
 
 class Trust(Part):

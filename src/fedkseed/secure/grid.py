@@ -90,7 +90,8 @@ class Grid:
         if length > most:
             raise FedKSeedError(
                 f"the sum of {clients} masked uploads has the norm {length:.4g}, and {most:.4g} is the most that they "
-                "can have: a client has sent a wrong share or numbers beyond the grid; the round is not counted"
+                "can have: a client has sent a wrong share or numbers beyond the grid; the round is not counted; "
+                "`fedkseed rollback` to it begins it again with other masks"
             )
 
 

@@ -6,7 +6,7 @@ were sent: a context that differs in one client, one key or one bit of the broad
 
 import hashlib
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,6 +103,31 @@ class Roster:
     def sealed_for(self, place: int) -> list[int]:
         """Places of the holders that are sent their shares; the shares of the others follow from secrets of pairs."""
         return self.holders(place)[self.threshold - 1 :]
+
+    def require_readable(self, there: Collection[int], secrets: Iterable[int]) -> None:
+        """Refuse a set of survivors of which no honest server can make a sum.
+
+        Clients that give shares refuse it, too. Else a server could say to each of 20 neighbours of a client that the
+        19 others are gone, of 100 clients a few, and get the seeds of all masks of that client.
+
+        Args:
+            there: places of the clients whose uploads have come.
+            secrets: places of those of them whose holders are counted.
+
+        Raises:
+            FedKSeedError: too few clients are there, or too few holders of a secret.
+        """
+        if len(there) < self.enough:
+            raise FedKSeedError(
+                f"round {self.round}: {len(there)} of {self.members.size} masked uploads have come, a sum is made from "
+                f"{self.enough} on; nothing of them can be read"
+            )
+        for place in secrets:
+            if (found := len({*there}.intersection(self.holders(place)))) < self.threshold:
+                raise FedKSeedError(
+                    f"round {self.round}: {found} holders of client {self.members[place]}'s shares are there, "
+                    f"{self.threshold} are needed; nothing of the round can be read"
+                )
 
     def require(self) -> None:
         """Refuse a round in which masks protect nobody, or whose shares have too many holders.

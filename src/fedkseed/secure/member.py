@@ -122,18 +122,16 @@ class Member:
         clients that are not there. Nothing else of a share leaves this client.
 
         Raises:
-            FedKSeedError: too few clients are there, this one is not, or other survivors were answered before.
+            FedKSeedError: too few clients are there, or too few holders of one; this one is not there, or has answered
+                other survivors before.
         """
         place, context = self.place(roster), roster.context
         there, gone = places(roster, request.there)
-        if len(there) < roster.enough:
-            raise FedKSeedError(
-                f"{len(there)} of {roster.members.size} uploads have come, and shares are given from {roster.enough} on"
-            )
         if place not in there:
             raise FedKSeedError(f"client {self.number} is asked for shares of a round that goes on without it")
-        self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
         senders = [sender for sender in roster.holders(place) if sender in there]
+        roster.require_readable(there, senders)
+        self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
         bundles = dict(zip(sent_to(roster, place, there), request.bundles, strict=False))
         if len(bundles) != len(request.bundles) or {*bundles} != {*sent_to(roster, place, there)}:
             raise FedKSeedError(

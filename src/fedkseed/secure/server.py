@@ -31,11 +31,7 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
         there[place] = True
         bundles |= {(place, holder): row for holder, row in zip(roster.sealed_for(place), upload.bundles, strict=True)}
     found, _ = places(roster, there)
-    if len(found) < roster.enough:
-        raise FedKSeedError(
-            f"round {roster.round}: {len(found)} of {roster.members.size} masked uploads have come, a sum is made from "
-            f"{roster.enough} on; nothing of them can be read"
-        )
+    roster.require_readable(found, found)
 
     def request(place: int) -> Survivors:
         rows = [bundles[sender, place] for sender in sent_to(roster, place, found)]

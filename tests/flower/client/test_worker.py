@@ -10,12 +10,13 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedkseed import FedKSeedError, decode, encode
+from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked
 from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
@@ -26,8 +27,12 @@ from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
 from fedkseed.flower.envelope import Reply, Status, Task, digest_of
+from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
-from fedkseed.wire.records import Broadcast, Change
+from fedkseed.recipe.reading import parse
+from fedkseed.secure import member as masks
+from fedkseed.strategies.secure import simulated_key
+from fedkseed.wire.records import Broadcast, Change, Masked
 
 from ..conftest import OPEN, recorded
 
@@ -284,6 +289,40 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
     assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
     usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
     assert Worker(partial(Member, careful)).reply(usual.encode()).status is Status.DONE
+
+
+def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
+    """The attack: two clients work with the server, which asks the third of them all in a round of three."""
+    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
+    strategy = Simulation(recipe).strategy
+    message = encode(strategy.broadcast(strategy.init(), range(3))[1])
+
+    def asked(count: int) -> Reply:
+        text = recipe_for_clients(recipe, count)
+        worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+        return worker.reply(Task(1, 600.0, digest_of(text), text, message).encode())
+
+    assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
+    for count in (4, 30):
+        assert asked(count) == Reply(Status.REFUSED, text="task")
+        assert f"of {count} clients the recipe's seed draws" in capsys.readouterr().err
+
+
+def masker(seed: int, number: int, nonce: bytes) -> masks.Member:
+    return masks.Member(number, simulated_key(seed, number))
+
+
+def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
+    """The attack: the plain broadcast of the same round, to a client that follows a recipe with [secure]."""
+    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
+    strategy = Simulation(recipe).strategy
+    message = strategy.broadcast(strategy.init(), range(3))[1]
+    text = recipe_for_clients(recipe, 3)
+    worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+    for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
+        asked = Task(1, 600.0, digest_of(text), text, data)
+        assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
+        assert "message" in capsys.readouterr().err
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):

@@ -13,20 +13,29 @@ import pytest
 
 from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest, own_share, share_out
+from fedkseed.files import read_table
+from fedkseed.flower.certs import make
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import consented
 from fedkseed.flower.client.policy import Policy
-from fedkseed.flower.client.worker import Member, Worker
+from fedkseed.flower.client.worker import Member, Worker, masks_of
+from fedkseed.flower.envelope import Task
 from fedkseed.flower.loopback import to_apps
+from fedkseed.flower.masking import MEMORY
+from fedkseed.flower.messages import unpacked
 from fedkseed.flower.recipes import recipe_for_clients
+from fedkseed.flower.server import clients as clients_module
 from fedkseed.flower.server.clients import Numbers
-from fedkseed.flower.server.rounds import NO_DATA, why_model
+from fedkseed.flower.server.rounds import FIRST_LEG, NO_DATA, why_model
+from fedkseed.flower.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, tables, typed
 from fedkseed.recipe.schema import HeldOutSet
 from fedkseed.run.store import Store
 from fedkseed.tools.pin import pin
+from fedkseed.wire.codec import kind_of
+from fedkseed.wire.records import Survivors
 
 from ..conftest import NODES, OPEN, Owner
 
@@ -238,3 +247,36 @@ def test_an_adapter_of_a_server_without_a_model_is_for_its_base_alone(pinned, se
     model.get_parameter("model.norm.weight").data[0] += 1
     with pytest.raises(FedKSeedError, match="the adapter is for a base model with digest"):
         apply(model, tmp_path / "a.safetensors")
+
+
+def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(setting, tmp_path, monkeypatch):
+    """Uploads under the old nonce stay in the directory, and no share under the new one takes off their masks."""
+    monkeypatch.setattr(clients_module, "POLL", 0.01)
+    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
+    directory = setting.begin(tmp_path / "run", "minimum = 3", rounds="rounds = 1", more="[secure]\nnorm = 0.05\n")
+    (directory / "flower").mkdir()
+    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
+    ca, apps = certificate(keys / "ca.pem"), {}
+    for number, node in enumerate(NODES):
+        (tmp_path / str(number)).mkdir()
+        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
+        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
+        masks = partial(masks_of, tmp_path / str(number), signing, None)
+        worker = Worker(partial(Member, owner, masks=masks), signing)
+        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
+    deliver = to_apps(apps, {})
+
+    def stopped(message):
+        if kind_of(Task.decode(unpacked(message)).message) is Survivors:
+            raise KeyboardInterrupt
+        yield from deliver(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        setting.serve(directory, stopped)
+    kept = read_table(directory / FIRST_LEG)
+    assert len(kept["uploads"]) == 3
+    Store(directory).rollback(0)
+    assert setting.serve(directory, deliver).digest
+    assert not (directory / FIRST_LEG).exists()
+    runs = read_table(tmp_path / "0" / MEMORY)
+    assert [one["round"] for one in runs.values()] == [0, 0], "the round of both nonces was masked, each once"

@@ -35,6 +35,7 @@ from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import answer
 from ...run import chain
+from ...run.cohort import cohort
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
@@ -130,6 +131,8 @@ class Member:
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
         require_asked(inside, self.recipe, strategy.work(False))
+        if isinstance(message, Secured | Survivors):
+            require_cohort(message, self.recipe, count)
         member = None
         if self.recipe.secure is not None:
             if self.masks is None:
@@ -212,6 +215,23 @@ def require_asked(message: Any, recipe: Recipe, local: LocalWork) -> None:
             raise FedKSeedError(
                 f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
             )
+
+
+def require_cohort(message: Secured | Survivors, recipe: Recipe, count: int) -> None:
+    """Refuse a masked round of other clients than the recipe's seed draws.
+
+    Else a server that works with two clients, of however many, could ask any third for a round with these two.
+
+    Raises:
+        FedKSeedError: its clients are others.
+    """
+    members, size = message.members.tolist(), recipe.clients.cohort_of(count)
+    drawn = cohort(recipe.seed, message.round, count, size)
+    if members != drawn:
+        raise FedKSeedError(
+            f"the server says that clients {members[:10]} are in round {message.round + 1}, and of {count} clients the "
+            f"recipe's seed draws {drawn[:10]}: it may have put this client among ones that work with it"
+        )
 
 
 class Follower(Protocol):

@@ -19,7 +19,7 @@ from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
 from ...strategies.secure import Secure
 from ...strategy import COEFFICIENTS, Strategy, TwoLegs
-from ...wire.codec import decode, encode, head_of, kind_of
+from ...wire.codec import decode, encode, kind_of
 from ...wire.delta import restore
 from ...wire.records import Delta, Lack, Run
 from ..recipes import require_networked
@@ -160,16 +160,17 @@ class Rounds:
         self.remote.signatures.clear()
         self.receipts, strategy = {}, self.strategy
         uploads: dict[int, bytes] = {}  # of the first of two legs
+        asked_by = ""  # the digest of its message
 
         def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-            nonlocal needed
+            nonlocal needed, asked_by
 
             second = isinstance(strategy, TwoLegs) and all(kind_of(m) is strategy.request for m in sent.values())
             if isinstance(strategy, TwoLegs):
                 needed = max(needed, strategy.needed(len(asked)))
                 if second:
-                    self._keep(uploads)
-                elif kept := self._left(sent):
+                    self._keep(asked_by, uploads)
+                elif kept := self._left(asked_by := self._asked_by(sent)):
                     self.remote.progress.note(f"round {state.round + 1} goes on with its second leg")
                     uploads.update(kept)
                     yield from kept.items()
@@ -209,17 +210,26 @@ class Rounds:
             self.kept = dict.fromkeys(report.clients, message)
         return after, report
 
-    def _keep(self, uploads: Mapping[int, bytes]) -> None:
-        if self.first_leg is not None:
-            write_table(self.first_leg, {str(client): data.hex() for client, data in uploads.items()})
+    def _asked_by(self, sent: Mapping[int, bytes]) -> str:
+        """The digest of a first leg's message and of the run's nonce: after a rollback the same message has others."""
+        signing = self.remote.signing
+        made = hashlib.sha256(signing.nonce if signing else b"")
+        for message in {id(message): message for message in sent.values()}.values():
+            made.update(message)
+        return made.hexdigest()
 
-    def _left(self, sent: Mapping[int, bytes]) -> dict[int, bytes]:
-        """The uploads of a first leg that was finished before this process, if they are of this round."""
+    def _keep(self, asked_by: str, uploads: Mapping[int, bytes]) -> None:
+        if self.first_leg is not None:
+            kept = {str(client): data.hex() for client, data in uploads.items()}
+            write_table(self.first_leg, {"asked by": asked_by, "uploads": kept})
+
+    def _left(self, asked_by: str) -> dict[int, bytes]:
+        """The uploads of a first leg that was finished before this process, if they answer this message."""
         if self.first_leg is None or not self.first_leg.exists():
             return {}
         try:
-            found = {int(client): bytes.fromhex(data) for client, data in read_table(self.first_leg).items()}
-        except (ValueError, TypeError, AttributeError) as error:
+            table = read_table(self.first_leg)
+            found = {int(client): bytes.fromhex(data) for client, data in table["uploads"].items()}
+            return found if table["asked by"] == asked_by else {}
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise FedKSeedError(f"{self.first_leg} holds no masked uploads: {error}; remove it") from error
-        (round_,) = {head_of(data).round for data in sent.values()}
-        return found if found.keys() <= sent.keys() and {head_of(d).round for d in found.values()} == {round_} else {}
