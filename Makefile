@@ -1,6 +1,8 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs all checks.
 PYTHON ?= python3.11
 BIN = .venv/bin
+# Processes of tests, which take a file each; their models are tiny, and threads make them slower.
+AT_ONCE ?= 2
 
 .PHONY: demo test test-faults check vectors clean
 
@@ -19,7 +21,7 @@ check:
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/pytest
+	$(BIN)/pytest -n $(AT_ONCE) --dist loadfile
 
 # Of docs/wire.md and docs/aggregation.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev

@@ -218,8 +218,8 @@ def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch)
         with pytest.raises(FedKSeedError, match="has 8 runs, and more are not kept: give this client a new --state"):
             client.follow(task(run, 0, nonce=nonces[8]))
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
-            client.require_bound(task(run, 2, nonce=nonces[0]), broadcast(run, 2, lr=0.5))
-        client.require_bound(task(run, 2, nonce=nonces[0]), broadcast(run, 2))
+            client.require_bound(task(run, 2, nonce=nonces[0]), chain.digest(broadcast(run, 2, lr=0.5)))
+        client.require_bound(task(run, 2, nonce=nonces[0]), chain.digest(broadcast(run, 2)))
     assert asked.path.read_bytes() == full
     assert asked.follow(task(run, 3, nonce=nonces[0])), "a run that it knows goes on"
     assert len(seen(asked.path)) == 8

@@ -70,6 +70,8 @@ WORDS = (0, 1, 2, 3, 127, 128, 255, 256, 1 << 16, 1 << 24, 1 << 31, (1 << 32) - 
 FIELDS = {  # by type of a field: values that an invented message has there
     "d": (1.0, 3e-7, inf, nan, -1.0, 0.0),
     "f": (1.0, inf, nan, 0.0, -1.0),
+    "B": (*range(14), 31, 32, 33, 255),
+    "H": (*range(8), 10, 255, 256, 1 << 15, (1 << 16) - 1),
     "I": (*range(8), *WORDS),
     "Q": (*range(12), 128, 256, 1 << 32, 1 << 63),
 }
