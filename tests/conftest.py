@@ -36,6 +36,10 @@ from fedkseed.weights.layout import Layout
 # another program uses a core: OpenMP's threads wait for each other after every operation.
 torch.set_num_threads(1)
 
+# Processes of pytest-xdist have a width of 80 in their environment, which rich would take for good.
+for size in ("COLUMNS", "LINES"):
+    os.environ.pop(size, None)
+
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 64}
 CONFIGS: list[PretrainedConfig] = [
     LlamaConfig(**SMALL, intermediate_size=48, tie_word_embeddings=False),
