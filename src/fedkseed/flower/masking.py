@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from ..errors import FedKSeedError
 from ..files import read_table, read_whole, write_table
+from ..wire.records import KEY
 
 COMMENT = "fedkseed-masks:"
-KEY = 32
 MEMORY = "masks.json"  # in the directory of a client
 RUNS = 256  # whose last masked round is remembered; more are refused
 

@@ -451,7 +451,7 @@ class Recipe(Part):
 
     @property
     def keeps_uploads(self) -> bool:
-        """Whether a run keeps its uploads for `fedkseed verify`; masked ones are not the clients' numbers."""
+        """Whether a run keeps its uploads for `fedkseed verify`, which can do nothing with masked ones."""
         return self.trust.receipts and self.secure is None
 
     def _require_sums_alone(self) -> None:

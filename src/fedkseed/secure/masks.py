@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
+from ..wire.records import KEY
 
 SEED = 16  # bytes of the seed of a mask
-KEY = 32
 TAG = 16  # bytes by which a sealed bundle is longer
 # Where each of 100 clients fails in one round of 20, one of them lacks a third of its 21 holders in 5 rounds of 1,000.
 USUAL = 20

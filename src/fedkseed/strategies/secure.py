@@ -18,7 +18,7 @@ from ..local.work import LocalWork
 from ..randomness import EVERYONE, Purpose, draw_directions, generator
 from ..strategy import COEFFICIENTS, OPTIONAL, Settings
 from ..wire.codec import decode, encode
-from ..wire.records import Broadcast, Masked, Run, Secured, Shares, Survivors
+from ..wire.records import KEY, Broadcast, Masked, Run, Secured, Shares, Survivors
 from .checks import NEVER
 from .kseed import KSeed, State
 
@@ -27,8 +27,6 @@ if TYPE_CHECKING:  # a server aggregates without PyTorch; clear rounds need no `
     from ..secure.masks import Roster
     from ..secure.member import Member
     from ..weights.base import Pooled
-
-KEY = 32
 
 
 @dataclass(frozen=True, slots=True)

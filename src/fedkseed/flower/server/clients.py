@@ -382,11 +382,12 @@ class Remote:
         """Count an answer that can't be used; after a few of them, the client is not asked for some rounds."""
         self._offences[client] += 1
         if self._offences[client] % OFFENCES == 0:
-            self._resting[client] = round_ + 1 + REST
-            self._say(
-                f"client {client} has sent {self._offences[client]} answers that can't be used; it is not asked in the "
-                f"next {REST} rounds, if there are enough others"
-            )
+            self._rest(client, round_, f"has sent {self._offences[client]} answers that can't be used")
+
+    def _rest(self, client: int, round_: int, why: str) -> None:
+        """Leave a client alone for some rounds."""
+        self._resting[client] = round_ + 1 + REST
+        self._say(f"client {client} {why}; it is not asked in the next {REST} rounds, if there are enough others")
 
     def _note_silence(self, round_: int, missing: set[int], done: set[int]) -> None:
         """Count the rounds in a row that a connected client let pass; each costs the others a grace."""
@@ -395,11 +396,8 @@ class Remote:
         for client in missing.intersection(self._online):
             self._silent[client] += 1
             if self._silent[client] % OFFENCES == 0:
-                self._resting[client] = round_ + 1 + REST
-                self._say(
-                    f"client {client} has let {self._silent[client]} rounds in a row pass without an answer in time; "
-                    f"it is not asked in the next {REST} rounds, if there are enough others"
-                )
+                passed = f"has let {self._silent[client]} rounds in a row pass without an answer in time"
+                self._rest(client, round_, passed)
 
     def _tried(self, what: str, call: Callable[[], Value], otherwise: Value) -> Value:
         """The result of a call of Flower's; in place of an error, which is reported, another value.
