@@ -11,6 +11,7 @@ import pytest
 
 from fedkseed.directions import FAMILIES, vectors
 from fedkseed.paper import tiny_model
+from fedkseed.wire.records import MAX_SCALARS
 
 ROOT = Path(__file__).parents[2]
 SMALL = "--device=cpu --types=float32 --weights=16384 --size=64 --tokens=16 --probes=2 --steps=1 --repeats=1"
@@ -78,7 +79,7 @@ def test_a_section_that_raises_leaves_the_others_whole(tmp_path):
 
 
 def test_a_section_that_takes_too_long_is_stopped_and_what_does_not_fit_is_not_begun(tmp_path, model):
-    endless = ("--model", model, "--steps", "1000000000", "--minutes", "0.1", "--only", "run", "vectors")
+    endless = ("--model", model, "--steps", str(MAX_SCALARS), "--minutes", "0.4", "--only", "run", "vectors")
     _, sections = carry_out(tmp_path / "b.md", *endless)
     assert [section["outcome"] for section in sections.values()] == ["stopped", "not run"]
     assert "| vectors | not run |" in (tmp_path / "b.md").read_text()
