@@ -28,10 +28,11 @@ WITHOUT_TORCH = words("""
 errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
 wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
 local.derivatives local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay
-strategies.checks strategies.secure secure secure.grid secure.masks secure.member secure.server round
+strategies.checks strategies.secure strategies.noised
+secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
 data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics run.cohort
-tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
+run.privacy tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
 flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent

@@ -33,6 +33,7 @@ class Purpose(IntEnum):
     NEIGHBOURS = 16
     KEYS = 17
     ROUNDING = 18
+    NOISE = 19
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

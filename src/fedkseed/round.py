@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
 from .local.client import Client
+from .strategies.noised import Noised
 from .strategy import Strategy, TwoLegs
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
@@ -68,6 +69,7 @@ class Report:
     staleness: tuple[int, ...] = ()  # of each client: rounds since the one that it began with
     given_up: int = 0  # clients whose uploads would have come too late
     clock: float | None = None  # virtual time of the next state, see run/cohort.py
+    epsilon: float | None = None  # spent so far, at most, for one client; None where sums have no noise
 
 
 def run_round(
@@ -108,9 +110,11 @@ def run_round(
         down = {client: size + len(sent.get(client, b"")) for client, size in down.items()}
         up = {client: size + len(answers.get(client, b"")) for client, size in up.items()}
     after = strategy.aggregate(state, counted, {began.round: began for began in earlier.values()})
-    clear = [upload for upload in uploads if isinstance(upload, Upload | Change)]  # masked ones say nothing of these
+    # Masked uploads say nothing of these, and what has no noise must not be in a private run's report.
+    private = isinstance(strategy, Noised)
+    clear = [upload for upload in uploads if isinstance(upload, Upload | Change) and not private]
     losses = [upload.loss for upload in clear if math.isfinite(upload.loss)]
-    found = [upload.scalars[upload.found] for upload in uploads if isinstance(upload, Upload) and upload.found.any()]
+    found = [upload.scalars[upload.found] for upload in clear if isinstance(upload, Upload) and upload.found.any()]
     sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
         round=state.round,

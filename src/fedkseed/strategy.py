@@ -54,6 +54,25 @@ class Masking:
 
 
 @dataclass(frozen=True, slots=True)
+class Noise:
+    """Differential privacy of clients: `[privacy]` of a recipe with the noise that follows from it.
+
+    Args:
+        multiplier: standard deviation of the noise on a round's sum over the most that one client changes it.
+        norm: largest norm of a client's change, for a server that adds the noise.
+        colluding: share of a cohort that may tell the server its own noise.
+        scale: clients of a round over those of the round that it stands for; 1, unless a simulation is of another.
+        secret: of the server's noise; empty where it adds none.
+    """
+
+    multiplier: float
+    norm: float = 0.0
+    colluding: float = 0.0
+    scale: float = 1.0
+    secret: bytes = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Everything that a recipe sets for an algorithm; a strategy takes the settings that it `reads`.
 
@@ -70,6 +89,7 @@ class Settings:
         trust: limits of what a client can do to a round's sum.
         shared: whether all clients of a round draw the same directions.
         secure: settings of secure aggregation; None: the server sees each upload.
+        noise: differential privacy of clients; None: no noise on sums.
     """
 
     run: Run
@@ -86,6 +106,7 @@ class Settings:
     trust: Trust = field(default_factory=Trust)
     shared: bool = False
     secure: Masking | None = None
+    noise: Noise | None = None
 
 
 State = TypeVar("State")
@@ -200,6 +221,7 @@ OPTIONAL = frozenset(
         "[clients] backpropagating",
         "[derivatives]",
         "[directions] shared",
+        "[privacy]",
         "[secure]",
         "[training] wire",
         "[training] server",

@@ -15,12 +15,13 @@ from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
+from ..strategies.noised import Noised
 from ..strategies.replay import Replay
 from ..strategies.secure import Secure
-from ..strategy import COEFFICIENTS, Masking, Settings, Strategy
+from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
-from .schema import Derivatives, Recipe, Trust
+from .schema import Derivatives, Privacy, Recipe, Trust
 
 DENSE = ("trimmed", "median", "nnm-trimmed")  # rules for numbers that all clients send along the same directions
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
@@ -117,6 +118,7 @@ class Algorithm:
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
             "[derivatives]": recipe.derivatives != Derivatives(),
             "[directions] shared": recipe.directions.shared,
+            "[privacy]": recipe.privacy is not None,
             "[secure]": recipe.secure is not None,
             "[training] wire": training.wire not in (None, "exact"),
             "[training] server": training.server != "sgd",
@@ -181,6 +183,7 @@ class Algorithm:
         tensors: tuple[tuple[int, int], ...] = (),
         keys: Mapping[int, bytes] | None = None,
         name: bytes = b"",
+        secret: bytes = b"",
     ) -> Strategy[Any]:
         """The strategy as a recipe describes it.
 
@@ -188,6 +191,7 @@ class Algorithm:
             start: the tuned weights of the base model, for a server of weights; empty elsewhere.
             tensors: number and size of each tuned tensor; empty for a server without a model.
             keys, name: of the clients and of the run, for a server of masked uploads.
+            secret: of a server that adds noise.
         """
         training, late = recipe.training, recipe.asynchronous
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
@@ -204,7 +208,9 @@ class Algorithm:
             trust=recipe.trust.summing,
             shared=recipe.directions.shared,
         )
-        strategy = self.strategy
+        strategy, privacy = self.strategy, recipe.privacy
+        if privacy is not None and privacy.unit == "client":
+            strategy, settings = Noised, replace(settings, noise=_noise(recipe, privacy, secret))
         if recipe.secure is not None:
             own, strategy = recipe.secure, Secure
             settings = replace(settings, secure=Masking(own.norm, own.bits, own.neighbours, keys or {}, name))
@@ -212,6 +218,15 @@ class Algorithm:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
         return strategy.make(settings, **self.options)
+
+
+def _noise(recipe: Recipe, privacy: Privacy, secret: bytes) -> Noise:
+    if privacy.noise is None:
+        raise FedKSeedError("[privacy] noise is missing: a run fills it in, see `with_noise`")
+    scale = 1.0
+    if privacy.simulated is not None and recipe.clients.count is not None:
+        scale = recipe.clients.cohort_of(recipe.clients.count) / privacy.simulated.cohort
+    return Noise(privacy.noise, privacy.norm or 0.0, privacy.colluding, scale, secret)
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:

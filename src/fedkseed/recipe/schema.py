@@ -92,6 +92,8 @@ class Clients(Part):
     count: Count | None = None  # default 200; with files and tasks their number, which a given count must equal
     cohort: Count = 10
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
+    # Of a round's cohort: from all clients, or from those that have not had their turn yet.
+    draw: Literal["each round", "in turns"] = "each round"  # with [privacy] in turns, unless it is given
     alpha: float = 0.5  # of the Dirichlet split over categories
     min_examples: Count = 10  # default with tasks 20
     backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that do, in KSeed's algorithms
@@ -286,6 +288,47 @@ class Secure(Part):
     neighbours: Annotated[int, Field(ge=2)] | None = None  # with which each shares masks, even; None: 20, or all
 
 
+class Simulated(Part):
+    """A larger federation that a simulation stands for; its noise is scaled to the clients that there are."""
+
+    clients: Count
+    cohort: Count
+
+    @model_validator(mode="after")
+    def _check(self) -> "Simulated":
+        if self.cohort > self.clients:
+            raise ValueError(f"a cohort of {self.cohort} can't be drawn from {self.clients} clients")
+        return self
+
+
+class Privacy(Part):
+    """Differential privacy: noise that follows from epsilon and delta (docs/privacy.md)."""
+
+    unit: Literal["client", "example"] = "client"  # what is protected: all of a client's rows, or one row
+    epsilon: Positive | None = None  # of the whole run, for one unit
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
+    # Largest norm of what a unit adds: a client to a round's sum ([secure] norm, where uploads are masked), an example
+    # to a step's. Larger ones are cut.
+    norm: Positive | None = None
+    # Share of a cohort that may tell the server its own noise: the others' is then enough.
+    colluding: Annotated[float, Field(ge=0, lt=0.5)] = 0.0
+    # σ of the noise over the most that a unit changes a sum. None: from epsilon; a run fills in both of these.
+    noise: Positive | None = None
+    times: Count | None = None  # rounds of the run, at most, in which one client takes part
+    simulated: Simulated | None = None  # no protection of the clients that there are
+
+    @model_validator(mode="after")
+    def _check(self) -> "Privacy":
+        if self.epsilon is None and self.noise is None:
+            raise ValueError("[privacy] has neither epsilon nor noise: give epsilon, and delta far below 1 / clients")
+        if self.unit == "example" and (self.noise is not None or self.simulated is not None or self.colluding):
+            raise ValueError(
+                "[privacy] unit = 'example': each client finds its own noise from epsilon and delta and adds all of "
+                "it; leave noise, simulated and colluding out"
+            )
+        return self
+
+
 class Trust(Part):
     """Limits of what one client can do to a run (docs/security.md); `fedkseed server` has stricter defaults."""
 
@@ -428,11 +471,23 @@ class Recipe(Part):
     network: Network = Network()
     trust: Trust = Trust()
     secure: Secure | None = None  # None: the server sees each upload
+    privacy: Privacy | None = None  # None: no noise
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """Let the clients of a run with [privacy] take turns: the noise is for the one that takes part most often."""
+        if not isinstance(table, dict) or table.get("privacy") is None:
+            return table
+        clients = table.get("clients", {})
+        return table | {"clients": {"draw": "in turns"} | clients} if isinstance(clients, dict) else table
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":
         if self.secure is not None:
             self._require_sums_alone()
+        if self.privacy is not None:
+            self._require_private(self.privacy)
         if self.model.mode == "factored" and not self.directions.factored:
             raise ValueError(
                 "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
@@ -445,6 +500,8 @@ class Recipe(Part):
                 f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "
                 "format 'natural-instructions' and split 'tasks' need each other"
             )
+        if self.asynchronous is not None and self.clients.draw != "each round":
+            raise ValueError("[asynchronous] has no cohorts, and [clients] draw is of them: leave one of the two out")
         if self.asynchronous is not None and self.clients.count is not None:
             self.asynchronous.require(self.clients.count)
         return self
@@ -463,6 +520,33 @@ class Recipe(Part):
             )
         if self.asynchronous is not None:
             raise ValueError("[secure] adds up clients that begin a round together; leave [asynchronous] out")
+
+    def _require_private(self, privacy: Privacy) -> None:
+        """Refuse settings that would tell more than the noisy sums, or for which no epsilon is known."""
+        by_client = privacy.unit == "client"
+        if by_client and self.secure is not None and privacy.norm is not None:
+            raise ValueError("[privacy] norm and [secure] norm are one thing where uploads are masked: give the second")
+        if (not by_client or self.secure is None) and privacy.norm is None:
+            raise ValueError(
+                "[privacy] norm is missing: the largest norm of "
+                + ("a client's change of c, `fedkseed tune` prints one" if by_client else "an example's gradient")
+            )
+        if self.asynchronous is not None:
+            raise ValueError("[privacy] counts rounds that clients begin together; leave [asynchronous] out")
+        if by_client and (self.trust.rule != "mean" or self.trust.agreement):
+            raise ValueError(
+                "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or "
+                "agreement: set rule = 'mean' and agreement = false"
+            )
+        if self.trust.guard is not None:
+            raise ValueError("[trust] guard does rounds again, and [privacy] pays for each: leave guard out")
+        if kept := [one.name for one in self.evaluation.sets or () if one.clients is not None]:
+            raise ValueError(
+                f"[evaluation.sets] {kept[0]!r} measures on the clients' own rows, without noise: give a path in place "
+                "of clients"
+            )
+        if privacy.simulated is not None and self.secure is not None:
+            raise ValueError("[privacy] simulated scales the server's noise: leave [secure] out")
 
     @property
     def pool(self) -> Pool:

@@ -18,9 +18,19 @@ from itertools import count, islice
 
 from ..randomness import Purpose, generator
 
+EACH_ROUND, IN_TURNS = "each round", "in turns"  # [clients] draw
 
-def cohort(seed: int, round_: int, clients: int, count: int) -> list[int]:
-    """The clients of one round, drawn without replacement, ascending."""
+
+def cohort(seed: int, round_: int, clients: int, count: int, draw: str = EACH_ROUND) -> list[int]:
+    """The clients of one round, drawn without replacement, ascending.
+
+    Args:
+        draw: from all clients in each round; or IN_TURNS: in `clients // count` rounds no client takes part twice, and
+            those that are left over wait for the next turn.
+    """
+    if draw == IN_TURNS:
+        turn, place = divmod(round_, clients // count)
+        return sorted(turns(seed, turn, clients)[place * count : (place + 1) * count])
     return sorted(turns(seed, round_, clients)[:count])
 
 
@@ -44,11 +54,11 @@ def durations(seed: int, steps: Sequence[int], slow_share: float, slow_factor: f
     return [number * (slow_factor if client in slow else 1.0) for client, number in enumerate(steps)]
 
 
-def synchronous(seed: int, durations: Sequence[float], size: int) -> Iterator[Step]:
+def synchronous(seed: int, durations: Sequence[float], size: int, draw: str = EACH_ROUND) -> Iterator[Step]:
     """Synchronous rounds with cohorts of `size`; a round takes as long as its slowest client."""
     clock = 0.0
     for round_ in count():
-        clients = cohort(seed, round_, len(durations), size)
+        clients = cohort(seed, round_, len(durations), size, draw)
         clock += max(durations[client] for client in clients)
         yield Step(dict.fromkeys(clients, round_), clock)
 

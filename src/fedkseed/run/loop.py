@@ -11,7 +11,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from ..weights.adapter import Adapter
 from ..wire.codec import encode
 from .best import best_round, exhausted
 from .chain import Receipt
+from .privacy import about, exhausted_budget, spent
 from .store import REACH, STOPPED, Store
 from .watchers import Progress, Silent
 
@@ -72,6 +73,7 @@ class Federation:
         reach: the greatest number of rounds since a client of a round began; 0: rounds are synchronous.
         holdings: the data of each client, where that is known.
         receipts: the uploads of the last round by client, with their signatures.
+        clients: number of all clients, of which rounds draw their cohorts.
     """
 
     recipe: Recipe
@@ -83,6 +85,7 @@ class Federation:
     reach: int = 0
     holdings: dict[str, Any] | None = None
     receipts: Callable[[], Mapping[int, Receipt]] = dict
+    clients: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,12 @@ def work(store: Store, federation: Federation) -> Result:
                 store.remember(STOPPED, reason)
                 federation.progress.note(reason)
                 break
+        if (reason := exhausted_budget(federation.recipe, federation.clients, state.round + 1)) is not None:
+            store.remember(STOPPED, reason)
+            federation.progress.note(reason)
+            break
         state, report = federation.round(state, lambda done: store.state(strategy.state, done))
+        report = replace(report, epsilon=spent(federation.recipe, federation.clients, state.round))
         keep = {state.round - back for back in range(2 + federation.reach)}
         if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
             keep.add(best)  # without a choice, the evaluations are not read every round
@@ -242,7 +250,7 @@ class WithoutModel:
 
 def provenance(recipe: Recipe, rounds: int) -> dict[str, Any]:
     """The origin of a tuned model, for its adapter file."""
-    return {
+    return about(recipe, rounds) | {
         "model": recipe.model.name,
         "dtype": recipe.model.dtype,
         "storage": recipe.model.storage,

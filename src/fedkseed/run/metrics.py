@@ -65,6 +65,9 @@ METRICS = [
     ),
     Metric("bytes/all clients", "bytes of all", lambda r: r["bytes_total"], "bytes", "{:,}", phrase=""),
     Metric(
+        "privacy/epsilon", "epsilon spent", lambda r: r.get("epsilon"), form="{:.3g}", phrase="epsilon {:.3g} spent"
+    ),
+    Metric(
         "replayed", "replayed", lambda r: r.get("replayed"), "coefficients", "{:,}",
         phrase="replayed {:,} coefficients",
     ),

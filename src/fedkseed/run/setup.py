@@ -196,6 +196,7 @@ def build(
     serves: bool,
     progress: Progress | None = None,
     keys: Mapping[int, bytes] | None = None,
+    secret: bytes = b"",
 ) -> Setup:
     """Load a recipe's model, put its weights under the recipe's pool of directions, and make its algorithm.
 
@@ -204,6 +205,7 @@ def build(
         basis: from `with_basis`, as the recipe.
         serves: whether this party aggregates; a server of weights holds a copy of them.
         keys: public keys of the clients, where uploads are masked.
+        secret: of a server that adds noise.
 
     Raises:
         FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
@@ -237,7 +239,7 @@ def build(
         model=model,
         weights=weights,
         patterns=tuple(patterns),
-        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys),
+        strategy=algorithm.make(recipe, Run(pool, weights.base_digest), start, tensors, keys, secret=secret),
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
         basis=basis,

@@ -26,6 +26,7 @@ from ..wire.delta import lack, restore
 from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
 from .loop import Federation, Result, work
+from .privacy import kept_secret, new_secret, with_noise
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
 from .watchers import Progress, Silent
@@ -46,6 +47,7 @@ class Simulation:
 
     Args:
         serves: whether this process aggregates; a server of weights holds a copy of them.
+        secret: of the noise of a run with [privacy], see `kept_secret`; empty: a new one.
 
     Attributes:
         recipe: the recipe, with the digest of its basis.
@@ -55,10 +57,15 @@ class Simulation:
     """
 
     def __init__(
-        self, recipe: Recipe, progress: Progress | None = None, shares: Shares | None = None, serves: bool = True
+        self,
+        recipe: Recipe,
+        progress: Progress | None = None,
+        shares: Shares | None = None,
+        serves: bool = True,
+        secret: bytes = b"",
     ) -> None:
         recipe, basis = with_basis(recipe)
-        self.recipe, self.progress, self.stopwatch = recipe, progress or Silent(), Stopwatch()
+        self.progress, self.stopwatch = progress or Silent(), Stopwatch()
         if chosen(recipe).remembers and recipe.clients.at_once > 1:
             raise FedKSeedError(
                 f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
@@ -66,12 +73,16 @@ class Simulation:
             )
         tokenizer = tokenizer_of(recipe, self.progress)
         self.shares = shares or share_out(recipe, tokenizer)
+        self.recipe = recipe = with_noise(recipe, len(self.shares.clients))
+        self.secret = secret or new_secret(recipe)
         if recipe.asynchronous is not None:
             recipe.asynchronous.require(len(self.shares.clients))
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
-        self.members = members_of(recipe, len(self.shares.clients))
+        self.members = members_of(recipe, len(self.shares.clients), self.secret)
         keys = {number: member.public for number, member in self.members.items()}
-        self.setup = build(recipe, tokenizer, basis, serves=serves, progress=self.progress, keys=keys)
+        self.setup = build(
+            recipe, tokenizer, basis, serves=serves, progress=self.progress, keys=keys, secret=self.secret
+        )
         self.backpropagating = share_of(recipe.seed, len(self.shares.clients), recipe.clients.backpropagating)
         self._plan, self._planned = self._make_plan(), list[Step]()
         self._kept: dict[int, bytes] = {}  # client of this round -> the last broadcast, where the client still holds it
@@ -101,6 +112,7 @@ class Simulation:
             reach=self.reach,
             holdings=self.holdings(),
             receipts=lambda: self.receipts,
+            clients=len(self.shares.clients),
         )
 
     @property
@@ -128,7 +140,7 @@ class Simulation:
         steps = [self.steps(number) for number in range(count)]
         times = durations(self.recipe.seed, steps, clients.slow_share, clients.slow_factor)
         if late is None:
-            return synchronous(self.recipe.seed, times, clients.cohort_of(count))
+            return synchronous(self.recipe.seed, times, clients.cohort_of(count), clients.draw)
         concurrency, limit = late.concurrency or clients.cohort_of(count), late.max_staleness
         return asynchronous(self.recipe.seed, times, late.buffer, concurrency, math.inf if limit is None else limit)
 
@@ -160,7 +172,7 @@ class Simulation:
         if options.at_once > 1:
             if self._workers is None:
                 self.progress.note(f"starting {options.at_once} processes")
-                self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares)
+                self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares, self.secret)
             self.progress.begin(f"{len(messages)} clients, {options.at_once} at once", sum(steps.values()))
             for number, upload, seconds in self._workers.answers(messages):
                 self.stopwatch.steps += seconds
@@ -240,8 +252,11 @@ class Simulation:
         }
 
 
-def members_of(recipe: Recipe, count: int) -> "dict[int, Member]":
+def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Member]":
     """The simulated clients' sides of secure aggregation; none where uploads are clear.
+
+    Args:
+        secret: of the run's noise; empty: keys follow from the recipe's seed, since there is nobody to hide them from.
 
     Raises:
         FedKSeedError: a package is missing.
@@ -252,12 +267,13 @@ def members_of(recipe: Recipe, count: int) -> "dict[int, Member]":
         from ..secure.member import Member
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
-    return {number: Member(number, simulated_key(recipe.seed, number)) for number in range(count)}
+    seed = int.from_bytes(secret, "little") if secret else recipe.seed
+    return {number: Member(number, simulated_key(seed, number)) for number in range(count)}
 
 
-def _prepare(recipe: Recipe, shares: Shares) -> Answer:
+def _prepare(recipe: Recipe, shares: Shares, secret: bytes) -> Answer:
     """Make the function that answers broadcasts in a worker process."""
-    return Simulation(recipe, shares=shares, serves=False).answer
+    return Simulation(recipe, shares=shares, serves=False, secret=secret).answer
 
 
 def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
@@ -269,6 +285,7 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
     Store.require_new(directory)  # refuse before a minute of loading
     simulation = Simulation(recipe.absolute(), progress)
     with closing(simulation), Store.create(directory, simulation.recipe.to_toml()) as store:
+        kept_secret(simulation.recipe, directory, simulation.secret)
         return work(store, simulation.federation)
 
 
@@ -279,5 +296,6 @@ def resume(directory: Path, progress: Progress | None = None) -> Result:
         FedKSeedError: there is no run, another process works on the run, or model or data have changed.
     """
     store = Store(directory)
-    with store.locked(), closing(Simulation(store.load_recipe(), progress)) as simulation:
+    recipe = store.load_recipe()
+    with store.locked(), closing(Simulation(recipe, progress, secret=kept_secret(recipe, directory))) as simulation:
         return work(store, simulation.federation)

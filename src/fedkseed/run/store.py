@@ -346,6 +346,11 @@ class Store:
     def rollback(self, done: int) -> None:
         """Delete everything after `done` rounds, in one transaction."""
         self.require_sound(done)
+        if self.load_recipe().privacy is not None:
+            raise FedKSeedError(
+                f"{self.directory} has [privacy], and rounds that are done again are paid for again: what its clients "
+                "gave can't be taken back; begin a new run"
+            )
         if nonces := self.recall(NONCES):  # clients that have seen what is deleted would take it for a forged history
             self.remember(NONCES, [entry for entry in nonces if entry[0] <= done] + [[done, None]])
         row, needed = self._row(done), {*range(max(0, done - (self.recall(REACH) or 0)), done + 1)}

@@ -33,6 +33,7 @@ from . import chain
 from .best import best_round
 from .chain import Receipt
 from .loop import NEWCOMER, Coefficients, announced, provenance
+from .privacy import kept_secret, with_noise
 from .store import Store, pack
 
 # Whether a signature is that of a client: (rounds done before, client, broadcast, upload, signature).
@@ -61,6 +62,8 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
     """
     store.require_sound()
     recipe = store.load_recipe()
+    if recipe.privacy is not None:
+        recipe = with_noise(recipe, _clients(store, recipe))
     strategy = _strategy(store, recipe)
     states: dict[int, Any] = {0: strategy.init()}
     last = store.state(strategy.state)
@@ -85,6 +88,14 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
     best = best_round(recipe.evaluation, store.evaluations())
     _require_adapter(store, recipe, strategy, last if best is None else store.state(strategy.state, best))
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
+
+
+def _clients(store: Store, recipe: Recipe) -> int:
+    """The number of clients with which a run began."""
+    known = (store.recall("identity") or {}).get("a number of clients of") or recipe.clients.count
+    if known is None:
+        raise FedKSeedError(f"{store.directory} does not say how many clients it has")
+    return int(known)
 
 
 def require_head(store: Store, head: str) -> int:
@@ -132,7 +143,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(f"the run began with {directions}, its recipe says {pool}")
     if recipe.model.digest not in (None, base.hex()):
         raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
-    return algorithm.make(recipe, Run(pool, base))
+    return algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory))
 
 
 def _recomputed(

@@ -22,6 +22,7 @@ from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
 
 REACH = 4.0  # standard deviations of y that the grid holds
+NOISE_REACH = 7.0  # those of noise that a masked number holds: a sum is beyond them once in 4e11
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,18 @@ class Grid:
     def step(self) -> float:
         return REACH * self.norm / math.sqrt(self.padded) / self.most
 
-    def width(self, clients: int) -> int:
-        """Bits of a masked number, which holds the sum of any of these clients' numbers."""
-        return (2 * clients * self.most).bit_length()
+    @property
+    def sensitivity(self) -> float:
+        """The largest Euclidean norm of a client's whole numbers: that of its change, and a rounding of each."""
+        return self.norm / self.step + math.sqrt(self.padded)
+
+    def width(self, clients: int, variance: float = 0.0) -> int:
+        """Bits of a masked number, which holds the sum of any of these clients' numbers.
+
+        Args:
+            variance: of the noise that all of them together add to each number.
+        """
+        return math.ceil(2 * (clients * self.most + NOISE_REACH * math.sqrt(variance))).bit_length()
 
     def signs(self, round_: int) -> NDArray[np.int64]:
         return 1 - 2 * generator(self.key, Purpose.SIGNS, round_).integers(0, 2, self.padded)
@@ -79,14 +89,18 @@ class Grid:
         back = walsh(total) * self.signs(round_)
         return back[: self.size].astype(np.float64) * (self.step / math.sqrt(self.padded))
 
-    def require_plausible(self, total: NDArray[np.int64], clients: int) -> None:
+    def require_plausible(self, total: NDArray[np.int64], clients: int, variance: float = 0.0) -> None:
         """Refuse a sum that no uploads on this grid have: a wrong share leaves a mask on it.
+
+        Args:
+            variance: of the noise in each number of the sum.
 
         Raises:
             FedKSeedError: it is longer than the sum of as many changes of the largest norm, each rounded.
         """
         length = math.sqrt(math.fsum(np.square(total.astype(np.float64)).tolist()))
-        most = clients * (self.norm / self.step + math.sqrt(self.padded))
+        noise = math.sqrt(variance * (self.padded + 10 * math.sqrt(self.padded)))  # χ² with 7 standard deviations more
+        most = clients * self.sensitivity + noise
         if length > most:
             raise FedKSeedError(
                 f"the sum of {clients} masked uploads has the norm {length:.4g}, and {most:.4g} is the most that they "

@@ -4,6 +4,7 @@ Both answers follow from the private key and the messages alone, so a client tha
 another process of it, gives the same ones.
 """
 
+import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
 from .masks import SEED, Roster, agreed, derived, mask, opened, places, sealed, share, signed
+from .noise import discrete_gaussian
 
 
 class Memory(Protocol):
@@ -114,6 +116,15 @@ class Member:
         wrapped = (total & ((1 << width) - 1)).astype(np.uint32)
         rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
         return Masked(run, roster.round, self.number, width, wrapped, rows)
+
+    def noise(self, roster: Roster, variance: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Make a client's share of a round's noise on its numbers, the same again for the same round and numbers.
+
+        Another draw for the same numbers would let a server take the mean of both, the same one for others their
+        difference.
+        """
+        made_of = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
+        return discrete_gaussian(variance, numbers.size, derived(self.private, roster.context, "noise", made_of))
 
     def shares(self, request: Survivors, roster: Roster) -> Shares:
         """The shares that take the masks off a round's sum, one client after another, in order.

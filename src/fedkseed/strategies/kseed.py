@@ -279,14 +279,19 @@ class KSeed:
         if isinstance(upload, Change):
             return upload.values.astype(np.float64)
         moved = -message.lr / message.probes * np.nan_to_num(upload.scalars.astype(np.float64))
-        if self.shared:
-            return moved
-        total, pool = np.zeros(self.run.pool.size), self.run.pool
-        np.add.at(
-            total,
-            draw_directions(pool.key, message.round, upload.client, moved.size, pool.size, message.probabilities),
-            moved,
-        )
+        return moved if self.shared else self._along_all(message, upload, moved)
+
+    def along_all(self, message: Broadcast, upload: Upload | Change) -> NDArray[np.float64]:
+        """The change of all K coefficients that an upload stands for, whoever has drawn its directions."""
+        change = self.change(message, upload)
+        return self._along_all(message, upload, change) if self.shared and isinstance(upload, Upload) else change
+
+    def _along_all(
+        self, message: Broadcast, upload: Upload | Change, moved: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        total, pool, drawer = np.zeros(self.run.pool.size), self.run.pool, self.drawer(upload.client)
+        drawn = draw_directions(pool.key, message.round, drawer, moved.size, pool.size, message.probabilities)
+        np.add.at(total, drawn, moved)
         return total
 
     def _contribution(

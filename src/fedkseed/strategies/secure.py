@@ -5,6 +5,7 @@ masks are taken off the sum. All clients count alike, and report neither loss no
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -16,7 +17,7 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
 from ..randomness import EVERYONE, Purpose, draw_directions, generator
-from ..strategy import COEFFICIENTS, OPTIONAL, Settings
+from ..strategy import COEFFICIENTS, OPTIONAL, Noise, Settings
 from ..wire.codec import decode, encode
 from ..wire.records import KEY, Broadcast, Masked, Run, Secured, Shares, Survivors
 from .checks import NEVER
@@ -49,6 +50,7 @@ class Secure:
         keys: X25519 public key of each client, for the server.
         neighbours: clients with which each shares masks, see `Roster`.
         name: of the run, where keys outlive it: 16 bytes that both sides know.
+        noise: differential privacy, to which each client adds its share; None: no noise.
     """
 
     message: ClassVar[type[Secured]] = Secured
@@ -64,6 +66,7 @@ class Secure:
     keys: Mapping[int, bytes] = field(default_factory=dict)
     neighbours: int | None = None
     name: bytes = b""
+    noise: Noise | None = None
 
     @classmethod
     def make(cls, settings: Settings, **options: Any) -> Self:
@@ -88,7 +91,7 @@ class Secure:
             )
         size = settings.local.scalars if settings.shared else settings.run.pool.size
         grid = Grid(secure.norm, secure.bits, size, settings.run.pool.key)
-        return cls(inner, grid, secure.keys, secure.neighbours, secure.name)
+        return cls(inner, grid, secure.keys, secure.neighbours, secure.name, settings.noise)
 
     @property
     def run(self) -> Run:
@@ -136,13 +139,15 @@ class Secure:
         member.allow(upload)
         change = self.inner.change(broadcast, upload)
         codes = self.grid.coded(change, message.round, client.number)
-        return member.masked(self.run, roster, codes, self.grid.width(roster.members.size))
+        if variance := self.variance(roster.members.size):
+            codes = codes + member.noise(roster, variance, codes)
+        return member.masked(self.run, roster, codes, self.width(roster.members.size))
 
     def requests(self, messages: Mapping[int, Secured], uploads: Sequence[Masked]) -> Mapping[int, Survivors]:
         from ..secure.server import requests
 
         roster = self._roster(next(iter(messages.values())), self.name)
-        width = self.grid.width(roster.members.size)
+        width = self.width(roster.members.size)
         return requests(self.run, roster, uploads, width, self.grid.padded)
 
     def needed(self, clients: int) -> int:
@@ -161,7 +166,7 @@ class Secure:
         match message, record:
             case Secured(), Masked():
                 roster = self._roster(message, self.name)
-                require_upload(roster, record, self.grid.width(roster.members.size), self.grid.padded)
+                require_upload(roster, record, self.width(roster.members.size), self.grid.padded)
             case Survivors(), Shares():
                 require_shares(self._asked(message, self.name), record, message.there)
             case _:
@@ -182,8 +187,8 @@ class Secure:
         message = next(iter(messages.values()))
         roster = self._roster(message, self.name)
         shares = {one.client: one for one in answers}
-        total = unmasked(roster, uploads, shares, self.grid.width(roster.members.size))
-        self.grid.require_plausible(total, len(uploads))
+        total = unmasked(roster, uploads, shares, self.width(roster.members.size))
+        self.grid.require_plausible(total, len(uploads), len(uploads) * self.variance(roster.members.size))
         return Summed(self.run, message.round, total, len(uploads))
 
     def aggregate(self, state: State, uploads: Sequence[Summed], earlier: Mapping[int, State] = NEVER) -> State:
@@ -210,11 +215,27 @@ class Secure:
         from ..secure.masks import SEED, TAG, USUAL
 
         clients = max(3, len(self.keys) or 10)
-        width = self.grid.width(clients)
+        width = self.width(clients)
         holders = min(clients, (self.neighbours or USUAL) + 1)
         numbers = rng.integers(0, 1 << width, self.grid.padded, np.uint32)
         bundles = rng.integers(0, 256, (holders - 2 * holders // 3, holders * SEED + TAG), np.uint8)
         return Masked(self.run, round_, client, width, numbers, bundles)
+
+    def variance(self, clients: int) -> int:
+        """The variance σ² of the noise that each of a round's clients adds to each of its whole numbers; 0: none.
+
+        The noise of more than half of the clients is enough: a sum of fewer is not to be had, even by a server that
+        names other survivors to some clients than to others (docs/secure.md). Those that tell the server their own
+        noise are not counted on.
+        """
+        if self.noise is None:
+            return 0
+        honest = clients // 2 + 1 - int(self.noise.colluding * clients)
+        return math.ceil((self.noise.multiplier * self.grid.sensitivity) ** 2 / max(1, honest))
+
+    def width(self, clients: int) -> int:
+        """Bits of a masked number in a round of this many clients."""
+        return self.grid.width(clients, clients * self.variance(clients))
 
     def _inside(self, message: Secured | Broadcast) -> Broadcast:
         if isinstance(message, Broadcast):

@@ -226,7 +226,7 @@ def require_cohort(message: Secured | Survivors, recipe: Recipe, count: int) -> 
         FedKSeedError: its clients are others.
     """
     members, size = message.members.tolist(), recipe.clients.cohort_of(count)
-    drawn = cohort(recipe.seed, message.round, count, size)
+    drawn = cohort(recipe.seed, message.round, count, size, recipe.clients.draw)
     if members != drawn:
         raise FedKSeedError(
             f"the server says that clients {members[:10]} are in round {message.round + 1}, and of {count} clients the "

@@ -9,6 +9,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from ...recipe.algorithms import algorithm_of
 from ...run.loop import Result, work
+from ...run.privacy import kept_secret, with_noise
 from ...run.store import NONCES, Store
 from ...run.watchers import Progress, Silent
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
@@ -46,11 +47,12 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
     with store.locked():
         recipe = store.load_recipe()
         numbers = Numbers(directory, recipe.clients.count)
+        recipe = with_noise(recipe, numbers.count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
         text = recipe_for_clients(recipe, numbers.count)
         remote = Remote(grid, numbers, text, minimum, recipe.network, progress)
         remote.signing = ServerSigning.read(directory / "flower", current_nonce(store))
-        parts = federation(recipe, remote, progress, remote.signing)
+        parts = federation(recipe, remote, progress, remote.signing, kept_secret(recipe, directory))
         remote.history = None if remote.signing is None else store.history
         return work(store, parts)
 

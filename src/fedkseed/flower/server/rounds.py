@@ -14,7 +14,7 @@ from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import Report, run_round
 from ...run.chain import Receipt
-from ...run.cohort import cohort
+from ...run.cohort import EACH_ROUND, cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
 from ...strategies.secure import Secure
@@ -32,7 +32,11 @@ NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
 def federation(
-    recipe: Recipe, remote: Remote, progress: Progress | None = None, signing: ServerSigning | None = None
+    recipe: Recipe,
+    remote: Remote,
+    progress: Progress | None = None,
+    signing: ServerSigning | None = None,
+    secret: bytes = b"",
 ) -> Federation:
     """The parts of a run with clients of a network.
 
@@ -41,6 +45,7 @@ def federation(
 
     Args:
         signing: has the clients' keys for masked uploads.
+        secret: of the noise that this server adds.
 
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded; or uploads are
@@ -64,11 +69,13 @@ def federation(
                 "best out"
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
-    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress)
+    strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
     if isinstance(strategy, Secure) and signing is not None:
         strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
     keeps = recipe.keeps_uploads and algorithm.pooled
-    rounds = Rounds(recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG))
+    rounds = Rounds(
+        recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG), recipe.clients.draw
+    )
     return Federation(
         recipe=recipe,
         strategy=strategy,
@@ -82,6 +89,7 @@ def federation(
         evaluator=evaluator,
         progress=progress,
         receipts=lambda: rounds.receipts,
+        clients=remote.numbers.count,
     )
 
 
@@ -95,13 +103,15 @@ def _require_keys(signing: ServerSigning | None, clients: set[int]) -> None:
         )
 
 
-def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tuple[Strategy[Any], Evaluator, str]:
+def _evaluated(
+    recipe: Recipe, algorithm: Algorithm, progress: Progress, secret: bytes
+) -> tuple[Strategy[Any], Evaluator, str]:
     """The strategy, the evaluator of its models, and the digest of the held-out data."""
     recipe, basis = with_basis(recipe)
     if (why := why_model(recipe, algorithm)) is None:
         progress.note("no model is loaded: the recipe names its digest, and nothing is evaluated")
         run = Run(algorithm.pool(recipe), bytes.fromhex(recipe.model.digest or ""))
-        strategy = algorithm.make(recipe, run)
+        strategy = algorithm.make(recipe, run, secret=secret)
         return strategy, WithoutModel(recipe, strategy, basis), NO_DATA
     from ...data.federated import digest, own_held_out
     from ...evaluation.metrics import metrics_of
@@ -111,7 +121,7 @@ def _evaluated(recipe: Recipe, algorithm: Algorithm, progress: Progress) -> tupl
     tokenizer = tokenizer_of(recipe, progress)
     held_out, sets = own_held_out(recipe, tokenizer)
     metrics = metrics_of(recipe.evaluation, held_out.options)
-    setup = build(recipe, tokenizer, basis, serves=True, progress=progress)
+    setup = build(recipe, tokenizer, basis, serves=True, progress=progress, secret=secret)
     evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)
     return setup.strategy, evaluator, digest([held_out.examples, *(one.examples for one in sets.values())])
 
@@ -138,6 +148,7 @@ class Rounds:
         keeps: whether the uploads of a round are kept as receipts.
         first_leg: file that keeps a round's masked uploads from its second leg on. Clients answer one set of survivors
             a round, and so a server that was stopped between the legs must go on with these.
+        draw: see `cohort`.
     """
 
     seed: int
@@ -146,6 +157,7 @@ class Rounds:
     size: int
     keeps: bool = False
     first_leg: Path | None = None
+    draw: str = EACH_ROUND
     receipts: dict[int, Receipt] = field(default_factory=dict)  # the uploads of the last round, where they are kept
     gathered: bool = False
     kept: dict[int, bytes] = field(default_factory=dict)  # client that answered last round -> that round's broadcast
@@ -155,7 +167,7 @@ class Rounds:
         if not self.gathered:
             self.remote.gather()
             self.gathered = True
-        asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size)
+        asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size, self.draw)
         needed = min(self.remote.minimum, len(asked))
         self.remote.signatures.clear()
         self.receipts, strategy = {}, self.strategy

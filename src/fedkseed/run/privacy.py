@@ -1,0 +1,129 @@
+"""The noise of a recipe with [privacy], from its epsilon and the plan of its rounds, and what they have spent."""
+
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..files import read_whole, write_atomically
+from ..randomness import Purpose, generator
+from ..recipe.schema import Privacy, Recipe
+from .cohort import cohort
+
+SLACK = 1e-9  # of ε, relative: for the rounding of its computation
+NOISE_KEY = "noise.key"  # in a run's directory: who has it can take the noise off the run's sums
+SIZE = 32  # bytes of a secret
+
+
+def with_noise(recipe: Recipe, clients: int) -> Recipe:
+    """The recipe with the noise that its epsilon needs, and the rounds in which one client takes part at most.
+
+    Args:
+        clients: number of clients of the federation.
+
+    Raises:
+        FedKSeedError: the recipe names another number of such rounds than its plan has.
+    """
+    privacy = recipe.privacy
+    if privacy is None:
+        return recipe
+    times = participations(recipe, privacy, clients, recipe.training.rounds)
+    if privacy.times not in (None, times):
+        raise FedKSeedError(
+            f"[privacy] times = {privacy.times}, and in the plan of {recipe.training.rounds} rounds a client takes "
+            f"part in up to {times}: leave times out"
+        )
+    found: dict[str, float] = {"times": times}
+    if privacy.unit == "client" and privacy.noise is None and privacy.epsilon is not None:
+        from ..secure.accounting import noise_for
+
+        found["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
+    return recipe.model_copy(update={"privacy": privacy.model_copy(update=found)})
+
+
+def participations(recipe: Recipe, privacy: Privacy, clients: int, rounds: int) -> int:
+    """The largest number of rounds in which one client takes part, of a run's first rounds."""
+    if privacy.simulated is not None:
+        a_turn = privacy.simulated.clients // privacy.simulated.cohort
+        return -(-rounds // a_turn)
+    size, draw = recipe.clients.cohort_of(clients), recipe.clients.draw
+    times = Counter(client for done in range(rounds) for client in cohort(recipe.seed, done, clients, size, draw))
+    return max(times.values(), default=0)
+
+
+def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
+    """ε of the client that has taken part most often after a number of rounds; None where sums have no noise."""
+    privacy = recipe.privacy
+    if privacy is None or privacy.unit != "client" or privacy.noise is None:
+        return None
+    from ..secure.accounting import epsilon_of
+
+    return epsilon_of(privacy.noise, participations(recipe, privacy, clients, rounds), privacy.delta)
+
+
+def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
+    """The reason why a run must end before it has done a number of rounds; None if it may go on."""
+    privacy = recipe.privacy
+    if privacy is None or privacy.epsilon is None or (found := spent(recipe, clients, rounds)) is None:
+        return None
+    if found <= privacy.epsilon * (1 + SLACK):
+        return None
+    return (
+        f"round {rounds} would spend epsilon = {found:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
+        f"{privacy.delta:g}: the run ends with {rounds - 1} rounds; in a new run take more noise, fewer rounds or more "
+        "clients"
+    )
+
+
+def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
+    """The promise that a tuned model carries: at most this ε for one unit, after a number of rounds."""
+    privacy = recipe.privacy
+    if privacy is None:
+        return {}
+    found: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
+    if privacy.noise is not None and privacy.times is not None:
+        from ..secure.accounting import epsilon_of
+
+        found |= {"noise": privacy.noise, "rounds of one client": min(privacy.times, rounds)}
+        found["epsilon"] = epsilon_of(privacy.noise, min(privacy.times, rounds), privacy.delta)
+    if privacy.simulated is not None:
+        found["simulated"] = privacy.simulated.model_dump()
+    return {"privacy": found}
+
+
+def new_secret(recipe: Recipe) -> bytes:
+    """The secret from which a run's noise follows; empty where it has none.
+
+    It does not follow from the recipe, which adapters name the seed of. A simulation that stands for another federation
+    protects nobody, and its noise follows from the seed, so that others find the same.
+    """
+    if recipe.privacy is None:
+        return b""
+    if recipe.privacy.simulated is not None:
+        return generator(recipe.seed, Purpose.NOISE).bytes(SIZE)
+    return secrets.token_bytes(SIZE)
+
+
+def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"") -> bytes:
+    """The secret of a run's noise, kept in its directory.
+
+    Args:
+        drawn: the secret to keep, if there is none yet; empty: a new one.
+
+    Raises:
+        FedKSeedError: the file holds something else.
+    """
+    if recipe.privacy is None:
+        return b""
+    path = directory / NOISE_KEY
+    if not path.exists():
+        write_atomically(path, (drawn or new_secret(recipe)).hex().encode())
+    text = read_whole(path, 4 * SIZE, str(path)).decode(errors="replace")
+    try:
+        secret = bytes.fromhex(text)
+    except ValueError:
+        secret = b""
+    if len(secret) != SIZE:
+        raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be verified")
+    return secret

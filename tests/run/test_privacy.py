@@ -1,0 +1,132 @@
+"""The noise that follows from a recipe's epsilon, and a run's end before the budget is passed."""
+
+from contextlib import closing
+
+import pytest
+
+from fedkseed import FedKSeedError, Simulation, resume, start
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.privacy import NOISE_KEY, kept_secret, new_secret, participations, with_noise
+from fedkseed.run.store import Store
+from fedkseed.run.verify import verify
+from fedkseed.secure.accounting import epsilon_of
+from fedkseed.weights.adapter import Adapter
+
+from ..conftest import recipe_text
+
+PRIVATE = "[privacy]\nepsilon = 8.0\nnorm = 0.1\n"
+
+
+@pytest.fixture
+def recipe(tmp_path, model_folder, data_file):
+    """A function from a recipe's lines to a recipe of four clients, two of them in each round."""
+
+    def make(extra: str = PRIVATE, **changes: str):
+        path = tmp_path / "recipe.toml"
+        path.write_text(recipe_text(model_folder, data_file, **{"cohort": "cohort = 2"} | changes) + extra)
+        return load_recipe(path)
+
+    return make
+
+
+def test_clients_of_a_private_run_take_turns_and_noise_is_for_the_busiest(recipe):
+    private = recipe(rounds="rounds = 5")
+    assert private.clients.draw == "in turns"
+    found = with_noise(private, 4).privacy
+    assert found.times == 3  # rounds 1 and 2, 3 and 4 are turns of all four
+    assert epsilon_of(found.noise, 3, found.delta) == pytest.approx(8)
+    assert [participations(private, private.privacy, 4, done) for done in range(6)] == [0, 1, 1, 2, 2, 3]
+    drawn = recipe(PRIVATE, cohort='cohort = 2\ndraw = "each round"', rounds="rounds = 40")
+    assert with_noise(drawn, 4).privacy.times > 20
+    larger = recipe(PRIVATE + "simulated = {clients = 10_000, cohort = 1000}\n", rounds="rounds = 25")
+    assert with_noise(larger, 4).privacy.times == 3
+
+
+def test_what_was_spent_stands_in_rounds_and_in_the_adapter(recipe, tmp_path):
+    result = start(recipe(rounds="rounds = 4"), tmp_path / "run")
+    privacy = Store(tmp_path / "run").load_recipe().privacy
+    expected = [epsilon_of(privacy.noise, times, privacy.delta) for times in (1, 1, 2, 2)]
+    assert [report["epsilon"] for report in result.reports] == pytest.approx(expected)
+    assert expected[-1] == pytest.approx(8)
+    assert [report["scalar"] for report in result.reports] == [None] * 4
+    said = Adapter.load(result.output).provenance["privacy"]
+    assert (said["unit"], said["delta"], said["rounds of one client"]) == ("client", 1e-6, 2)
+    assert said["epsilon"] == pytest.approx(8)
+
+
+def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(recipe, tmp_path, monkeypatch):
+    given = recipe(rounds="rounds = 3")
+    monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
+    whole = start(given, tmp_path / "whole")
+
+    class StoppedError(Exception):
+        pass
+
+    commit = Store.commit
+
+    def stopping(self, state, *rest, **others):
+        commit(self, state, *rest, **others)
+        if state.round == 1:
+            raise StoppedError
+
+    monkeypatch.setattr(Store, "commit", stopping)
+    with pytest.raises(StoppedError):
+        start(given, tmp_path / "stopped")
+    monkeypatch.undo()
+    assert resume(tmp_path / "stopped").digest == whole.digest
+    assert verify(Store(tmp_path / "stopped")).rounds == 3
+    (tmp_path / "stopped" / NOISE_KEY).write_text("00" * 32)
+    with pytest.raises(FedKSeedError, match="the state is not what the algorithm makes"):
+        verify(Store(tmp_path / "stopped"))
+
+
+def test_a_run_ends_before_its_budget_is_passed(recipe, tmp_path):
+    noise = with_noise(recipe(rounds="rounds = 2"), 4).privacy.noise  # enough for one time
+    result = start(recipe(PRIVATE + f"noise = {noise!r}\n", rounds="rounds = 6"), tmp_path / "run")
+    assert len(result.reports) == 2
+    assert "round 3 would spend epsilon" in result.stopped
+    assert result.output.exists()
+
+
+def test_private_rounds_are_not_done_again(recipe, tmp_path):
+    start(recipe(rounds="rounds = 2"), tmp_path / "run")
+    with pytest.raises(FedKSeedError, match="what its clients gave can't be taken back"):
+        Store(tmp_path / "run").rollback(1)
+    assert Store(tmp_path / "run").rounds == 2
+
+
+def test_the_secret_is_random_kept_and_only_the_owners(recipe, tmp_path):
+    private = recipe()
+    assert new_secret(private) != new_secret(private)
+    assert new_secret(recipe("")) == b""
+    secret = kept_secret(private, tmp_path)
+    assert kept_secret(private, tmp_path) == secret
+    assert (tmp_path / NOISE_KEY).stat().st_mode & 0o077 == 0
+    (tmp_path / NOISE_KEY).write_text("no secret")
+    with pytest.raises(FedKSeedError, match="holds no secret of 32 bytes"):
+        kept_secret(private, tmp_path)
+
+
+def test_noise_of_a_run_does_not_follow_from_its_recipe(recipe):
+    private = recipe()
+    with closing(Simulation(private)) as one, closing(Simulation(private)) as other:
+        assert one.strategy.noise.secret != other.strategy.noise.secret
+
+
+@pytest.mark.parametrize(
+    ("extra", "changes", "says"),
+    [
+        ("[privacy]\nnorm = 0.1\n", {}, "neither epsilon nor noise"),
+        ("[privacy]\nepsilon = 2.0\n", {}, "norm is missing"),
+        (PRIVATE + "[secure]\nnorm = 1.0\n", {}, "are one thing"),
+        (PRIVATE + '[trust]\nrule = "median"\n', {}, "rule = 'mean'"),
+        (PRIVATE + "[asynchronous]\nbuffer = 2\n", {}, "leave \\[asynchronous\\] out"),
+        (PRIVATE + 'unit = "example"\nnoise = 1.0\n', {}, "each client finds its own noise"),
+        (PRIVATE + "times = 7\n", {}, "leave times out"),
+        (PRIVATE, {"algorithm": 'algorithm = "fedkseed-pro"'}, "use fedkseed"),
+        (PRIVATE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\]"),
+    ],
+)
+def test_what_would_tell_more_is_refused(recipe, extra, changes, says):
+    with pytest.raises(FedKSeedError, match=says):
+        Simulation(recipe(extra, **changes)).close()

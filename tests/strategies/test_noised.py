@@ -1,0 +1,66 @@
+"""Noise on sums: by the server, or by clients under masks; its size, and what stays hidden beside it."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fedkseed import Simulation
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.round import run_round
+from fedkseed.strategies.secure import Secure
+
+from ..conftest import recipe_text
+
+ALL = "cohort = 4"
+CENTRAL = "[privacy]\nepsilon = 8.0\nnorm = 0.1\n"
+MASKED = "[privacy]\nepsilon = 8.0\n[secure]\nnorm = 0.1\n"
+SECRET = bytes(range(32))
+
+
+@pytest.fixture
+def simulation(tmp_path, model_folder, data_file):
+    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
+    open_ones = []
+
+    def make(extra: str, secret: bytes = SECRET, **changes: str) -> Simulation:
+        path = tmp_path / f"{len(open_ones)}.toml"
+        path.write_text(recipe_text(model_folder, data_file, **{"cohort": ALL} | changes) + extra)
+        open_ones.append(Simulation(load_recipe(path), secret=secret))
+        return open_ones[-1]
+
+    yield make
+    for one in open_ones:
+        one.close()
+
+
+def after(simulation: Simulation):
+    """The state after one round, and its report."""
+    strategy = simulation.strategy
+    return run_round(strategy, strategy.init(), simulation.cohort(0), simulation.transport)
+
+
+@pytest.mark.parametrize("extra", [CENTRAL, MASKED])
+def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, extra):
+    noisy = simulation(extra, size="size = 512")
+    strategy = noisy.strategy
+    silent = "[secure]\nnorm = 0.1\n"
+    clear, _ = after(simulation(silent, size="size = 512"))
+    state, report = after(noisy)
+    grid, noise, clients = strategy.grid, strategy.noise, 4
+    added = (state.coefficients - clear.coefficients) * clients / grid.step  # in whole numbers
+    once = noise.multiplier * grid.sensitivity
+    # Under masks each of the four adds a third of the variance: the noise of three is enough.
+    expected = once * math.sqrt(4 / 3) if isinstance(strategy, Secure) else once
+    assert abs(np.std(added) / expected - 1) < 6 / math.sqrt(2 * 512)
+    assert abs(np.mean(added)) < 6 * expected / math.sqrt(512)
+    assert math.isnan(report.loss)
+    assert report.scalar is None
+    assert report.skipped == 0
+
+
+@pytest.mark.parametrize("extra", [CENTRAL, MASKED])
+def test_the_same_secret_gives_the_same_noise_and_another_one_another(simulation, extra):
+    first, again, other = (after(simulation(extra, secret))[0] for secret in (SECRET, SECRET, bytes(32)[:31] + b"1"))
+    assert np.array_equal(first.coefficients, again.coefficients)
+    assert not np.array_equal(first.coefficients, other.coefficients)
