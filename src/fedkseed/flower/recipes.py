@@ -70,7 +70,9 @@ def networked(recipe: Recipe) -> Recipe:
     algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
     wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
     if "[trust]" in algorithm.strategy.reads:
-        clear = {"rule": "clipped", "agreement": True} if recipe.secure is None else {}  # masked ones can't be compared
+        by_client = recipe.privacy is not None and recipe.privacy.unit == "client"  # which no rule must undo
+        compared = recipe.secure is None and not by_client  # masked ones can't be compared
+        clear = {"rule": "clipped", "agreement": True} if compared else {}
         wished["trust"] = clear | {"most_examples": 1}
         if training.wire != "sign":
             wished["training"]["clip"] = CLIP

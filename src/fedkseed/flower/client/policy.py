@@ -4,10 +4,11 @@ A recipe chooses rows and steps, and each answer says something of the rows, so 
 Without a file the defaults below hold; recipes/policy.toml has all of them.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -59,6 +60,10 @@ class Work(Part):
     # Tuned weights for each of the K directions. [model] tuned can choose few weights d; as many numbers along known
     # directions are their exact gradient. Of K numbers, the share K / d of its square norm can be seen: 1 %.
     weights_per_direction: Count = 100
+    # The most that all answers together, of all runs, may spend of an epsilon at this delta. None: recipes without
+    # [privacy] are answered, too. Whether noise is the clients' own or the server's: see `masked`.
+    epsilon: Positive | None = None
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-6
     masked: bool = False  # answer recipes with [secure] alone: the server then sees the sum of a round's answers
     max_seconds: Positive = 3600.0  # of a task, loading the model included; looked at between two passes of the model
 
@@ -102,6 +107,26 @@ class Policy(Part):
         _at_most("numbers of an answer", numbers_of(recipe), work.max_numbers, "max_numbers")
         if work.masked and recipe.secure is None:
             raise _refusal("uploads without masks, [secure]", None, "masked = true")
+        if work.epsilon is not None:
+            self._require_private(recipe, work.epsilon)
+
+    def _require_private(self, recipe: Recipe, epsilon: float) -> None:
+        """Refuse a recipe whose whole run would spend more than the owner allows."""
+        privacy, delta = recipe.privacy, self.training.delta
+        if privacy is None or privacy.times is None:
+            raise _refusal("uploads without noise, [privacy]", None, f"epsilon = {epsilon:g}")
+        if privacy.simulated is not None:
+            raise _refusal("[privacy] simulated, whose noise is another federation's", True, f"epsilon = {epsilon:g}")
+        if privacy.unit == "example":  # whose noise this client finds itself, from these two
+            kept = privacy.epsilon is not None and privacy.epsilon <= epsilon and privacy.delta <= delta
+            found = privacy.epsilon
+        else:
+            from ...secure.accounting import epsilon_of
+
+            found = math.inf if privacy.noise is None else epsilon_of(privacy.noise, privacy.times, delta)
+            kept = found <= epsilon * (1 + 1e-9)
+        if not kept:
+            raise _refusal("[privacy] epsilon", found, f"epsilon = {epsilon:g}, delta = {delta:g}")
 
     def require_weights(self, recipe: Recipe, weights: int) -> None:
         """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded.

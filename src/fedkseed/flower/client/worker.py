@@ -47,6 +47,7 @@ from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusi
 from ..masking import Memory, masking_key, require_member
 from ..signatures import ClientSigning
 from . import sockets
+from .budget import Ledger
 from .consent import Journal, Owner, Settings, consented
 from .policy import Policy, View
 
@@ -87,10 +88,11 @@ class Member:
 
     Args:
         masks: makes its side of masked uploads; None: it has no key.
+        ledger: its account of privacy; None: it answers no recipe with [privacy].
     """
 
-    def __init__(self, owner: Owner, recipe: bytes, masks: Masks | None = None) -> None:
-        self.policy, self.secret, self.masks = owner.policy, owner.secret, masks
+    def __init__(self, owner: Owner, recipe: bytes, masks: Masks | None = None, ledger: Ledger | None = None) -> None:
+        self.policy, self.secret, self.masks, self.ledger = owner.policy, owner.secret, masks, ledger
         limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
         self.recipe = consented(recipe, owner)
         with refusing(Code.MODEL):
@@ -144,6 +146,7 @@ class Member:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
             )
+        self._spend(task.nonce, message.round)
         if self.setup.algorithm.pooled and self.recipe.secure is None:  # kilobytes
             self._kept = whole
 
@@ -166,6 +169,22 @@ class Member:
         if kind_of(made) is Change and self.setup.algorithm.pooled:
             self._require_taken(decode(made, Change))
         return whole, made
+
+    def _spend(self, run: bytes, round_: int) -> None:
+        """Note what the answer to a round spends, if its recipe has [privacy].
+
+        Raises:
+            RefusedError: it is more than the owner allows.
+        """
+        if (privacy := self.recipe.privacy) is None:
+            return
+        if self.ledger is None or privacy.noise is None:
+            raise FedKSeedError(
+                "the recipe has [privacy] without noise, or this client has no directory for an account"
+            )
+        work = self.policy.training
+        with refusing(Code.POLICY):
+            self.ledger.spend(run, round_, privacy.noise**-2, work.epsilon, work.delta)
 
     def _require_taken(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
@@ -320,7 +339,9 @@ class Worker:
             return Reply(Status.FAILED, text=self.disclose(Code.ERROR, traceback.format_exc()))
 
 
-def journaled(journal: Journal, owner: Owner, recipe: bytes, masks: Masks | None = None) -> Member:
+def journaled(
+    journal: Journal, owner: Owner, recipe: bytes, masks: Masks | None = None, ledger: Ledger | None = None
+) -> Member:
     """A client that follows a recipe, which is noted before, and the decision after.
 
     Raises:
@@ -332,7 +353,7 @@ def journaled(journal: Journal, owner: Owner, recipe: bytes, masks: Masks | None
             view = View.of(consented(recipe, owner))
             journal.require_room(view, owner.policy.data.max_views)
             journal.decided(recipe, "followed", view)
-            return Member(owner, recipe, masks)
+            return Member(owner, recipe, masks, ledger)
         except RefusedError as error:
             journal.decided(recipe, f"{error.code}: {error}")
             raise
@@ -390,7 +411,8 @@ def serve(directory: Path) -> None:
             owner = replace(owner, secret=secret_of(directory))
         signing = settings.signing(directory)
         masks = None if signing is None else partial(masks_of, directory, signing, owner.members)
-        worker = Worker(partial(journaled, Journal(directory), owner, masks=masks), signing)
+        follow = partial(journaled, Journal(directory), owner, masks=masks, ledger=Ledger(directory))
+        worker = Worker(follow, signing)
         listener.settimeout(settings.idle)
         while True:
             try:

@@ -1,0 +1,59 @@
+"""The privacy that a client has given away, over all rounds of all runs, and the most that its owner allows.
+
+Every answer under [privacy] spends 1 / noise² (secure/accounting.py): amounts add up exactly, whatever the order and
+whoever asks, so that a server gains nothing by a new run of the same recipe.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import FedKSeedError
+from ...files import read_table, write_table
+
+SPENT = "privacy.json"  # in the directory of a client
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A client's account, in a file of its directory: run -> round -> 1 / noise² of what was answered."""
+
+    directory: Path
+
+    def spend(self, run: bytes, round_: int, amount: float, epsilon: float | None, delta: float) -> float:
+        """Note an answer before it leaves this machine; the second leg of a round, or a repeated task, costs nothing.
+
+        Args:
+            amount: 1 / noise² of the answer.
+            epsilon: the most that all answers together may spend, at `delta`; None: no limit.
+
+        Returns:
+            ε of all answers so far.
+
+        Raises:
+            FedKSeedError: more would be spent than is allowed, and nothing is noted; or the file can't be read.
+        """
+        from ...secure.accounting import epsilon_of
+
+        path = self.directory / SPENT
+        table = read_table(path) if path.exists() else {}
+        try:
+            known = {name: {int(done): float(cost) for done, cost in rounds.items()} for name, rounds in table.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise FedKSeedError(
+                f"{path} holds no account of what this client has answered: {error}; get it back from a copy: without "
+                "it nothing says how much was spent, and a server could have it spent again"
+            ) from error
+        rounds = known.setdefault(run.hex(), {})
+        new = round_ not in rounds
+        rounds[round_] = max(amount, rounds.get(round_, 0.0))
+        total = math.fsum(cost for rounds in known.values() for cost in rounds.values())
+        found = epsilon_of(1.0, total, delta)
+        if epsilon is not None and found > epsilon * (1 + 1e-9):
+            raise FedKSeedError(
+                f"this answer would bring what the client has spent to epsilon = {found:.4g} at delta = {delta:g}, and "
+                f"the policy says epsilon = {epsilon:g}; {path} has what was answered"
+            )
+        if new or amount > table[run.hex()][str(round_)]:
+            write_table(path, {name: {str(n): cost for n, cost in rounds.items()} for name, rounds in known.items()})
+        return found
