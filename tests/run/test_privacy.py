@@ -124,7 +124,8 @@ def test_noise_of_a_run_does_not_follow_from_its_recipe(recipe):
         (PRIVATE + 'unit = "example"\nnoise = 1.0\n', {}, "each client finds its own noise"),
         (PRIVATE + "times = 7\n", {}, "leave times out"),
         (PRIVATE, {"algorithm": 'algorithm = "fedkseed-pro"'}, "use fedkseed"),
-        (PRIVATE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\]"),
+        (PRIVATE, {"algorithm": 'algorithm = "evofed"'}, "does not read \\[privacy\\]"),
+        (PRIVATE, {"algorithm": 'algorithm = "uplink-seeds"'}, "uploads of weights or of K numbers"),
     ],
 )
 def test_what_would_tell_more_is_refused(recipe, extra, changes, says):

@@ -5,10 +5,11 @@ import math
 import numpy as np
 import pytest
 
-from fedkseed import Simulation
+from fedkseed import Simulation, decode
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
 from fedkseed.strategies.secure import Secure
+from fedkseed.wire.records import Change
 
 from ..conftest import recipe_text
 
@@ -47,7 +48,8 @@ def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, e
     silent = "[secure]\nnorm = 0.1\n"
     clear, _ = after(simulation(silent, size="size = 512"))
     state, report = after(noisy)
-    grid, noise, clients = strategy.grid, strategy.noise, 4
+    grid = strategy.grid if isinstance(strategy, Secure) else strategy.grid(512)
+    noise, clients = strategy.noise, 4
     added = (state.coefficients - clear.coefficients) * clients / grid.step  # in whole numbers
     once = noise.multiplier * grid.sensitivity
     # Under masks each of the four adds a third of the variance: the noise of three is enough.
@@ -57,6 +59,25 @@ def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, e
     assert math.isnan(report.loss)
     assert report.scalar is None
     assert report.skipped == 0
+
+
+def test_weights_get_noise_too_and_clients_count_alike(simulation):
+    noisy = simulation(CENTRAL, algorithm='algorithm = "fedit"', lr="lr = 1e-2")
+    state, uploads = noisy.strategy.init(), []
+
+    def transport(messages):
+        for client, reply in noisy.transport(messages):
+            uploads.append(decode(reply, Change))
+            yield client, reply
+
+    after_noise, report = run_round(noisy.strategy, state, noisy.cohort(0), transport)
+    changes = [upload.values.astype(float) - state.values for upload in uploads]
+    cut = [change * min(1, 0.1 / np.linalg.norm(change)) for change in changes]
+    added = (after_noise.values - state.values - np.mean(cut, axis=0)) * 4
+    grid = noisy.strategy.grid(state.values.size)
+    expected = noisy.strategy.noise.multiplier * grid.sensitivity * grid.step
+    assert abs(np.std(added) / expected - 1) < 6 / math.sqrt(2 * added.size)
+    assert math.isnan(report.loss)
 
 
 @pytest.mark.parametrize("extra", [CENTRAL, MASKED])

@@ -210,14 +210,17 @@ class Algorithm:
         )
         strategy, privacy = self.strategy, recipe.privacy
         if privacy is not None and privacy.unit == "client":
-            strategy, settings = Noised, replace(settings, noise=_noise(recipe, privacy, secret))
+            settings = replace(settings, noise=_noise(recipe, privacy, secret))
         if recipe.secure is not None:
             own, strategy = recipe.secure, Secure
             settings = replace(settings, secure=Masking(own.norm, own.bits, own.neighbours, keys or {}, name))
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
-        return strategy.make(settings, **self.options)
+        made: Any = strategy.make(settings, **self.options)
+        if settings.noise is not None and recipe.secure is None:
+            made = Noised.make(made, settings)
+        return made
 
 
 def _noise(recipe: Recipe, privacy: Privacy, secret: bytes) -> Noise:

@@ -50,7 +50,7 @@ class Averaging:
     state: ClassVar[type[State]] = State
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = False
-    reads: ClassVar[frozenset[str]] = frozenset()
+    reads: ClassVar[frozenset[str]] = frozenset({"[privacy]"})
 
     run: Run
     start: NDArray[np.float32]
@@ -113,15 +113,31 @@ class Averaging:
             return self._aggregate_scalars(state, cast("Sequence[Upload]", uploads))
         ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
         for upload in ordered:
-            if upload.values.size != state.values.size:
-                raise FedKSeedError(
-                    f"client {upload.client} sent {upload.values.size} weights, the model has {state.values.size}"
-                )
+            _require_size(upload, state)
         total, mean = sum(upload.examples for upload in ordered), np.zeros_like(state.values)
         for upload in ordered:
             mean += np.float32(upload.examples / total) * upload.values
         require_sendable(state.round, mean)
         return State(state.round + 1, mean)
+
+    def checked_change(self, state: State, upload: Change) -> NDArray[np.float64]:
+        """The change of the weights that an upload stands for, shape (d,).
+
+        Raises:
+            FedKSeedError: it has another number of weights than the model.
+        """
+        _require_size(upload, state)
+        return upload.values.astype(np.float64) - state.values
+
+    def stepped(self, state: State, gradient: NDArray[np.float64]) -> State:
+        """The state after w ← w − gradient.
+
+        Raises:
+            FedKSeedError: a weight overflows.
+        """
+        values = (state.values - gradient).astype(np.float32)
+        require_sendable(state.round, values)
+        return State(state.round + 1, values)
 
     def example(
         self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
@@ -150,3 +166,10 @@ class Averaging:
         combine(pieces, self.run.pool, *self.run.pool.select(directions, coefficients))
         require_sendable(state.round, values.numpy())
         return State(state.round + 1, values.numpy())
+
+
+def _require_size(upload: Change, state: State) -> None:
+    if upload.values.size != state.values.size:
+        raise FedKSeedError(
+            f"client {upload.client} sent {upload.values.size} weights, the model has {state.values.size}"
+        )

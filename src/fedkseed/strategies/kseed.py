@@ -281,6 +281,19 @@ class KSeed:
         moved = -message.lr / message.probes * np.nan_to_num(upload.scalars.astype(np.float64))
         return moved if self.shared else self._along_all(message, upload, moved)
 
+    def checked_change(self, state: State, upload: Upload | Change) -> NDArray[np.float64]:
+        """The change of all K coefficients that an upload of a state's round stands for.
+
+        Raises:
+            FedKSeedError: it has another size than was asked for, or reports a scalar or a change above the clip.
+        """
+        if isinstance(upload, Change):
+            require_size(upload, self.run.pool.size)
+            require_change(upload, self.most(state.round))
+        else:
+            require_scalars(upload, self.local.scalars, math.inf if self.wire == "sign" else self.local.clip, self.wire)
+        return self.along_all(self.broadcast(state, [upload.client])[upload.client], upload)
+
     def along_all(self, message: Broadcast, upload: Upload | Change) -> NDArray[np.float64]:
         """The change of all K coefficients that an upload stands for, whoever has drawn its directions."""
         change = self.change(message, upload)

@@ -1,4 +1,4 @@
-"""FedKSeed with noise that the server adds to each round's sum: what it sends, writes and reports is private.
+"""Any sum of clients' changes with noise that the server adds: what it sends, writes and reports is private.
 
 Clients trust the server with their uploads. Against the server itself there is `Secure`, where clients add the noise.
 """
@@ -14,53 +14,66 @@ import numpy as np
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
-from ..strategy import COEFFICIENTS, OPTIONAL, Noise, Settings
-from ..wire.records import Broadcast, Change, Run, Upload
-from .checks import NEVER, in_order, require_change, require_scalars, require_size
-from .kseed import KSeed, State
+from ..strategy import Noise, Settings
+from ..wire.records import Run
+from .averaging import Averaging
+from .checks import NEVER, in_order
+from .kseed import KSeed
 
-if TYPE_CHECKING:  # a server aggregates without PyTorch; rounds without noise need no `cryptography`
+if TYPE_CHECKING:  # rounds without noise need no `cryptography`
     from ..secure.grid import Grid
-    from ..weights.base import Pooled
 
 BITS = 16  # of a client's number on the grid: nothing of it travels
 
 
 @dataclass(frozen=True, slots=True)
 class Noised:
-    """FedKSeed with a client's change of c cut to a norm, all clients alike, and noise on the sum.
+    """An algorithm with each client's change cut to a norm, all clients alike, and noise on their sum.
 
     Args:
-        inner: the algorithm; it makes broadcasts, local steps and the server's step.
-        grid: the whole numbers on which changes are added up, with the norm to which they are cut.
+        inner: the algorithm; it makes broadcasts, local steps and the server's step. The change is that of K
+            coefficients, or of d weights.
         noise: its size, and the secret from which the noise of each round follows.
     """
 
-    message: ClassVar[type[Broadcast]] = Broadcast
-    state: ClassVar[type[State]] = State
-    weights: ClassVar[str] = COEFFICIENTS
     remembers: ClassVar[bool] = False
-    reads: ClassVar[frozenset[str]] = OPTIONAL
 
-    inner: KSeed
-    grid: "Grid"
+    inner: KSeed | Averaging
     noise: Noise
 
     @classmethod
-    def make(cls, settings: Settings, **options: Any) -> Self:
+    def make(cls, inner: KSeed | Averaging, settings: Settings) -> Self:
+        """The noisy form of an algorithm.
+
+        Raises:
+            FedKSeedError: it sends more than sums, or something else than changes.
+        """
         if settings.noise is None:
             raise FedKSeedError("[privacy] noise is missing: a run fills it in, from epsilon and delta")
-        try:
-            from ..secure.grid import Grid
-        except ModuleNotFoundError as error:
-            raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
-        inner, pool = KSeed.make(settings, **options), settings.run.pool
-        if inner.importance:
+        if isinstance(inner, KSeed) and inner.importance:
             raise FedKSeedError(
                 "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws "
                 "directions and which everybody could read in its broadcasts: use fedkseed"
             )
-        return cls(inner, Grid(settings.noise.norm, BITS, pool.size, pool.key), settings.noise)
+        if isinstance(inner, Averaging) and inner.uplink == "scalars":
+            raise FedKSeedError("[privacy] is for uploads of weights or of K numbers along a pool: use fedkseed")
+        return cls(inner, settings.noise)
+
+    @property
+    def message(self) -> type[Any]:
+        return self.inner.message
+
+    @property
+    def state(self) -> type[Any]:
+        return self.inner.state
+
+    @property
+    def weights(self) -> str:
+        return self.inner.weights
+
+    @property
+    def reads(self) -> frozenset[str]:
+        return self.inner.reads
 
     @property
     def run(self) -> Run:
@@ -71,58 +84,54 @@ class Noised:
         return self.inner.sized
 
     @property
-    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
+    def replies(self) -> tuple[type[Any], ...]:
         return self.inner.replies
 
     def work(self, differentiates: bool) -> LocalWork:
         return self.inner.work(differentiates)
 
-    def init(self) -> State:
+    def init(self) -> Any:
         return self.inner.init()
 
-    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
+    def broadcast(self, state: Any, cohort: Sequence[int]) -> Mapping[int, Any]:
         return self.inner.broadcast(state, cohort)
 
-    def sync(self, message: Broadcast, weights: "Pooled") -> None:
+    def sync(self, message: Any, weights: Any) -> None:
         self.inner.sync(message, weights)
 
-    def train(self, message: Broadcast, client: "Client[Pooled]") -> Upload | Change:
+    def train(self, message: Any, client: Client[Any]) -> Any:
         return self.inner.train(message, client)
 
-    def aggregate(
-        self, state: State, uploads: Sequence[Upload | Change], earlier: Mapping[int, State] = NEVER
-    ) -> State:
-        """The state after c ← c + (Σ Δ_i + noise) / m, with each change Δ_i cut to the grid's norm.
+    def aggregate(self, state: Any, uploads: Sequence[Any], earlier: Mapping[int, Any] = NEVER) -> Any:
+        """The state after the step with (Σ Δ_i + noise) / m, each change Δ_i of m clients cut to the norm.
 
         Raises:
             FedKSeedError: there is no upload, or one is of another run or round, came twice, has another size, or
-                reports a scalar above the clip. The state is unchanged.
+                reports more than the clip; or this party lacks the secret. The state is unchanged.
         """
         from ..secure.noise import discrete_gaussian
 
-        ordered, inner = in_order(uploads, self.run, state.round, 0), self.inner
-        (message,) = inner.broadcast(state, [0]).values()
-        total = np.zeros(self.grid.padded, np.int64)
+        if not self.noise.secret:
+            raise FedKSeedError("the noise of a sum needs a secret, and this party has none: it is the server's")
+        ordered = in_order(uploads, self.run, state.round)
+        grid = self.grid(self.inner.checked_change(state, ordered[0]).size)
+        total = np.zeros(grid.padded, np.int64)
         for upload in ordered:
-            if isinstance(upload, Change):
-                require_size(upload, self.run.pool.size)
-                require_change(upload, inner.most(state.round))
-            else:
-                clip = math.inf if inner.wire == "sign" else inner.local.clip
-                require_scalars(upload, inner.local.scalars, clip, inner.wire)
-            total += self.grid.coded(inner.along_all(message, upload), state.round, upload.client)
-        if variance := self.variance:
-            # Of the sum, too: a round that is done again with other uploads must not have the same noise.
-            made_of = b"fedkseed noise 1\n", self.noise.secret, state.round.to_bytes(8, "little"), total.tobytes()
-            total += discrete_gaussian(variance, total.size, hashlib.sha256(b"".join(made_of)).digest())
-        return inner.stepped(state, -self.grid.change(total, state.round) / len(ordered))
+            total += grid.coded(self.inner.checked_change(state, upload), state.round, upload.client)
+        # Of the sum, too: a round that is done again with other uploads must not have the same noise.
+        made_of = b"fedkseed noise 1\n", self.noise.secret, state.round.to_bytes(8, "little"), total.tobytes()
+        total += discrete_gaussian(self.variance(grid), total.size, hashlib.sha256(b"".join(made_of)).digest())
+        return self.inner.stepped(state, -grid.change(total, state.round) / len(ordered))
 
-    @property
-    def variance(self) -> int:
+    def grid(self, size: int) -> "Grid":
+        """The whole numbers on which changes of so many numbers are added up, with the norm to which they are cut."""
+        from ..secure.grid import Grid
+
+        return Grid(self.noise.norm, BITS, size, self.run.pool.key)
+
+    def variance(self, grid: "Grid") -> int:
         """The variance σ² of the noise in each number of a sum."""
-        return math.ceil((self.noise.multiplier * self.noise.scale * self.grid.sensitivity) ** 2)
+        return math.ceil((self.noise.multiplier * self.noise.scale * grid.sensitivity) ** 2)
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Upload | Change:
+    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
         return self.inner.example(round_, client, examples, differentiates, rng)
