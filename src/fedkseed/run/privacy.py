@@ -91,15 +91,15 @@ def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret
 def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
     """ε of the client that has taken part most often after a number of rounds; None where there is no noise."""
     privacy = recipe.privacy
-    if privacy is None or (noise := _of_a_round(privacy)) is None:
+    if privacy is None or (noise := noise_of_a_round(privacy)) is None:
         return None
     from ..secure.accounting import epsilon_of
 
     return epsilon_of(noise, participations(recipe, privacy, clients, rounds), privacy.delta)
 
 
-def _of_a_round(privacy: Privacy) -> float | None:
-    """The noise of one round for one unit.
+def noise_of_a_round(privacy: Privacy) -> float | None:
+    """The noise of one round for one unit; None: there is none.
 
     Of an example it is that of the round's steps in which it takes part, taken together: the same for all clients,
     since each adds the more noise to a step, the more steps there are.
@@ -131,7 +131,7 @@ def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
     if privacy is None:
         return {}
     found: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
-    if (noise := _of_a_round(privacy)) is not None and privacy.times is not None:
+    if (noise := noise_of_a_round(privacy)) is not None and privacy.times is not None:
         from ..secure.accounting import epsilon_of
 
         found |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}

@@ -19,12 +19,13 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
-from fedkseed.files import locked
+from fedkseed.files import locked, read_table
 from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
+from fedkseed.flower.client.budget import SPENT, Ledger
 from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
@@ -35,6 +36,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.run.cohort import cohort
 from fedkseed.run.privacy import with_noise
 from fedkseed.secure import member as masks
+from fedkseed.secure.accounting import epsilon_of
 from fedkseed.strategies.secure import simulated_key
 from fedkseed.wire.records import Broadcast, Change, Masked, Upload
 
@@ -151,14 +153,15 @@ def private_task(setting, client: int, **changes: str) -> Task:
     return Task(client, 600.0, digest_of(text), text, message)
 
 
-def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(setting, owner):
+def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(setting, owner, tmp_path):
     recipe = parse(loads(setting.text(more='[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n')))
     inside, other = cohort(recipe.seed, 0, 3, 2, recipe.clients.draw)
     (outside,) = {0, 1, 2} - {inside, other}
     task, said = private_task(setting, inside), []
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
-        follow = partial(Member, replace(owner, secret=secret))
+        (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
+        follow = partial(Member, replace(owner, secret=secret), ledger=Ledger(folder))
         return Worker(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
@@ -167,6 +170,8 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
     made = [replied(task).message, replied(task, 2).message, replied(replace(task, nonce=b"x" * 16)).message]
     assert made[0] == encode(upload)
     assert len({*made}) == 3
+    spent = read_table(tmp_path / "1" / SPENT)  # of one round of three in each of two runs
+    assert [epsilon_of(1, 3 * one["0"], 1e-6) for one in spent.values()] == pytest.approx([8, 8])
     assert replied(task, None).status is Status.REFUSED
     assert "secret_batches = true" in said[-1]
     assert replied(private_task(setting, outside)).status is Status.REFUSED

@@ -36,7 +36,7 @@ from ...recipe.schema import Recipe
 from ...round import answer
 from ...run import chain
 from ...run.cohort import cohort
-from ...run.privacy import with_noise
+from ...run.privacy import noise_of_a_round, with_noise
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
@@ -184,13 +184,13 @@ class Member:
         """
         if (privacy := self.recipe.privacy) is None:
             return
-        if self.ledger is None or privacy.noise is None:
+        if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
             raise FedKSeedError(
                 "the recipe has [privacy] without noise, or this client has no directory for an account"
             )
         work = self.policy.training
         with refusing(Code.POLICY):
-            self.ledger.spend(run, round_, privacy.noise**-2, work.epsilon, work.delta)
+            self.ledger.spend(run, round_, noise**-2, work.epsilon, work.delta)
 
     def _require_taken(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
