@@ -30,5 +30,5 @@ class Client(Generic[Held]):
 
     @property
     def claimed(self) -> int:
-        """The number of examples that it reports: 1 where the true number is nobody's business."""
+        """The number of examples that it reports: 1 where steps have noise, so that all clients count alike."""
         return self.examples if self.private is None else 1
