@@ -27,7 +27,8 @@ tools flower paper cli
 WITHOUT_TORCH = words("""
 errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
 wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
-local.derivatives local.optimizers local.schedules strategy strategies.kseed strategies.averaging strategies.replay
+local.derivatives local.optimizers local.private local.schedules strategy strategies.kseed strategies.averaging
+strategies.replay
 strategies.checks strategies.secure strategies.noised
 secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition

@@ -9,14 +9,16 @@ import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from tomllib import loads
 
 import pytest
 
-from fedkseed import start
+from fedkseed import FedKSeedError, start
 from fedkseed.flower.client.worker import Worker
 from fedkseed.flower.envelope import Status, digest_of
-from fedkseed.flower.simulation import Virtual
-from fedkseed.recipe.reading import load_recipe
+from fedkseed.flower.simulation import Virtual, run
+from fedkseed.recipe.reading import load_recipe, parse
+from fedkseed.run.watchers import Silent
 
 from ..conftest import recipe_text
 from .conftest import NODES
@@ -30,6 +32,16 @@ def test_a_process_of_the_engine_answers_for_any_client_of_a_recipe(setting):
         expected = setting.workers()[node].reply(task.encode())
         reply = Worker(Virtual).reply(replace(task, recipe=text, digest=digest_of(text)).encode())
         assert (reply.status, reply.message) == (Status.DONE, expected.message)
+
+
+@pytest.mark.parametrize(
+    "private",
+    ['[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n', "[privacy]\nepsilon = 8.0\n[secure]\nnorm = 1.0\n"],
+)
+def test_clients_that_add_noise_need_a_secret_that_the_engine_does_not_give(setting, tmp_path, private):
+    with pytest.raises(FedKSeedError, match="the engine's processes share none: use --engine own"):
+        run(parse(loads(setting.text(more=private))), tmp_path / "run", Silent())
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.network

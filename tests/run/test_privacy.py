@@ -1,12 +1,14 @@
 """The noise that follows from a recipe's epsilon, and a run's end before the budget is passed."""
 
+import math
+from collections import Counter
 from contextlib import closing
 
 import pytest
 
 from fedkseed import FedKSeedError, Simulation, resume, start
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.privacy import NOISE_KEY, kept_secret, new_secret, participations, with_noise
+from fedkseed.run.privacy import NOISE_KEY, kept_secret, new_secret, participations, private_steps, with_noise
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.secure.accounting import epsilon_of
@@ -54,10 +56,8 @@ def test_what_was_spent_stands_in_rounds_and_in_the_adapter(recipe, tmp_path):
     assert said["epsilon"] == pytest.approx(8)
 
 
-def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(recipe, tmp_path, monkeypatch):
-    given = recipe(rounds="rounds = 3")
-    monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
-    whole = start(given, tmp_path / "whole")
+def start_and_stop(recipe, directory, monkeypatch):
+    """Begin a run, and end it after its first round."""
 
     class StoppedError(Exception):
         pass
@@ -69,10 +69,18 @@ def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(r
         if state.round == 1:
             raise StoppedError
 
-    monkeypatch.setattr(Store, "commit", stopping)
-    with pytest.raises(StoppedError):
-        start(given, tmp_path / "stopped")
-    monkeypatch.undo()
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "commit", stopping)
+        with pytest.raises(StoppedError):
+            start(recipe, directory)
+
+
+def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(recipe, tmp_path, monkeypatch):
+    given = recipe(rounds="rounds = 3")
+    monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
+    whole = start(given, tmp_path / "whole")
+    start_and_stop(given, tmp_path / "stopped", monkeypatch)
+    monkeypatch.undo()  # the secret now comes from the directory
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert verify(Store(tmp_path / "stopped")).rounds == 3
     (tmp_path / "stopped" / NOISE_KEY).write_text("00" * 32)
@@ -131,3 +139,77 @@ def test_noise_of_a_run_does_not_follow_from_its_recipe(recipe):
 def test_what_would_tell_more_is_refused(recipe, extra, changes, says):
     with pytest.raises(FedKSeedError, match=says):
         Simulation(recipe(extra, **changes)).close()
+
+
+EXAMPLE = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n'
+
+
+def test_an_example_takes_part_in_no_more_steps_than_its_epsilon_pays_for(recipe):
+    given, whole = recipe(EXAMPLE, rounds="rounds = 5", steps="steps = 4"), 0
+    with closing(Simulation(given)) as simulation:
+        for number, share in enumerate(simulation.shares.clients):
+            client, times = simulation.client(number), Counter()
+            for round_ in range(5):
+                if number in simulation.cohort(round_):
+                    batches = client.batches(round_)
+                    times.update(id(one.examples[0]) for _ in range(4) for one in next(batches))
+            assert set(times) <= {id(one) for one in share}
+            found = epsilon_of(client.private.multiplier, max(times.values()), 1e-6)
+            assert found <= 8 * (1 + 1e-6)
+            # A row that is in as many steps as it can be, in three rounds, spends all; the others' noise is the same.
+            if max(times.values()) == 3 * math.ceil(4 / (len(share) // 2)):
+                assert found == pytest.approx(8)
+                whole += 1
+        assert whole
+
+
+def test_a_run_that_protects_examples_says_what_it_has_spent(recipe, tmp_path):
+    result = start(recipe(EXAMPLE, rounds="rounds = 4"), tmp_path / "run")
+    spent = [report["epsilon"] for report in result.reports]
+    assert spent[0] == spent[1] < spent[2] == spent[3] == pytest.approx(8)  # rounds 1 and 2 are one turn of all four
+    assert [report["skipped"] for report in result.reports] == [0] * 4
+    assert [report["loss"] for report in result.reports] == [None] * 4
+    said = Adapter.load(result.output).provenance["privacy"]
+    assert (said["unit"], said["delta"], said["rounds of one client"]) == ("example", 1e-6, 2)
+    assert said["epsilon"] == pytest.approx(8)
+
+
+@pytest.mark.parametrize("algorithm", ["fedkseed", "fedkseed-backprop"])
+def test_a_stopped_run_that_protects_examples_goes_on_to_the_same_model(recipe, tmp_path, monkeypatch, algorithm):
+    given = recipe(EXAMPLE, rounds="rounds = 3", algorithm=f'algorithm = "{algorithm}"')
+    monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
+    whole = start(given, tmp_path / "whole")
+    start_and_stop(given, tmp_path / "stopped", monkeypatch)
+    monkeypatch.undo()  # the secret now comes from the directory
+    assert resume(tmp_path / "stopped").digest == whole.digest
+    assert verify(Store(tmp_path / "stopped")).rounds == 3
+
+
+@pytest.mark.parametrize(
+    ("extra", "changes", "says"),
+    [
+        (EXAMPLE, {"steps": "epochs = 1"}, "set steps in place of epochs"),
+        (EXAMPLE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\]"),
+        (EXAMPLE, {"algorithm": 'algorithm = "decomfl"'}, "does not read \\[privacy\\]"),
+        (EXAMPLE.replace("norm = 1.0\n", ""), {}, "largest norm of an example's gradient"),
+        (EXAMPLE.replace("epsilon = 8.0\n", "noise = 1.0\n"), {}, "each client finds its own noise"),
+        (EXAMPLE + "[asynchronous]\nbuffer = 2\n", {}, "leave \\[asynchronous\\] out"),
+        (EXAMPLE + "times = 7\n", {}, "leave times out"),
+    ],
+)
+def test_what_would_tell_more_of_an_example_is_refused(recipe, extra, changes, says):
+    with pytest.raises(FedKSeedError, match=says):
+        Simulation(recipe(extra, **changes)).close()
+
+
+def test_noise_of_examples_needs_the_plan_of_the_run_and_a_secret(recipe):
+    given = recipe(EXAMPLE)
+    with pytest.raises(FedKSeedError, match="times is missing"):
+        private_steps(given, 0, 10, 3, bytes(32))
+    planned = with_noise(given, 4)
+    with pytest.raises(FedKSeedError, match="a secret of its own"):
+        private_steps(planned, 0, 10, 3, b"")
+    first, second = (private_steps(planned, number, 10, 3, bytes(32)) for number in (0, 1))
+    assert first.multiplier == second.multiplier
+    assert first.secret != second.secret
+    assert private_steps(recipe(PRIVATE), 0, 10, 3, bytes(32)) is None

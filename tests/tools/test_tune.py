@@ -317,6 +317,19 @@ def test_no_trial_is_begun_when_the_time_is_spent(recipe):
     assert tune(recipe, minutes=60, steps=1).spent is False
 
 
+def test_rates_of_a_recipe_that_protects_examples_are_those_of_clear_steps(recipe_file):
+    clear = load_recipe(recipe_file)
+    recipe_file.write_text(recipe_file.read_text() + '[privacy]\nunit = "example"\nepsilon = 1.0\nnorm = 1.0\n')
+    ticks = [iter(range(0, 10**6, 20)) for _ in range(2)]
+    found, expected = (
+        tune(one, minutes=2, steps=1, clock=lambda of=of: float(next(of)))
+        for one, of in zip((load_recipe(recipe_file), clear), ticks, strict=True)
+    )
+    assert found.scalars == expected.scalars
+    assert found.eps is not None
+    assert found.suggested.privacy is not None
+
+
 def test_the_command_prints_the_lines_and_writes_the_recipe(recipe_file, tmp_path):
     text, output = recipe_file.read_text(), tmp_path / "tuned.toml"
     result = fedkseed("tune", recipe_file, "--minutes", 60, "--steps", 8, "--output", output)

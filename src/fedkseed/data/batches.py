@@ -58,3 +58,18 @@ def endless_batches(encoded: Sequence[Encoded], size: int, pad: int, generator: 
             queue.extend(generator.permutation(len(encoded)).tolist())
         yield collate([encoded[i] for i in queue[:size]], pad)
         queue = queue[size:]
+
+
+def private_batches(
+    encoded: Sequence[Encoded], size: int, pad: int, generator: np.random.Generator
+) -> Iterator[list[Batch]]:
+    """Endless batches as lists of batches of one example, for steps with noise.
+
+    A pass uses every example at most once: those that are too few for a further batch go without. So of τ steps an
+    example takes part in at most ⌈τ / ⌊n / B⌋⌉, and all batches have the same size.
+    """
+    size = min(size, len(encoded))
+    while True:
+        order = generator.permutation(len(encoded)).tolist()
+        for end in range(size, len(order) + 1, size):
+            yield [collate([encoded[i]], pad) for i in order[end - size : end]]

@@ -60,6 +60,12 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
     Raises:
         FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
     """
+    private = recipe.privacy
+    if private is not None and (private.unit == "example" or recipe.secure is not None):
+        raise FedKSeedError(
+            "clients that add the noise of [privacy] need a secret, and the engine's processes share none: use "
+            "--engine own"
+        )
     require_flower()
     if find_spec("ray") is None:
         raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")

@@ -9,6 +9,7 @@ if TYPE_CHECKING:  # a server aggregates without PyTorch
 
     from ..secure.member import Member
     from ..weights.base import Weights
+    from .private import Private
 
 Held = TypeVar("Held", bound="Weights")
 
@@ -25,3 +26,9 @@ class Client(Generic[Held]):
     on_step: Callable[[float], None] = lambda loss: None
     graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
     member: "Member | None" = None  # its keys, where uploads are masked
+    private: "Private | None" = None  # the noise of its steps; batches then are lists of batches of one example
+
+    @property
+    def claimed(self) -> int:
+        """The number of examples that it reports: 1 where steps have noise, so that all clients count alike."""
+        return self.examples if self.private is None else 1

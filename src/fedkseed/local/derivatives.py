@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a server aggregates without PyTorch
 
     from ..weights.base import Pooled
 
-Batch = TypeVar("Batch")
+Batch = TypeVar("Batch", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +39,17 @@ def derivative_steps(
     lr: float,
     optimizer: Optimizer,
     on_step: Callable[[float], None] = lambda loss: None,
+    noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
 ) -> Moved:
     """Take the steps c ← c − η Zᵀ∇L on one batch after another, or an optimiser's steps.
 
     Zᵀ∇L is the derivative of L(w(c)) by c. A two-point estimate along one direction estimates one of its K numbers.
     The optimiser starts anew in every round: a client keeps nothing from round to round.
+
+    Args:
+        noised: takes the number of a step and the derivatives of each example, shape (B, K), and returns what is used
+            in place of their mean, see `Private`; a batch is then a sequence of batches of one example, no step is
+            skipped, and no loss is reported. None: no noise.
 
     Raises:
         FedKSeedError: the coefficients diverge.
@@ -51,9 +57,14 @@ def derivative_steps(
     losses: list[float] = []
     before = weights.c.copy()
     c, moments = before.astype(np.float64), optimizer.init(before.size)
-    for batch in islice(batches, steps):
-        found, slope = weights.gradient(partial(loss, batch))
-        if math.isfinite(found) and np.isfinite(slope).all():
+    for k, batch in enumerate(islice(batches, steps)):
+        if noised is None:
+            found, slope = weights.gradient(partial(loss, batch))
+            sound = math.isfinite(found) and bool(np.isfinite(slope).all())
+        else:
+            rows = np.stack([weights.gradient(partial(loss, one))[1] for one in batch])
+            found, slope, sound = math.nan, noised(k, rows), True
+        if sound:
             losses.append(found)
             step, moments = optimizer.step(moments, slope, len(losses))
             c = c - lr * step

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from ..wire.numbers import scalar
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from ..weights.base import Weights
 
-Batch = TypeVar("Batch")
+Batch = TypeVar("Batch", bound=Any)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,7 @@ def zeroth_order_steps(
     clip: float = math.inf,
     wire: str = "exact",
     on_step: Callable[[float], None] = lambda loss: None,
+    noised: Callable[[int, NDArray[np.float64]], NDArray[np.float64]] | None = None,
 ) -> Steps:
     """Take a step with every batch, along the mean of P = `probes` estimates, and end at the new weights.
 
@@ -59,29 +60,53 @@ def zeroth_order_steps(
         directions: j of every probe, shape (τ P,), step after step.
         wire: the precision of scalars that travel, see wire/numbers.py.
         points: 2, as MeZO and FedKSeed, or 1, as FedZO (its Eq. 4, on a batch of b1 examples with P = b2).
+        noised: takes the number of a step and the ρ of each example, shape (B, P), and returns the P numbers that are
+            used in place of their mean, see `Private`; a batch is then a sequence of batches of one example, and no
+            loss is reported. None: no noise.
     """
     scalars = np.full(directions.size, np.nan, np.float32)
     losses: list[float] = []
     for step, batch in enumerate(islice(batches, directions.size // probes)):
-        first, here = len(losses), math.nan
-        mine = range(step * probes, (step + 1) * probes)
-        if points == 1:
-            weights.settle()
-            here = loss(batch)
-        for k in mine:
-            j = int(directions[k])
-            if points == 1:
-                weights.shift(j, eps)
-                above, below = loss(batch), here
-            else:
-                above, below = weights.both(j, eps, partial(loss, batch))
-            found = scalar((above - below) / (points * eps), clip, wire)
-            if math.isfinite(above) and math.isfinite(below) and math.isfinite(found):
-                scalars[k] = found
-                losses.append((above + below) / 2)
-        for k in mine:
+        first, mine = len(losses), slice(step * probes, (step + 1) * probes)
+        along = directions[mine].tolist()
+        if noised is None:
+            found, seen = _estimates(weights, partial(loss, batch), along, eps, points)
+        else:
+            rows, _ = _estimates(weights, partial(_each, loss, batch), along, eps, points)
+            found, seen = noised(step, np.stack(rows, 1)).tolist(), [math.nan] * probes
+        for k, (j, rho) in enumerate(zip(along, found, strict=True), mine.start):
+            scalars[k] = scalar(rho, clip, wire)
             if not np.isnan(scalars[k]):
-                weights.move(int(directions[k]), -lr / probes * float(scalars[k]))
+                losses.append(seen[k - mine.start])
+                weights.move(j, -lr / probes * float(scalars[k]))
         on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)
     weights.settle()
     return Steps(scalars, sum(losses) / len(losses) if losses else math.nan)
+
+
+def _estimates(
+    weights: "Weights", loss: Callable[[], Any], directions: Iterable[int], eps: float, points: int
+) -> tuple[list[Any], list[Any]]:
+    """ρ along each direction, all at w, and the means of both losses; of a number, or of an array of examples' losses.
+
+    A loss that is not finite gives a ρ that is not.
+    """
+    rhos, means, here = [], [], None
+    if points == 1:
+        weights.settle()
+        here = loss()
+    for j in directions:
+        if points == 1:
+            weights.shift(j, eps)
+            above, below = loss(), here
+        else:
+            above, below = weights.both(j, eps, loss)
+        with np.errstate(invalid="ignore", over="ignore"):  # ∞ − ∞
+            rhos.append((above - below) / (points * eps))
+            means.append((above + below) / 2)
+    return rhos, means
+
+
+def _each(loss: Callable[[Any], float], batch: Any) -> NDArray[np.float64]:
+    """The losses of batches of one example, one after another: in one batch they would share its padded width."""
+    return np.array([loss(one) for one in batch])

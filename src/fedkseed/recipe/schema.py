@@ -538,6 +538,11 @@ class Recipe(Part):
                 "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or "
                 "agreement: set rule = 'mean' and agreement = false"
             )
+        if not by_client and self.training.epochs is not None:
+            raise ValueError(
+                "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the "
+                "steps in which a row takes part: set steps in place of epochs"
+            )
         if self.trust.guard is not None:
             raise ValueError("[trust] guard does rounds again, and [privacy] pays for each: leave guard out")
         if kept := [one.name for one in self.evaluation.sets or () if one.clients is not None]:

@@ -1,15 +1,20 @@
 """The noise of a recipe with [privacy], from its epsilon and the plan of its rounds, and what they have spent."""
 
+import hashlib
+import math
 import secrets
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import FedKSeedError
 from ..files import read_whole, write_atomically
 from ..randomness import Purpose, generator
 from ..recipe.schema import Privacy, Recipe
 from .cohort import cohort
+
+if TYPE_CHECKING:  # noise needs `cryptography`
+    from ..local.private import Private
 
 SLACK = 1e-9  # of ε, relative: for the rounding of its computation
 NOISE_KEY = "noise.key"  # in a run's directory: who has it can take the noise off the run's sums
@@ -52,14 +57,58 @@ def participations(recipe: Recipe, privacy: Privacy, clients: int, rounds: int) 
     return max(times.values(), default=0)
 
 
-def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
-    """ε of the client that has taken part most often after a number of rounds; None where sums have no noise."""
+def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret: bytes) -> "Private | None":
+    """The noise of a client's own local steps; None where no single example is protected.
+
+    In a round of τ steps an example takes part in at most ⌈τ / ⌊n / B⌋⌉ (`private_batches`), in a run in that many for
+    each round of the client.
+
+    Args:
+        number, examples: the client's, n of them.
+        steps: τ, of the client in a round.
+        secret: of the run; empty: none is known, which is refused.
+
+    Raises:
+        FedKSeedError: a package or a secret is missing.
+    """
     privacy = recipe.privacy
-    if privacy is None or privacy.unit != "client" or privacy.noise is None:
+    if privacy is None or privacy.unit != "example":
+        return None
+    if privacy.epsilon is None or privacy.norm is None or privacy.times is None:
+        raise FedKSeedError("[privacy] times is missing: a run fills it in, see `with_noise`")
+    try:
+        from ..local.private import Private
+    except ModuleNotFoundError as error:
+        raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
+    from ..secure.accounting import noise_for
+
+    a_pass = examples // min(recipe.training.batch_size, examples)
+    noise = noise_for(privacy.epsilon, privacy.delta, privacy.times * math.ceil(steps / a_pass))
+    own = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""
+    return Private(noise, privacy.norm, own)
+
+
+def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
+    """ε of the client that has taken part most often after a number of rounds; None where there is no noise."""
+    privacy = recipe.privacy
+    if privacy is None or (noise := noise_of_a_round(privacy)) is None:
         return None
     from ..secure.accounting import epsilon_of
 
-    return epsilon_of(privacy.noise, participations(recipe, privacy, clients, rounds), privacy.delta)
+    return epsilon_of(noise, participations(recipe, privacy, clients, rounds), privacy.delta)
+
+
+def noise_of_a_round(privacy: Privacy) -> float | None:
+    """The noise of one round for one unit; None: there is none.
+
+    Of an example it is that of the round's steps in which it takes part, taken together: the same for all clients,
+    since each adds the more noise to a step, the more steps there are.
+    """
+    if privacy.unit == "client" or privacy.epsilon is None or privacy.times is None:
+        return privacy.noise
+    from ..secure.accounting import noise_for
+
+    return noise_for(privacy.epsilon, privacy.delta, privacy.times)
 
 
 def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
@@ -82,11 +131,11 @@ def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
     if privacy is None:
         return {}
     found: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
-    if privacy.noise is not None and privacy.times is not None:
+    if (noise := noise_of_a_round(privacy)) is not None and privacy.times is not None:
         from ..secure.accounting import epsilon_of
 
-        found |= {"noise": privacy.noise, "rounds of one client": min(privacy.times, rounds)}
-        found["epsilon"] = epsilon_of(privacy.noise, min(privacy.times, rounds), privacy.delta)
+        found |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}
+        found["epsilon"] = epsilon_of(noise, min(privacy.times, rounds), privacy.delta)
     if privacy.simulated is not None:
         found["simulated"] = privacy.simulated.model_dump()
     return {"privacy": found}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor, nn
 
-from ..data.batches import Encoded, endless_batches
+from ..data.batches import Encoded, endless_batches, private_batches
 from ..data.federated import HeldOut
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
@@ -33,6 +33,7 @@ from ..weights.hold import hold
 from ..weights.layout import Layout
 from ..wire.records import Run
 from .loop import NEWCOMER, Finished, provenance
+from .privacy import private_steps
 from .store import Store
 from .watchers import Progress, Silent
 
@@ -92,18 +93,22 @@ class Setup:
         on_step: Callable[[float], None],
         secret: int | None = None,
         member: "Member | None" = None,
+        noise: bytes = b"",
     ) -> Client[Any]:
         """Client `number` of `count`, with its examples.
 
         Args:
             secret: seed of the batches; None: the recipe's, which others know.
             member: its keys, where uploads are masked.
+            noise: secret from which the noise of its steps follows, where single examples are protected.
         """
-        recipe = self.recipe
+        recipe, graph = self.recipe, self.graph_of(number, count)
+        private = private_steps(recipe, number, len(examples), self.strategy.work(graph is not None).steps, noise)
+        drawn = endless_batches if private is None else private_batches
 
         def batches(round_: int) -> Iterator[Any]:
             rng = generator(recipe.seed if secret is None else secret, Purpose.BATCHES, round_, number)
-            return endless_batches(examples, recipe.training.batch_size, self.tokenizer.pad_token_id, rng)
+            return drawn(examples, recipe.training.batch_size, self.tokenizer.pad_token_id, rng)
 
         return Client(
             number,
@@ -112,8 +117,9 @@ class Setup:
             batches,
             loss=lambda batch: self.objective(self.model, self.tokenizer, batch),
             on_step=on_step,
-            graph=self.graph_of(number, count),
+            graph=graph,
             member=member,
+            private=private,
         )
 
     def graph_of(self, number: int, count: int) -> Callable[[Any], Tensor] | None:

@@ -47,7 +47,7 @@ class Simulation:
 
     Args:
         serves: whether this process aggregates; a server of weights holds a copy of them.
-        secret: of the noise of a run with [privacy], see `kept_secret`; empty: a new one.
+        secret: of the noise of a run with [privacy], whoever adds it, see `kept_secret`; empty: a new one.
 
     Attributes:
         recipe: the recipe, with the digest of its basis.
@@ -153,7 +153,8 @@ class Simulation:
             self.progress.advance(1, loss)
 
         examples, member = self.shares.clients[number], self.members.get(number)
-        return self.setup.client(number, len(self.shares.clients), examples, on_step, member=member)
+        count = len(self.shares.clients)
+        return self.setup.client(number, count, examples, on_step, member=member, noise=self.secret)
 
     def steps(self, number: int) -> int:
         """Local steps of a client in a round."""

@@ -9,6 +9,7 @@ coefficient. Both are changes of c, so that one round can have clients of both k
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -177,12 +178,13 @@ class KSeed:
             clip=message.clip,
             wire=message.wire,
             on_step=client.on_step,
+            noised=client.private and partial(client.private.mean, message.round),
         )
         return Upload(
             run=self.run,
             round=message.round,
             client=client.number,
-            examples=client.examples,
+            examples=client.claimed,
             loss=found.loss,
             scalars=found.scalars,
             wire=message.wire,
@@ -199,6 +201,7 @@ class KSeed:
             lr=work.learning_rate(message.round),
             optimizer=Optimizer(work.steps_of),
             on_step=client.on_step,
+            noised=client.private and partial(client.private.mean, message.round),
         )
         values = self.rounded(np.clip(moved.change, -self.most(message.round), self.most(message.round)))
         client.weights.load(message.coefficients + values)  # the client holds exactly the change that it sends
@@ -206,7 +209,7 @@ class KSeed:
             run=self.run,
             round=message.round,
             client=client.number,
-            examples=client.examples,
+            examples=client.claimed,
             loss=moved.loss,
             skipped=moved.skipped,
             values=values,

@@ -151,6 +151,8 @@ def tune(
     begin, training = clock(), recipe.training
     one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
     clear = recipe.model_copy(update={"clients": one, "secure": None})  # whose rounds have the same mean change
+    if recipe.privacy is not None and recipe.privacy.unit == "example":  # rates and eps are those of clear steps
+        clear = clear.model_copy(update={"privacy": None})
     with closing(Simulation(clear, progress)) as simulation:
         cohort = simulation.cohort(0)
         own = (derives(recipe) and recipe.derivatives.steps) or training.steps

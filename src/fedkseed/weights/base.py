@@ -7,7 +7,7 @@ ways to hold w(c), with the same methods. Works for any PyTorch module: no code 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ..directions.operations import Sum, project_pieces
 from ..errors import FedKSeedError
 from .layout import Layout
 
+Value = TypeVar("Value")
 NO_GRADIENT = "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
 NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
 
@@ -52,8 +53,8 @@ class Weights(ABC):
     def settle(self) -> None:
         """Set the model to w."""
 
-    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
-        """The loss at w + ε z_j and at w − ε z_j; the model is stale afterwards."""
+    def both(self, direction: int, eps: float, loss: Callable[[], Value]) -> tuple[Value, Value]:
+        """The loss, or what else `loss` returns, at w + ε z_j and at w − ε z_j; the model is stale afterwards."""
         self.shift(direction, eps)
         above = loss()
         self.shift(direction, -eps)

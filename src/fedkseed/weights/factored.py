@@ -22,7 +22,7 @@ from ..directions import Pool
 from ..directions.factors import Factor, Matrix
 from ..directions.torch_any import held, separable_signs, transform
 from ..errors import FedKSeedError
-from .base import NO_GRADIENT
+from .base import NO_GRADIENT, Value
 from .layout import Entry, Layout
 from .lazy import Lazy, Workspace, linear, look_up
 from .streamed import Moved, Streamed
@@ -64,11 +64,11 @@ class Factored(Streamed):
         super().settle()
         self.cores = self._cores(torch.from_numpy(self.c))
 
-    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+    def both(self, direction: int, eps: float, loss: Callable[[], Value]) -> tuple[Value, Value]:
         above, below = self.points([self._point(direction, sign * eps) for sign in (1, -1)], loss)
         return above, below
 
-    def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], float]) -> list[float]:
+    def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
         """The losses L(w(c)) at several c on one batch, with one reading of W_0."""
         self._install()
         cores = [self._cores(torch.from_numpy(c)) for c in coefficients]

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from ..directions import Pool
 from ..directions.operations import Piece, Sum
 from ..errors import FedKSeedError
-from .base import NOTHING, Pooled
+from .base import NOTHING, Pooled, Value
 from .layout import Entry, Layout, digest
 from .lazy import Lazy, Workspace
 
@@ -63,7 +64,7 @@ class Streamed(Pooled):
             for (module, name), original in zip(places, originals, strict=True):
                 setattr(module, name, original)
 
-    def both(self, direction: int, eps: float, loss: Callable[[], float]) -> tuple[float, float]:
+    def both(self, direction: int, eps: float, loss: Callable[[], Value]) -> tuple[Value, Value]:
         self._install()
         sums = [self._shifted(direction, sign * eps) for sign in (1, -1)]
         # Two calls of `loss` in one thread that change places before each operation on lazy tensors. The
@@ -77,7 +78,7 @@ class Streamed(Pooled):
             here.switch()
 
         self._workspace.turn = turn
-        values: list[float] = [0.0, 0.0]
+        values: list[Any] = [None, None]
         with torch.inference_mode():  # around both: each would leave it in the other's turn
             try:
                 while not all(point.dead for point in points):

@@ -1,5 +1,6 @@
 """The worker as its own process, the socket to it, and the ClientApp that hands it bytes."""
 
+import math
 import os
 import signal
 import socket
@@ -7,6 +8,7 @@ import stat
 import struct
 import threading
 import time
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,12 +19,13 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
-from fedkseed.files import locked
+from fedkseed.files import locked, read_table
 from fedkseed.flower.certs import make
 from fedkseed.flower.client import app as client_app
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
+from fedkseed.flower.client.budget import SPENT, Ledger
 from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
@@ -30,9 +33,12 @@ from fedkseed.flower.envelope import Reply, Status, Task, digest_of
 from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
+from fedkseed.run.cohort import cohort
+from fedkseed.run.privacy import with_noise
 from fedkseed.secure import member as masks
+from fedkseed.secure.accounting import epsilon_of
 from fedkseed.strategies.secure import simulated_key
-from fedkseed.wire.records import Broadcast, Change, Masked
+from fedkseed.wire.records import Broadcast, Change, Masked, Upload
 
 from ..conftest import OPEN, recorded
 
@@ -131,6 +137,49 @@ def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     with pytest.raises(FedKSeedError, match="holds no secret"):
         secret_of(tmp_path)
     assert Policy().data.secret_batches
+
+
+def private_task(setting, client: int, **changes: str) -> Task:
+    """The task of a client in the first round of a recipe that protects single examples; two of three take part."""
+    more = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n'
+    recipe = with_noise(parse(loads(setting.text(more=more, cohort="cohort = 2"))), 3)
+    text = recipe_for_clients(recipe, 3)
+    for before, after in changes.items():
+        assert before.encode() in text
+        text = text.replace(before.encode(), after.encode())
+    with closing(Simulation(recipe)) as simulation:
+        strategy = simulation.strategy
+        message = encode(strategy.broadcast(strategy.init(), [client])[client])
+    return Task(client, 600.0, digest_of(text), text, message)
+
+
+def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(setting, owner, tmp_path):
+    recipe = parse(loads(setting.text(more='[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n')))
+    inside, other = cohort(recipe.seed, 0, 3, 2, recipe.clients.draw)
+    (outside,) = {0, 1, 2} - {inside, other}
+    task, said = private_task(setting, inside), []
+
+    def replied(asked: Task, secret: int | None = 1) -> Reply:
+        (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
+        follow = partial(Member, replace(owner, secret=secret), ledger=Ledger(folder))
+        return Worker(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
+
+    upload = decode(replied(task).message, Upload)
+    assert math.isnan(upload.loss)
+    assert (upload.examples, upload.skipped) == (1, 0)
+    made = [replied(task).message, replied(task, 2).message, replied(replace(task, nonce=b"x" * 16)).message]
+    assert made[0] == encode(upload)
+    assert len({*made}) == 3
+    spent = read_table(tmp_path / "1" / SPENT)  # of one round of three in each of two runs
+    assert [epsilon_of(1, 3 * one["0"], 1e-6) for one in spent.values()] == pytest.approx([8, 8])
+    assert replied(task, None).status is Status.REFUSED
+    assert "secret_batches = true" in said[-1]
+    assert replied(private_task(setting, outside)).status is Status.REFUSED
+    assert "has no noise for rounds out of turn" in said[-1]
+    # A server that counts fewer rounds than its plan has would get less noise than was promised.
+    few = replied(private_task(setting, inside, **{"times = 3": "times = 1"}))
+    assert few.status is Status.REFUSED
+    assert "leave times out" in said[-1]
 
 
 @pytest.mark.parametrize("changes", [{"lr": 1e-30}, {"eps": 1.0}, {"clip": 1e-3}])

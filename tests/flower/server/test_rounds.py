@@ -16,6 +16,7 @@ from fedkseed.data.federated import digest, own_share, share_out
 from fedkseed.files import read_table
 from fedkseed.flower.certs import make
 from fedkseed.flower.client.app import client_app
+from fedkseed.flower.client.budget import SPENT, Ledger
 from fedkseed.flower.client.consent import consented
 from fedkseed.flower.client.policy import Policy
 from fedkseed.flower.client.worker import Member, Worker, masks_of
@@ -33,6 +34,7 @@ from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, tables, typed
 from fedkseed.recipe.schema import HeldOutSet
 from fedkseed.run.store import Store
+from fedkseed.secure.accounting import epsilon_of
 from fedkseed.tools.pin import pin
 from fedkseed.wire.codec import kind_of
 from fedkseed.wire.records import Survivors
@@ -280,3 +282,34 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
     assert not (directory / FIRST_LEG).exists()
     runs = read_table(tmp_path / "0" / MEMORY)
     assert [one["round"] for one in runs.values()] == [0, 0], "the round of both nonces was masked, each once"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(setting, tmp_path, masked):
+    """Each with a secret and an account of its own; two of three take part in a round, and with masks all three."""
+    more = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n' + "[secure]\nnorm = 0.05\n" * masked
+    cohort = {} if masked else {"cohort": "cohort = 2"}
+    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
+    directory = setting.begin(tmp_path / "run", more=more, **cohort)
+    (directory / "flower").mkdir()
+    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
+    ca, apps = certificate(keys / "ca.pem"), {}
+    for number, node in enumerate(NODES):
+        (folder := tmp_path / str(number)).mkdir()
+        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
+        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
+        masks = partial(masks_of, folder, signing, None)
+        worker = Worker(partial(Member, owner, masks=masks, ledger=Ledger(folder)), signing)
+        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
+    result = setting.serve(directory, to_apps(apps, {}))
+    reports = Store(directory).reports()
+    assert reports[-1]["epsilon"] == pytest.approx(8)
+    assert [report["loss"] for report in reports] == [None] * 3
+    assert Adapter.load(result.output).provenance["privacy"]["unit"] == "example"
+    spent = [read_table(tmp_path / str(number) / SPENT) for number in range(3)]
+    taken = [sum(number in report["clients"] for report in reports) for number in range(3)]
+    assert sum(taken) == (9 if masked else 6)
+    for accounts, times in zip(spent, taken, strict=True):
+        (rounds,) = accounts.values()
+        assert len(rounds) == times
+        assert epsilon_of(1, sum(rounds.values()) * 3 / times, 1e-6) == pytest.approx(8)  # the plan's most: three

@@ -36,6 +36,7 @@ from ...recipe.schema import Recipe
 from ...round import answer
 from ...run import chain
 from ...run.cohort import cohort
+from ...run.privacy import noise_of_a_round, with_noise
 from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
@@ -100,6 +101,9 @@ class Member:
             limit.require_time()
         with refusing(Code.BASIS):
             self.recipe, basis = with_basis(self.recipe)
+        self.private = self.recipe.privacy is not None and self.recipe.privacy.unit == "example"
+        if self.private and self.recipe.clients.count is not None:  # the server's word on the plan is not taken
+            self.recipe = with_noise(self.recipe, self.recipe.clients.count)
         with refusing(Code.MODEL):
             self.setup = build(self.recipe, tokenizer, basis, serves=False)
         with refusing(Code.POLICY):  # before any row is read
@@ -135,6 +139,8 @@ class Member:
         require_asked(inside, self.recipe, strategy.work(False))
         if isinstance(message, Secured | Survivors):
             require_cohort(message, self.recipe, count)
+        if self.private:
+            require_turn(task.client, message.round, self.recipe, count)
         member = None
         if self.recipe.secure is not None:
             if self.masks is None:
@@ -157,8 +163,8 @@ class Member:
         # Before each token of an answer, too: an objective may write thousands of them in one step.
         ticking = self.setup.model.register_forward_pre_hook(lambda *_: within_limit(math.nan))
         with computing_with(self.threads), ticking:
-            seed = self._seed(task.nonce)
-            client = self.setup.client(task.client, count, self.examples, within_limit, seed, member)
+            seed, noise = self._seed(task.nonce), self._noise(task.nonce)
+            client = self.setup.client(task.client, count, self.examples, within_limit, seed, member, noise)
 
             def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
                 found = client.loss(batch)
@@ -178,13 +184,13 @@ class Member:
         """
         if (privacy := self.recipe.privacy) is None:
             return
-        if self.ledger is None or privacy.noise is None:
+        if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
             raise FedKSeedError(
                 "the recipe has [privacy] without noise, or this client has no directory for an account"
             )
         work = self.policy.training
         with refusing(Code.POLICY):
-            self.ledger.spend(run, round_, privacy.noise**-2, work.epsilon, work.delta)
+            self.ledger.spend(run, round_, noise**-2, work.epsilon, work.delta)
 
     def _require_taken(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
@@ -201,6 +207,10 @@ class Member:
         if self.secret is None:
             return None
         return int.from_bytes(hashlib.sha256(b"%d " % self.secret + nonce).digest())
+
+    def _noise(self, nonce: bytes) -> bytes:
+        """The secret of the noise of one run, which only this client can take off; empty: it has none."""
+        return b"" if self.secret is None else hashlib.sha256(b"noise %d " % self.secret + nonce).digest()
 
 
 def _digest(message: Any, whole: bytes) -> bytes:
@@ -244,13 +254,31 @@ def require_cohort(message: Secured | Survivors, recipe: Recipe, count: int) -> 
     Raises:
         FedKSeedError: its clients are others.
     """
-    members, size = message.members.tolist(), recipe.clients.cohort_of(count)
-    drawn = cohort(recipe.seed, message.round, count, size, recipe.clients.draw)
+    members, drawn = message.members.tolist(), _drawn(message.round, recipe, count)
     if members != drawn:
         raise FedKSeedError(
             f"the server says that clients {members[:10]} are in round {message.round + 1}, and of {count} clients the "
             f"recipe's seed draws {drawn[:10]}: it may have put this client among ones that work with it"
         )
+
+
+def require_turn(client: int, round_: int, recipe: Recipe, count: int) -> None:
+    """Refuse a round for which the recipe's seed does not draw the client.
+
+    Its noise is for the rounds of the plan: each further one would say more of its examples than was promised.
+
+    Raises:
+        FedKSeedError: it does not.
+    """
+    if client not in (drawn := _drawn(round_, recipe, count)):
+        raise FedKSeedError(
+            f"client {client} is asked in round {round_ + 1}, and of {count} clients the recipe's seed draws "
+            f"{drawn[:10]}: [privacy] has no noise for rounds out of turn"
+        )
+
+
+def _drawn(round_: int, recipe: Recipe, count: int) -> list[int]:
+    return cohort(recipe.seed, round_, count, recipe.clients.cohort_of(count), recipe.clients.draw)
 
 
 class Follower(Protocol):
