@@ -144,7 +144,7 @@ def p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: floa
 
 
 def bound(canaries: int, guesses: int, right: int, delta: float, error: float) -> float:
-    """The largest ε that so many right guesses refute, at this probability of an error."""
+    """The largest ε that this number of right guesses refutes, at this probability of an error."""
     low, high = 0.0, 1.0
     while p_value(canaries, guesses, right, high, delta) < error:
         low, high = high, 2 * high
