@@ -176,6 +176,7 @@ def at_most(times: int, of: int) -> float:
 # The test of membership.
 
 EPSILONS = (8.0, 2.0)
+DENSE = (5, 4)  # steps and batch of a client that sends K numbers
 GROUPS = ("scalars", "batch 8", "shared", "dense")
 
 
@@ -219,20 +220,21 @@ def members(options: argparse.Namespace) -> Iterator[Row]:
             if name == "batch 8":  # about as many members
                 steps, batch, clients = max(1, steps * clients // 24), 8, 3
             if name == "dense":
-                steps, batch = max(1, options.steps // 4), 4
+                steps, batch = DENSE
             with closing(Simulation(recipe(options, model, name, steps, batch, clients))) as simulation:
                 find = dense if name == "dense" else scalars
                 for seen, (inside, outside) in find(simulation, name, clients).items():
                     found, error = area(inside, outside)
                     counts: Row = {"members": len(inside), "outsiders": len(outside)}
-                    yield {"what the server has": seen, **counts, "AUC": round(found, 4), "±": round(error, 4)}
+                    yield {"what the server has": seen, **counts, "AUC": f"{found:.3f}", "±": f"{error:.4f}"}
 
 
 def recipe(options: argparse.Namespace, model: str, name: str, steps: int, batch: int, clients: int) -> Any:
     """The recipe of a round: half of the clients take part, the others have the outsiders."""
+    lr = options.dense_lr if name == "dense" else options.lr
     training: dict[str, Any] = {
         "algorithm": "fedkseed-backprop" if name == "dense" else "fedkseed", "rounds": 1, "steps": steps,
-        "batch_size": batch, "eps": 1e-3, "lr": options.lr,
+        "batch_size": batch, "eps": 1e-3, "lr": lr,
     }  # fmt: skip
     table: dict[str, Any] = {
         "model": {"name": model, "device": "cpu", "mode": "materialized"},
@@ -243,7 +245,7 @@ def recipe(options: argparse.Namespace, model: str, name: str, steps: int, batch
         "evaluation": {"examples": 2, "generated": 0},
     }
     if name == "dense":
-        table["derivatives"] = {"lr": options.lr, "optimizer": "sgd"}
+        table["derivatives"] = {"lr": lr, "optimizer": "sgd"}
     return parse(table)
 
 
@@ -333,7 +335,7 @@ def dense(simulation: Simulation, name: str, clients: int) -> Found:
     inside, outside = [], []  # of each client
     for upload in uploads:
         batches = islice(simulation.client(upload.client).batches(0), work.steps)
-        rows = [row for batch in batches for row in batch.examples]
+        rows = list(dict.fromkeys(row for batch in batches for row in batch.examples))  # some come in several steps
         inside.append(np.array([slope(row) for row in rows]))
         outside.append(np.array([slope(row) for row in islice(strangers, len(rows))]))
     mean = np.concatenate(inside + outside).mean(0)
@@ -344,7 +346,7 @@ def dense(simulation: Simulation, name: str, clients: int) -> Found:
         return own @ (gradient - mean) - np.square(own).sum(1) / (2 * rows * holders)
 
     every: list[tuple[str, Callable[[int], Floats], int]] = [
-        ("K numbers of one client", lambda client: uploads[client].values.astype(np.float64), 1)
+        ("K numbers of one client, 5 steps of 4", lambda client: uploads[client].values.astype(np.float64), 1)
     ]
     for title, total, _ in sums(simulation, strategy, uploads):
         every.append((f"sum of {clients} clients' K numbers, {title}", lambda _, total=total: total, clients))
@@ -441,10 +443,11 @@ def main() -> None:
             command.add_argument("--held-out", default="brainstorming", help="a category that is left out")
             command.add_argument("--only", nargs="+", default=GROUPS, choices=GROUPS)
             command.add_argument("--clients", type=int, default=10, help="of a round")
-            command.add_argument("--steps", type=int, default=20, help="of each client, with batches of one")
+            command.add_argument("--steps", type=int, default=200, help="of each client, with batches of one")
             command.add_argument("--tokens", type=int, default=160, help="most of a text; longer ones are left out")
-            command.add_argument("--size", type=int, default=512, help="K")
-            command.add_argument("--lr", type=float, default=1e-5)
+            command.add_argument("--size", type=int, default=4096, help="K")
+            command.add_argument("--lr", type=float, default=1e-5, help="of clients that send scalars")
+            command.add_argument("--dense-lr", type=float, default=1e-7, help="of clients that send K numbers")
     options = parser.parse_args()
     found = list(options.rows(options))
     about = {**machine(), "commit": commit()}
