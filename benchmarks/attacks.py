@@ -222,7 +222,10 @@ def table(found: Sequence[Mapping[str, Any]], algorithm: str, alpha: str) -> lis
             other = SAME.get(attack, "") if rule != "mean" else ""
             cells.append(_cell(kept) or (f"as {other}" if any(key[:2] == (rule, other) for key in gain) else ""))
         lines.append(f"| {attack} | " + " | ".join(cells) + " |")
-    clean = estimate([value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")])
+    whole = [value for (rule, attack, _), value in gain.items() if (rule, attack) == ("mean", "none")]
+    if not whole:
+        return ["Shares are of the gain of `--rules mean --attacks none`, which is not among these runs.", ""]
+    clean = estimate(whole)
     lines += ["", f"100 % is a gain of {clean.mean:.3f} ± {clean.error:.3f} nats.", ""]
     if own:
         lines += ["What the outlier gains on rows of its own kind, in nats:", ""]

@@ -99,9 +99,9 @@ class Experiment:
             for seed in (range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds)
         ]
 
-    def training(self, axes: Tree) -> Tree:
-        """The table `training` of a combination's recipes."""
-        return self._table(axes, 0)["training"]
+    def tables(self, axes: Tree) -> Tree:
+        """The tables of a combination's recipes."""
+        return self._table(axes, 0)
 
     def title_of(self, axis: str, value: Any) -> str:
         """The name of a value of an axis in tables and figures."""

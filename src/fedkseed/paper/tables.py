@@ -62,9 +62,11 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
 
 def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
     """The learning rate of a combination's recipes, and ε where its methods perturb."""
-    training = experiment.training(axes)
-    perturbs = not algorithm_of(training["algorithm"]).backpropagates
-    return {"η": f"{training['lr']:g}", "ε": f"{training['eps']:g}" if perturbs else None}
+    tables = experiment.tables(axes)
+    algorithm = algorithm_of(tables["training"]["algorithm"])
+    of_derivatives = algorithm.pooled and algorithm.differentiates  # which have a rate of their own
+    lr, eps = tables["derivatives" if of_derivatives else "training"]["lr"], tables["training"]["eps"]
+    return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
 def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
