@@ -23,7 +23,7 @@ from .kseed import KSeed
 if TYPE_CHECKING:  # rounds without noise need no `cryptography`
     from ..secure.grid import Grid
 
-BITS = 16  # of a client's number on the grid: nothing of it travels
+BITS = 14  # of a client's number on the grid: nothing of it travels
 
 
 @dataclass(frozen=True, slots=True)
