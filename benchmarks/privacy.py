@@ -86,18 +86,18 @@ def private(epsilon: float, size: int) -> Noised:
     run = Run(Pool(0, size, "hadamard"), bytes(32))
     work = LocalWork(rounds=1, lr=1.0)
     noise = Noise(noise_for(epsilon, DELTA, 1), norm=1.0, secret=SECRET)
-    return Noised.make(Settings(run, run.pool, work, wire="exact", noise=noise))
+    settings = Settings(run, run.pool, work, wire="exact", noise=noise)
+    return Noised.make(KSeed.make(settings), settings)
 
 
 def with_fault(strategy: Noised, fault: str) -> Noised:
     """The same algorithm with a fault, or without."""
-    noise, grid = strategy.noise, strategy.grid
+    noise = strategy.noise
     match fault:
         case "noise halved":
             return replace(strategy, noise=replace(noise, multiplier=noise.multiplier / 2))
         case "no clipping":  # noise of the same size; what is cut is beyond a canary's norm
-            wide = replace(noise, multiplier=noise.multiplier / OVER)
-            return replace(strategy, grid=replace(grid, norm=OVER * grid.norm), noise=wide)
+            return replace(strategy, noise=replace(noise, norm=OVER * noise.norm, multiplier=noise.multiplier / OVER))
         case _:
             return strategy
 
@@ -383,9 +383,10 @@ def sums(simulation: Simulation, strategy: KSeed, uploads: Sequence[Any]) -> Ite
         variance = (secure.variance(count) + 1 / 6) * count * secure.grid.step**2  # of noise, and of rounding
         yield "masked" + ("" if epsilon is None else f", epsilon {epsilon:g}"), total, variance
         if noise is not None:
-            server = Noised.make(replace(settings, noise=noise))
+            server = Noised(strategy, noise)
+            grid = server.grid(strategy.run.pool.size)
             after = server.aggregate(server.init(), uploads)
-            variance = (server.variance + count / 6) * server.grid.step**2
+            variance = (server.variance(grid) + count / 6) * grid.step**2
             yield (
                 f"noise by the server, epsilon {epsilon:g}",
                 (after.coefficients - before.coefficients) * count,

@@ -189,7 +189,7 @@ def test_a_stopped_run_that_protects_examples_goes_on_to_the_same_model(recipe, 
     ("extra", "changes", "says"),
     [
         (EXAMPLE, {"steps": "epochs = 1"}, "set steps in place of epochs"),
-        (EXAMPLE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\]"),
+        (EXAMPLE, {"algorithm": 'algorithm = "fedavg"'}, "does not read \\[privacy\\] unit"),
         (EXAMPLE, {"algorithm": 'algorithm = "decomfl"'}, "does not read \\[privacy\\]"),
         (EXAMPLE.replace("norm = 1.0\n", ""), {}, "largest norm of an example's gradient"),
         (EXAMPLE.replace("epsilon = 8.0\n", "noise = 1.0\n"), {}, "each client finds its own noise"),

@@ -43,10 +43,11 @@ def after(simulation: Simulation):
 
 @pytest.mark.parametrize("extra", [CENTRAL, MASKED])
 def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, extra):
-    noisy = simulation(extra, size="size = 512")
+    noisy = simulation(extra, size="size = 512\nshared = false")
     strategy = noisy.strategy
     silent = "[secure]\nnorm = 0.1\n"
-    clear, _ = after(simulation(silent, size="size = 512"))
+    own = "size = 512\nshared = false"
+    clear, _ = after(simulation(silent, size=own))
     state, report = after(noisy)
     grid = strategy.grid if isinstance(strategy, Secure) else strategy.grid(512)
     noise, clients = strategy.noise, 4

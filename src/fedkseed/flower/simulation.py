@@ -18,6 +18,7 @@ from ..recipe.reading import parse
 from ..recipe.schema import Network, Recipe
 from ..round import answer
 from ..run.loop import Result, work
+from ..run.privacy import kept_secret
 from ..run.simulation import Simulation
 from ..run.store import Store
 from ..run.watchers import Progress
@@ -87,6 +88,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
     count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
 
     with Store.create(directory, recipe.to_toml()) as store:
+        kept_secret(recipe, directory, simulation.secret)
 
         @app.main()
         def main(grid: Grid, context: Any) -> None:

@@ -113,6 +113,11 @@ class Algorithm:
                 f"{recipe.directions.family!r} is for algorithms whose model is K coefficients: take one, as fedkseed, "
                 "or the family rademacher"
             )
+        if recipe.privacy is not None and recipe.privacy.unit == "example" and not self.pooled:
+            raise FedKSeedError(
+                f"{name} does not read [privacy] unit = 'example': set unit = 'client', or use an algorithm whose "
+                "model is K coefficients, as fedkseed"
+            )
         given = {
             "[asynchronous]": recipe.asynchronous is not None,
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
@@ -305,6 +310,12 @@ def chosen(recipe: Recipe) -> Algorithm:
 def remarks(recipe: Recipe) -> list[str]:
     """Lines on settings that are allowed together and hardly meant."""
     scalars = recipe.training.algorithm in ("fedkseed", "fedkseed-pro") and not recipe.directions.shared
+    if scalars and recipe.secure is not None and recipe.privacy is None:
+        return [
+            "[directions] shared = false: each client draws directions of its own, and the sum along one that few "
+            "have drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, "
+            "or add noise by [privacy]"
+        ]
     if scalars and recipe.trust.rule in DENSE:
         return [
             f"[trust] rule = {recipe.trust.rule!r} compares numbers along one direction, and here each client draws "

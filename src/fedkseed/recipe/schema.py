@@ -151,7 +151,8 @@ class Directions(Part):
 
     family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
     size: Count = 4096
-    shared: bool = False  # all clients of a round step along the same directions, so that their scalars align
+    # Whether all clients of a round step along the same directions, so that their scalars align.
+    shared: bool = False  # with [secure] true, unless it is given or some clients send K numbers
     basis: str | None = None  # file of `fedkseed basis`, for the families informed and mixed
     basis_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of that file; a run fills it in
 
@@ -476,11 +477,23 @@ class Recipe(Part):
     @model_validator(mode="before")
     @classmethod
     def _defaults(cls, table: Any) -> Any:
-        """Let the clients of a run with [privacy] take turns: the noise is for the one that takes part most often."""
-        if not isinstance(table, dict) or table.get("privacy") is None:
+        """Fill in the defaults of private runs, where the recipe is a tree of tables.
+
+        With [privacy] clients take turns: the noise is for the one that takes part most often. With [secure] all
+        clients that send scalars step along the same directions: where few others have drawn a direction, the sum of
+        scalars along it is almost one client's (docs/privacy.md).
+        """
+        if not isinstance(table, dict):
             return table
-        clients = table.get("clients", {})
-        return table | {"clients": {"draw": "in turns"} | clients} if isinstance(clients, dict) else table
+        parts = {name: table.get(name) or {} for name in ("clients", "directions", "training")}
+        if not all(isinstance(part, dict) for part in parts.values()):
+            return table
+        if table.get("privacy") is not None:
+            parts["clients"] = {"draw": "in turns"} | parts["clients"]
+        scalars = parts["training"].get("algorithm", "fedkseed") == "fedkseed"
+        if table.get("secure") is not None and scalars and not parts["clients"].get("backpropagating"):
+            parts["directions"] = {"shared": True} | parts["directions"]
+        return table | {name: part for name, part in parts.items() if part or name in table}
 
     @model_validator(mode="after")
     def _check(self) -> "Recipe":

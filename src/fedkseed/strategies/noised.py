@@ -124,7 +124,7 @@ class Noised:
         return self.inner.stepped(state, -grid.change(total, state.round) / len(ordered))
 
     def grid(self, size: int) -> "Grid":
-        """The whole numbers on which changes of so many numbers are added up, with the norm to which they are cut."""
+        """The whole numbers on which changes of a size are added up, with the norm to which they are cut."""
         from ..secure.grid import Grid
 
         return Grid(self.noise.norm, BITS, size, self.run.pool.key)

@@ -17,34 +17,35 @@ from fedkseed.secure.accounting import epsilon_of
 from ..conftest import OPEN
 
 RUN, OTHER = bytes(16), bytes(range(16))
+FIRST, SECOND = b"1" * 32, b"2" * 32
 
 
 def test_amounts_add_up_over_runs_and_a_repeated_answer_costs_nothing(tmp_path):
     ledger = Ledger(tmp_path)
-    once = ledger.spend(RUN, 0, 0.04, None, 1e-6)
+    once = ledger.spend(RUN, FIRST, 0.04, None, 1e-6)
     assert once == pytest.approx(epsilon_of(5.0, 1, 1e-6))
-    assert ledger.spend(RUN, 0, 0.04, None, 1e-6) == once
-    assert ledger.spend(OTHER, 0, 0.04, None, 1e-6) == pytest.approx(epsilon_of(5.0, 2, 1e-6))
-    assert Ledger(tmp_path).spend(RUN, 1, 0.01, None, 1e-6) == pytest.approx(epsilon_of(1.0, 0.09, 1e-6))
+    assert ledger.spend(RUN, FIRST, 0.04, None, 1e-6) == once
+    assert ledger.spend(OTHER, FIRST, 0.04, None, 1e-6) == pytest.approx(epsilon_of(5.0, 2, 1e-6))
+    assert Ledger(tmp_path).spend(RUN, SECOND, 0.01, None, 1e-6) == pytest.approx(epsilon_of(1.0, 0.09, 1e-6))
 
 
 def test_what_passes_the_limit_is_refused_and_not_noted(tmp_path):
     ledger, most = Ledger(tmp_path), epsilon_of(5.0, 2, 1e-6)
-    ledger.spend(RUN, 0, 0.04, most, 1e-6)
+    ledger.spend(RUN, FIRST, 0.04, most, 1e-6)
     before = (tmp_path / SPENT).read_bytes()
     with pytest.raises(FedKSeedError, match="the policy says epsilon"):
-        ledger.spend(RUN, 1, 0.05, most, 1e-6)
+        ledger.spend(RUN, SECOND, 0.05, most, 1e-6)
     with pytest.raises(FedKSeedError, match="the policy says epsilon"):
-        ledger.spend(RUN, 0, 0.09, most, 1e-6)  # the same round with less noise
+        ledger.spend(RUN, FIRST, 0.09, most, 1e-6)  # the same round with less noise
     assert (tmp_path / SPENT).read_bytes() == before
-    ledger.spend(RUN, 1, 0.04, most, 1e-6)
+    ledger.spend(RUN, SECOND, 0.04, most, 1e-6)
 
 
-@pytest.mark.parametrize("text", ["{", '{"ab": [1]}', '{"ab": {"x": 0.1}}', '{"ab": {"0": "much"}}'])
+@pytest.mark.parametrize("text", ["{", '{"ab": [1]}', '{"ab": {"0": "much"}}'])
 def test_a_broken_account_stops_answers(tmp_path, text):
     (tmp_path / SPENT).write_text(text)
     with pytest.raises(FedKSeedError, match=SPENT):
-        Ledger(tmp_path).spend(RUN, 0, 0.04, None, 1e-6)
+        Ledger(tmp_path).spend(RUN, FIRST, 0.04, None, 1e-6)
     assert (tmp_path / SPENT).read_text() == text
 
 

@@ -152,7 +152,7 @@ class Member:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
             )
-        self._spend(task.nonce, message.round)
+        self._spend(task.nonce, _digest(message, whole))
         if self.setup.algorithm.pooled and self.recipe.secure is None:  # kilobytes
             self._kept = whole
 
@@ -176,8 +176,8 @@ class Member:
             self._require_taken(decode(made, Change))
         return whole, made
 
-    def _spend(self, run: bytes, round_: int) -> None:
-        """Note what the answer to a round spends, if its recipe has [privacy].
+    def _spend(self, run: bytes, asked: bytes) -> None:
+        """Note what the answer to a broadcast spends, if its recipe has [privacy].
 
         Raises:
             RefusedError: it is more than the owner allows.
@@ -190,7 +190,7 @@ class Member:
             )
         work = self.policy.training
         with refusing(Code.POLICY):
-            self.ledger.spend(run, round_, noise**-2, work.epsilon, work.delta)
+            self.ledger.spend(run, asked, noise**-2, work.epsilon, work.delta)
 
     def _require_taken(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
