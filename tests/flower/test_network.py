@@ -91,11 +91,17 @@ def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(s
         assert (tmp_path / "c0" / "masks.json").exists()
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, masked):
-    own = "[privacy]\nepsilon = 50.0\n" + ("[secure]\nnorm = 0.05\n" if masked else "norm = 0.05\n")
+@pytest.mark.parametrize(
+    "own",
+    ["norm = 0.05\n", "[secure]\nnorm = 0.05\n", 'norm = 1.0\nunit = "example"\n'],
+    ids=["plain", "masked", "rows"],
+)
+def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, own):
+    own = "[privacy]\nepsilon = 50.0\n" + own
     text = setting.text("minimum = 3", own)
     with network(tmp_path, text, setting.files, setting.model) as federation:
+        policy = tmp_path / "policy.toml"  # noise is of the secret of batches
+        policy.write_text(policy.read_text().replace("secret_batches = false", "secret_batches = true"))
         server = federation.server()
         for number in range(3):
             federation.client(number)
@@ -107,7 +113,7 @@ def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(se
     for number in range(3):
         (rounds,) = read_table(tmp_path / f"c{number}" / "privacy.json").values()
         assert epsilon_of(1, sum(rounds.values()), 1e-6) == pytest.approx(50)
-    if not masked:
+    if "[secure]" not in own:
         assert verify(store).rounds == 3
 
 

@@ -201,6 +201,19 @@ def test_a_norm_is_suggested_that_clients_changes_hardly_pass(recipe_file, tmp_p
     assert max(norms) < 2 * found.secure.norm, "three steps: a change may be somewhat longer"
 
 
+def test_a_norm_is_suggested_for_noise_by_the_server(recipe_file, tmp_path):
+    recipe_file.write_text(recipe_file.read_text() + "[privacy]\nepsilon = 8.0\n")
+    with pytest.raises(FedKSeedError, match=r"\[privacy\] norm.*`fedkseed tune` prints it"):
+        Simulation(load_recipe(recipe_file))
+    ran = fedkseed("tune", recipe_file, "--minutes", 60, "--output", tmp_path / "new.toml")
+    assert ran.exit_code == 0, ran.output
+    found = load_recipe(tmp_path / "new.toml").privacy
+    assert found is not None
+    assert found.norm is not None
+    assert f"[privacy]\nnorm = {found.norm:g} #" in ran.output
+    assert (found.epsilon, found.noise) == (8.0, None)
+
+
 def test_the_climb_ends_where_the_model_is_lost():
     found = climbed(best=1.0, own=1e-4, lost=0.01)
     assert found.lr is not None

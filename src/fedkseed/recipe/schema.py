@@ -539,11 +539,8 @@ class Recipe(Part):
         by_client = privacy.unit == "client"
         if by_client and self.secure is not None and privacy.norm is not None:
             raise ValueError("[privacy] norm and [secure] norm are one thing where uploads are masked: give the second")
-        if (not by_client or self.secure is None) and privacy.norm is None:
-            raise ValueError(
-                "[privacy] norm is missing: the largest norm of "
-                + ("a client's change of c, `fedkseed tune` prints one" if by_client else "an example's gradient")
-            )
+        if not by_client and privacy.norm is None:
+            raise ValueError("[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars")
         if self.asynchronous is not None:
             raise ValueError("[privacy] counts rounds that clients begin together; leave [asynchronous] out")
         if by_client and (self.trust.rule != "mean" or self.trust.agreement):

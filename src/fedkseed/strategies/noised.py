@@ -50,6 +50,10 @@ class Noised:
         """
         if settings.noise is None:
             raise FedKSeedError("[privacy] noise is missing: a run fills it in, from epsilon and delta")
+        if not settings.noise.norm > 0:
+            raise FedKSeedError(
+                "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints it"
+            )
         if isinstance(inner, KSeed) and inner.importance:
             raise FedKSeedError(
                 "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws "

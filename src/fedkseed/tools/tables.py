@@ -48,7 +48,7 @@ def print_tuning(found: Tuning) -> None:
     if found.clip is not None and not derives(found.recipe):
         lines.append(f"clip = {found.clip:g} # 8 times the root mean square of rho: what one client can claim")
     if found.norm is not None:
-        lines += ["", "[secure]", f"norm = {found.norm:g} # 1.5 times the usual norm of a client's change of c"]
+        lines += ["", f"[{found.table}]", f"norm = {found.norm:g} # 1.5 times the usual norm of a client's change of c"]
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
 
 

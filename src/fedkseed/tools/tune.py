@@ -77,16 +77,24 @@ class Tuning:
 
     @property
     def norm(self) -> float | None:
-        """A norm that the change of c by a client hardly passes, for [secure]; None where no scalars travel.
+        """A norm that the change of c by a client hardly passes, for `table`; None where no scalars travel.
 
         Along directions that hardly meet, τ steps of P probes add up to η √(τ / P · mean ρ²).
         """
         training = self.recipe.training
-        if self.recipe.secure is None or self.scalars is None or not self.scalars.square:
+        if self.table is None or self.scalars is None or not self.scalars.square:
             return None
         square = 1.0 if training.wire == "sign" else self.scalars.square
         usual = (self.lr or self.own) * math.sqrt(training.steps / training.probes * square)
         return float(f"{ROOM * usual:.1e}")
+
+    @property
+    def table(self) -> str | None:
+        """The table of the recipe that has the norm of a client's change; None if none has."""
+        if self.recipe.secure is not None:
+            return "secure"
+        privacy = self.recipe.privacy
+        return "privacy" if privacy is not None and privacy.unit == "client" else None
 
     @property
     def best(self) -> Trial:
@@ -120,8 +128,8 @@ class Tuning:
         update = {name: value for name, value in found.items() if value is not None}
         table = "derivatives" if derives(self.recipe) else "training"
         tables = {table: getattr(self.recipe, table).model_copy(update=update)}
-        if self.recipe.secure is not None and self.norm is not None:
-            tables["secure"] = self.recipe.secure.model_copy(update={"norm": self.norm})
+        if self.table is not None and self.norm is not None:
+            tables[self.table] = getattr(self.recipe, self.table).model_copy(update={"norm": self.norm})
         return self.recipe.model_copy(update=tables)
 
     @property
@@ -150,9 +158,8 @@ def tune(
     """
     begin, training = clock(), recipe.training
     one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
-    clear = recipe.model_copy(update={"clients": one, "secure": None})  # whose rounds have the same mean change
-    if recipe.privacy is not None and recipe.privacy.unit == "example":  # rates and eps are those of clear steps
-        clear = clear.model_copy(update={"privacy": None})
+    # Masks leave the mean change as it is, and of noise nothing is known that would be worth its trials.
+    clear = recipe.model_copy(update={"clients": one, "secure": None, "privacy": None})
     with closing(Simulation(clear, progress)) as simulation:
         cohort = simulation.cohort(0)
         own = (derives(recipe) and recipe.derivatives.steps) or training.steps
