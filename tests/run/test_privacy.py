@@ -7,6 +7,7 @@ from contextlib import closing
 import pytest
 
 from fedkseed import FedKSeedError, Simulation, resume, start
+from fedkseed.files import write_table
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.privacy import NOISE_KEY, kept_secret, new_secret, participations, private_steps, with_noise
 from fedkseed.run.store import Store
@@ -83,7 +84,7 @@ def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(r
     monkeypatch.undo()  # the secret now comes from the directory
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert verify(Store(tmp_path / "stopped")).rounds == 3
-    (tmp_path / "stopped" / NOISE_KEY).write_text("00" * 32)
+    write_table(tmp_path / "stopped" / NOISE_KEY, {"secret": "00" * 32})
     with pytest.raises(FedKSeedError, match="the state is not what the algorithm makes"):
         verify(Store(tmp_path / "stopped"))
 
@@ -110,7 +111,12 @@ def test_the_secret_is_random_kept_and_only_the_owners(recipe, tmp_path):
     secret = kept_secret(private, tmp_path)
     assert kept_secret(private, tmp_path) == secret
     assert (tmp_path / NOISE_KEY).stat().st_mode & 0o077 == 0
-    (tmp_path / NOISE_KEY).write_text("no secret")
+    text = (tmp_path / NOISE_KEY).read_bytes()
+    for k in range(0, len(text), 7):  # another secret would be another noise, in silence
+        (tmp_path / NOISE_KEY).write_bytes(text[:k] + bytes([text[k] ^ 1]) + text[k + 1 :])
+        with pytest.raises(FedKSeedError, match="is damaged"):
+            kept_secret(private, tmp_path)
+    write_table(tmp_path / NOISE_KEY, {"secret": "ab"})
     with pytest.raises(FedKSeedError, match="holds no secret of 32 bytes"):
         kept_secret(private, tmp_path)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FedKSeedError
-from ..files import read_whole, write_atomically
+from ..files import read_table, write_table
 from ..randomness import Purpose, generator
 from ..recipe.schema import Privacy, Recipe
 from .cohort import cohort
@@ -167,12 +167,12 @@ def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"") -> bytes:
         return b""
     path = directory / NOISE_KEY
     if not path.exists():
-        write_atomically(path, (drawn or new_secret(recipe)).hex().encode())
-    text = read_whole(path, 4 * SIZE, str(path)).decode(errors="replace")
+        write_table(path, {"secret": (drawn or new_secret(recipe)).hex()})
+    table = read_table(path)
     try:
-        secret = bytes.fromhex(text)
-    except ValueError:
+        secret = bytes.fromhex(table["secret"])
+    except (KeyError, TypeError, ValueError):
         secret = b""
     if len(secret) != SIZE:
-        raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be verified")
+        raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be made again")
     return secret
