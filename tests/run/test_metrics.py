@@ -25,7 +25,7 @@ PLAIN = Report(0, (0, 2), 4312, 4310, 17_248, 2.97391, 0, 1.2345, staleness=(0, 
 # Every metric says something here, and no two of them the same.
 LATE = replace(
     PLAIN, clients=(0, 1, 3), skipped=2, seconds=8.25, cpu_seconds=6.5, total_down=9001, replayed=23,
-    staleness=(0, 5, 1), given_up=1, clock=77.0,
+    staleness=(0, 5, 1), given_up=1, clock=77.0, epsilon=1.75,
 )  # fmt: skip
 QUIET = {"bytes/all clients", "seconds of a round", "processor seconds of a round", "virtual time"}  # bars tell of them
 
@@ -131,7 +131,8 @@ def test_the_line_of_a_round_with_trouble_tells_it():
 
 
 def test_a_round_without_a_finite_loss_says_so(run, monkeypatch):
-    assert "local loss none finite" in on_terminal(replace(PLAIN, loss=float("nan")))
+    assert "local loss none finite" in on_terminal(replace(PLAIN, loss=float("nan"), skipped=7))
+    assert "local loss not sent" in on_terminal(replace(PLAIN, loss=float("nan"), skipped=0))
     with Store(run).locked():
         Store(run).commit(State(1, np.zeros(4), np.zeros(4), np.zeros(4, np.int64)), replace(LATE, loss=float("nan")))
     assert table_of_rounds(run, monkeypatch)["local loss"] == "none finite"

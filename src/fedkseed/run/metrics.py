@@ -28,7 +28,7 @@ class Metric:
     unit: str = ""
     form: str = "{:,.4g}"  # format of the value in tables
     always: bool = False  # shown also where it is zero or not measured
-    absent: str = "–"  # shown in place of a value that was not measured
+    absent: Callable[[Report], str] = lambda report: "–"  # shown in place of a value that was not measured
     phrase: str | None = None  # in the terminal's line of a round; None: title and value; empty: left out
 
     def value(self, report: Report) -> float | None:
@@ -43,13 +43,14 @@ class Metric:
     def text(self, report: Report) -> str:
         """The value as the text of a table's cell."""
         value = self.value(report)
-        return self.absent if value is None else self.form.format(value)
+        return self.absent(report) if value is None else self.form.format(value)
 
 
 METRICS = [
     Metric("clients", "clients", lambda r: len(r["clients"]), form="{}", always=True),
     Metric(
-        "loss/local", "local loss", lambda r: r["loss"], "nats a token", "{:.4f}", always=True, absent="none finite"
+        "loss/local", "local loss", lambda r: r["loss"], "nats a token", "{:.4f}", always=True,
+        absent=lambda r: "none finite" if r["skipped"] else "not sent",  # under masks, or noise
     ),
     Metric("size of a scalar gradient", "mean |rho|", lambda r: r["scalar"], phrase="mean |rho| {:.2f}"),
     Metric(
