@@ -283,8 +283,9 @@ def test_clients_of_both_kinds_learn_where_there_is_hardly_any_noise(simulation,
 
 
 def test_masked_uploads_add_up_to_those_in_the_clear(simulation):
-    masked = simulation(EXAMPLE + "[secure]\nnorm = 0.1\nbits = 16\n")
-    clear = simulation(EXAMPLE)
+    own = "size = 64\nshared = false"
+    masked = simulation(EXAMPLE + "[secure]\nnorm = 0.1\nbits = 16\n", size=own)
+    clear = simulation(EXAMPLE, size=own)
     states = []
     for one in (masked, clear):
         state, report = run_round(one.strategy, one.strategy.init(), one.cohort(0), one.transport)
