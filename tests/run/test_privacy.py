@@ -9,6 +9,7 @@ import pytest
 from fedkseed import FedKSeedError, Simulation, resume, start
 from fedkseed.files import write_table
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.cohort import cohort
 from fedkseed.run.privacy import NOISE_KEY, kept_secret, new_secret, participations, private_steps, with_noise
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
@@ -39,6 +40,11 @@ def test_clients_of_a_private_run_take_turns_and_noise_is_for_the_busiest(recipe
     assert found.times == 3  # rounds 1 and 2, 3 and 4 are turns of all four
     assert epsilon_of(found.noise, 3, found.delta) == pytest.approx(8)
     assert [participations(private, private.privacy, 4, done) for done in range(6)] == [0, 1, 1, 2, 2, 3]
+    for size, clients, rounds in ((3, 10, 7), (2, 4, 8), (4, 4, 3)):
+        drawn = Counter(c for done in range(rounds) for c in cohort(1, done, clients, size, "in turns"))
+        plan = recipe(cohort=f"cohort = {size}")
+        assert participations(plan, plan.privacy, clients, rounds) == max(drawn.values())
+    assert participations(recipe(cohort="cohort = 4"), plan.privacy, 7, 5) == 5  # a draw anew each round: at most all
     drawn = recipe(PRIVATE, cohort='cohort = 2\ndraw = "each round"', rounds="rounds = 40")
     assert with_noise(drawn, 4).privacy.times > 20
     larger = recipe(PRIVATE + "simulated = {clients = 10_000, cohort = 1000}\n", rounds="rounds = 25")
@@ -76,17 +82,25 @@ def start_and_stop(recipe, directory, monkeypatch):
             start(recipe, directory)
 
 
-def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(recipe, tmp_path, monkeypatch):
-    given = recipe(rounds="rounds = 3")
+def require_same_after_a_stop(recipe, tmp_path, monkeypatch):
+    """A run that was stopped goes on with the secret in its directory, to the same model, and can be verified."""
     monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
-    whole = start(given, tmp_path / "whole")
-    start_and_stop(given, tmp_path / "stopped", monkeypatch)
-    monkeypatch.undo()  # the secret now comes from the directory
+    whole = start(recipe, tmp_path / "whole")
+    start_and_stop(recipe, tmp_path / "stopped", monkeypatch)
+    monkeypatch.undo()
     assert resume(tmp_path / "stopped").digest == whole.digest
     assert verify(Store(tmp_path / "stopped")).rounds == 3
+
+
+def test_a_stopped_private_run_goes_on_with_the_same_noise_and_can_be_verified(recipe, tmp_path, monkeypatch):
+    require_same_after_a_stop(recipe(rounds="rounds = 3"), tmp_path, monkeypatch)
     write_table(tmp_path / "stopped" / NOISE_KEY, {"secret": "00" * 32})
     with pytest.raises(FedKSeedError, match="the state is not what the algorithm makes"):
         verify(Store(tmp_path / "stopped"))
+    (tmp_path / "stopped" / NOISE_KEY).unlink()
+    with pytest.raises(FedKSeedError, match=r"noise\.key is missing"):
+        verify(Store(tmp_path / "stopped"))
+    assert not (tmp_path / "stopped" / NOISE_KEY).exists(), "to verify is to read"
 
 
 def test_a_run_ends_before_its_budget_is_passed(recipe, tmp_path):
@@ -183,12 +197,7 @@ def test_a_run_that_protects_examples_says_what_it_has_spent(recipe, tmp_path):
 @pytest.mark.parametrize("algorithm", ["fedkseed", "fedkseed-backprop"])
 def test_a_stopped_run_that_protects_examples_goes_on_to_the_same_model(recipe, tmp_path, monkeypatch, algorithm):
     given = recipe(EXAMPLE, rounds="rounds = 3", algorithm=f'algorithm = "{algorithm}"')
-    monkeypatch.setattr("fedkseed.run.simulation.new_secret", lambda recipe: bytes(range(32)))
-    whole = start(given, tmp_path / "whole")
-    start_and_stop(given, tmp_path / "stopped", monkeypatch)
-    monkeypatch.undo()  # the secret now comes from the directory
-    assert resume(tmp_path / "stopped").digest == whole.digest
-    assert verify(Store(tmp_path / "stopped")).rounds == 3
+    require_same_after_a_stop(given, tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(

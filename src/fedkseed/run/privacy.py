@@ -11,7 +11,7 @@ from ..errors import FedKSeedError
 from ..files import read_table, write_table
 from ..randomness import Purpose, generator
 from ..recipe.schema import Privacy, Recipe
-from .cohort import cohort
+from .cohort import IN_TURNS, cohort
 
 if TYPE_CHECKING:  # noise needs `cryptography`
     from ..local.private import Private
@@ -49,10 +49,11 @@ def with_noise(recipe: Recipe, clients: int) -> Recipe:
 
 def participations(recipe: Recipe, privacy: Privacy, clients: int, rounds: int) -> int:
     """The largest number of rounds in which one client takes part, of a run's first rounds."""
-    if privacy.simulated is not None:
-        a_turn = privacy.simulated.clients // privacy.simulated.cohort
-        return -(-rounds // a_turn)
-    size, draw = recipe.clients.cohort_of(clients), recipe.clients.draw
+    size, draw, simulated = recipe.clients.cohort_of(clients), recipe.clients.draw, privacy.simulated
+    if simulated is not None:
+        return math.ceil(rounds / (simulated.clients // simulated.cohort))
+    if draw == IN_TURNS:  # a client takes part once in each turn that has begun
+        return math.ceil(rounds / (clients // size))
     times = Counter(client for done in range(rounds) for client in cohort(recipe.seed, done, clients, size, draw))
     return max(times.values(), default=0)
 
@@ -154,18 +155,21 @@ def new_secret(recipe: Recipe) -> bytes:
     return secrets.token_bytes(SIZE)
 
 
-def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"") -> bytes:
+def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"", *, reads: bool = False) -> bytes:
     """The secret of a run's noise, kept in its directory.
 
     Args:
         drawn: the secret to keep, if there is none yet; empty: a new one.
+        reads: whether none is made, and none is needed where clients add the noise.
 
     Raises:
-        FedKSeedError: the file holds something else.
+        FedKSeedError: the file holds something else, or is missing and must not be made.
     """
-    if recipe.privacy is None:
+    if recipe.privacy is None or (reads and recipe.privacy.unit == "example"):
         return b""
     path = directory / NOISE_KEY
+    if reads and not path.exists():
+        raise FedKSeedError(f"{path} is missing: without the secret of its noise a round can't be computed again")
     if not path.exists():
         write_table(path, {"secret": (drawn or new_secret(recipe)).hex()})
     table = read_table(path)

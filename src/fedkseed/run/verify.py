@@ -93,9 +93,10 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
 def _clients(store: Store, recipe: Recipe) -> int:
     """The number of clients with which a run began."""
     known = (store.recall("identity") or {}).get("a number of clients of") or recipe.clients.count
-    if known is None:
-        raise FedKSeedError(f"{store.directory} does not say how many clients it has")
-    return int(known)
+    try:
+        return int(known or len(store.recall("clients")["examples"]))
+    except (TypeError, ValueError, KeyError) as error:
+        raise FedKSeedError(f"{store.directory} does not say how many clients it has: {error!r}") from error
 
 
 def require_head(store: Store, head: str) -> int:
@@ -143,7 +144,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(f"the run began with {directions}, its recipe says {pool}")
     if recipe.model.digest not in (None, base.hex()):
         raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
-    return algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory))
+    return algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory, reads=True))
 
 
 def _recomputed(
