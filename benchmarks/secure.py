@@ -2,60 +2,71 @@
 
 No model is run: clients send random changes. Down: broadcast, clients and keys, sealed shares; up: masked numbers and
 shares. Seconds are of one core: a client's of both its legs, and the server's of taking off the masks. A tenth of the
-clients (of five, one) are missing after the first broadcast. The clear row is the same algorithm without masks.
+clients (of five, one) are missing after the first broadcast. The clear row is the same algorithm without masks. Rows
+with an epsilon are of [privacy], of clients that take part ten times: noise makes sums some bits wider.
 """
 
 import time
+from itertools import product
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from fedkseed import LocalWork, Pool, Run, encode
+from fedkseed.secure.accounting import noise_for
 from fedkseed.secure.member import Member
 from fedkseed.strategies.secure import Secure, simulated_key
-from fedkseed.strategy import Masking, Settings
+from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Change, Secured
 
 K, STEPS = 4096, 200
+TIMES, DELTA = 10, 1e-6  # of private rows
 RUN = Run(Pool(0, K, "hadamard"), bytes(32))
 
 
 def main() -> None:
     table = Table(
-        "clients", "uploads", "neighbours", "down 1", "up 1", "down 2", "up 2", "all", "client (s)", "server (s)",
+        "clients", "uploads", "neighbours", "ε", "down 1", "up 1", "down 2", "up 2", "all", "client (s)", "server (s)",
         title=f"K = {K:,}, {STEPS} steps, 8 bits",
     )  # fmt: skip
     for clients in (3, 5, 10, 30, 100):
         for shared in (False, True):
             table.add_row(*round_of(clients, shared, None))
     table.add_row(*round_of(10, False, 6))
+    for clients, epsilon in product((10, 100), (8.0, 2.0)):
+        for shared in (False, True):
+            table.add_row(*round_of(clients, shared, None, epsilon))
     Console(width=120).print(table)
     rng = np.random.default_rng(0)
-    strategy = Secure.make(settings(False, {}, None)).inner
+    strategy = Secure.make(settings(False, {}, None, None)).inner
     clear = Change(RUN, 0, 1, 1, 1.0, 0, strategy.rounded(rng.normal(size=K)), np.empty(0, np.uint32), "compact")
     down, up = len(encode(strategy.broadcast(strategy.init(), [0])[0])), len(encode(clear))
     print(f"clear: down {down:,}, up {up:,} (K numbers), all {down + up:,}")
 
 
-def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None) -> Settings:
+def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None, epsilon: float | None) -> Settings:
     work = LocalWork(rounds=1, steps=STEPS)
-    return Settings(RUN, RUN.pool, work, wire="compact", shared=shared, secure=Masking(1.0, 8, neighbours, keys))
+    noise = None if epsilon is None else Noise(noise_for(epsilon, DELTA, TIMES))
+    masking = Masking(1.0, 8, neighbours, keys)
+    return Settings(RUN, RUN.pool, work, wire="compact", shared=shared, secure=masking, noise=noise)
 
 
-def round_of(clients: int, shared: bool, neighbours: int | None) -> list[str]:
+def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float | None = None) -> list[str]:
     """A row of the table."""
     members = {n: Member(n, simulated_key(0, n)) for n in range(clients)}
-    strategy = Secure.make(settings(shared, {n: one.public for n, one in members.items()}, neighbours))
+    strategy = Secure.make(settings(shared, {n: one.public for n, one in members.items()}, neighbours, epsilon))
     state, rng = strategy.init(), np.random.default_rng(0)
     message = strategy.broadcast(state, range(clients))[0]
     assert isinstance(message, Secured)
     roster = strategy._roster(message, b"")
-    width, took, uploads = strategy.grid.width(clients), 0.0, []
+    width, variance, took, uploads = strategy.width(clients), strategy.variance(clients), 0.0, []
     for number in range(max(clients // 10, clients > 3), clients):
         change = rng.normal(size=strategy.grid.size) / strategy.grid.size
         begin = time.process_time()
         codes = strategy.grid.coded(change, 0, number)
+        if variance:
+            codes = codes + members[number].noise(roster, variance, codes)
         uploads.append(members[number].masked(RUN, roster, codes, width))
         took = max(took, time.process_time() - begin)
     requests = strategy.requests(dict.fromkeys(members, message), uploads)
@@ -68,7 +79,16 @@ def round_of(clients: int, shared: bool, neighbours: int | None) -> list[str]:
     sizes = [max(len(encode(one)) for one in leg) for leg in ([message], uploads, requests.values(), answers)]
     kind = "shared directions" if shared else "K numbers"
     holders = str(len(roster.others(0)))
-    return [str(clients), kind, holders, *(f"{x:,}" for x in [*sizes, sum(sizes)]), f"{took:.2f}", f"{server:.2f}"]
+    stated = "" if epsilon is None else f"{epsilon:g}"
+    return [
+        str(clients),
+        kind,
+        holders,
+        stated,
+        *(f"{x:,}" for x in [*sizes, sum(sizes)]),
+        f"{took:.2f}",
+        f"{server:.2f}",
+    ]
 
 
 if __name__ == "__main__":

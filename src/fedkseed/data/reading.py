@@ -11,18 +11,7 @@ from typing import Any
 
 from ..errors import FedKSeedError
 
-SAMPLE = "dolly-sample.jsonl.gz"  # shipped with the package
-SAMPLES = ("dolly-sample", "request-kinds")
-# The sample request-kinds: category of Dolly -> the word that answers ASKED_KIND. Dolly has three more, which differ
-# from these by a context that is left out here, or hardly.
-KINDS = {
-    "brainstorming": "brainstorm",
-    "classification": "classify",
-    "summarization": "summarize",
-    "information_extraction": "extract",
-    "open_qa": "answer",
-}
-ASKED_KIND = "Is this a request to brainstorm, classify, summarize, extract or answer?"
+SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
 REQUIRED = ("instruction", "response")
 FIELDS = (*REQUIRED, "context", "category")
@@ -49,17 +38,16 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     """All examples of a file.
 
     Args:
-        source: `dolly-sample` (2,400 rows that come with the package), `request-kinds` (see there), or the path of a
-            `.jsonl`, `.jsonl.gz` or `.parquet` file.
+        source: `dolly-sample` (2,400 instructions) or `intents` (693 requests of seven kinds), which come with the
+            package, or the path of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
         columns: the names of fields in the file, where they differ, as in {"instruction": "question"}.
             Instruction and response must be present; context and category are optional.
 
     Raises:
         FedKSeedError: the file is missing or damaged, or a row is broken (the text names its number).
     """
-    if source == "request-kinds":
-        return request_kinds()
-    path = Path(str(files("fedkseed.data") / SAMPLE)) if source in SAMPLES else Path(source).expanduser()
+    shipped = files("fedkseed.data") / f"{source}.jsonl.gz"
+    path = Path(str(shipped)) if source in SAMPLES else Path(source).expanduser()
     if not path.is_file():
         kinds = ", ".join(f"*{ending}" for ending in ENDINGS)
         raise FedKSeedError(f"no data file at {path}; give a file ({kinds}) or one of {', '.join(SAMPLES)}")
@@ -76,19 +64,6 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     if not examples:
         raise FedKSeedError(f"the data file {path} holds no examples")
     return examples
-
-
-def request_kinds() -> list[Example]:
-    """The requests of the sample of Dolly as a task of five classes: to say of which kind each one is.
-
-    1,492 rows. The kind is the category, too, so that a split by categories gives clients uneven labels. The people who
-    wrote the requests chose their categories, not always as another would.
-    """
-    found = {example.instruction: example.category for example in read("dolly-sample") if example.category in KINDS}
-    return [
-        Example(f"{ASKED_KIND}\n{instruction}", KINDS[category], category=KINDS[category])
-        for instruction, category in found.items()
-    ]
 
 
 def is_here(source: str) -> bool:
