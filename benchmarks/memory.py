@@ -35,9 +35,12 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM, logging
 
+from factored import adapted, lora_step
+from factored import held as held_factored
 from fedkseed import Pool
 from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
+from fedkseed.models.loss import graph_loss
 from fedkseed.models.quantised import KINDS, quantise
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.schema import Recipe
@@ -60,18 +63,43 @@ def ours(mode: str) -> Callable[[nn.Module, Batch], Step]:
     return lambda model, batch: our_step(model, held(model, POOL, mode), batch)
 
 
+def factored(family: str) -> Callable[[nn.Module, Batch], Step]:
+    """A two-point step that makes no weights; `informed` has random factors of rank 4."""
+    return lambda model, batch: our_step(model, held_factored(model, ("factored", family), 4), batch)
+
+
+def derivatives(family: str, mode: str = "factored") -> Callable[[nn.Module, Batch], Step]:
+    """All K derivatives of a batch."""
+
+    def first(model: nn.Module, batch: Batch) -> Step:
+        weights = held_factored(model, (mode, family), 4)
+        return lambda: weights.gradient(lambda: graph_loss(model, batch))
+
+    return first
+
+
+def lora(model: nn.Module, batch: Batch) -> Step:
+    return partial(lora_step, adapted(model), batch)
+
+
 METHODS: dict[str, Callable[[nn.Module, Batch], Step]] = {
     BASE: inference,
     "streamed": ours("streamed"),
     "materialized": ours("materialized"),
     "in place": ours("in place"),
+    "factored, separable": factored("separable"),
+    "factored, informed": factored("informed"),
     "the paper's and MeZO's way": paper_step,
     "MeZO with a copy of the weights": lambda model, batch: copied_step(model, batch, torch.bfloat16),
     "MeZO with a float32 copy": lambda model, batch: copied_step(model, batch, torch.float32),
     "backpropagation, SGD": partial(backpropagation, optimiser=torch.optim.SGD),
     "backpropagation, AdamW": partial(backpropagation, optimiser=torch.optim.AdamW),
+    "derivatives, streamed, hadamard": derivatives("hadamard", "streamed"),
+    "derivatives, factored, separable": derivatives("separable"),
+    "derivatives, factored, informed": derivatives("informed"),
+    "LoRA of rank 8, forward and backward, no optimiser": lora,
 }
-ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:5], tuple(METHODS)[7:], tuple(METHODS)[5:7]
+ALWAYS, FIRST_ORDER, SAFE = tuple(METHODS)[:7], tuple(METHODS)[9:], tuple(METHODS)[7:9]
 # Whole clients, by the algorithm of a recipe; adapters are those of `peft`.
 PRESETS = {f"client of {name}": name for name in ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop")}
 CLIENTS = PRESETS | {
@@ -79,7 +107,8 @@ CLIENTS = PRESETS | {
     "prompt tuning, SGD (client of fedprompt)": "fedprompt",
     "all weights, SGD (client of fedavg)": "fedavg",
 }
-OURS = (*tuple(METHODS)[1:4], *PRESETS)
+STORED = ("streamed", "factored, separable")  # ways that are measured with quantised weights, too
+OURS = (*tuple(METHODS)[1:6], *PRESETS)
 
 # Shapes of Llama models, by the names that `LlamaConfig` has.
 SHAPE = (
@@ -107,7 +136,7 @@ def cases(methods: list[str], *, is_gguf: bool) -> list[Case]:
     storages = ["Q8_0", "Q4_0", *(["as stored"] if is_gguf else [])]
     every = [
         *(Case(method, dtype) for method in ALWAYS for dtype in ("bfloat16", "float32")),
-        *(Case("streamed", dtype, storage) for storage in storages for dtype in ("bfloat16", "float32")),
+        *(Case(way, dtype, kind) for way in STORED for kind in storages for dtype in ("bfloat16", "float32")),
         *(Case(method, "bfloat16") for method in SAFE),
         *(Case(method, "float32") for method in FIRST_ORDER),
         *(Case(method, dtype) for method in PRESETS for dtype in ("bfloat16", "float32")),
