@@ -29,7 +29,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     """
     rows: list[dict[str, Cell]] = []
     compared = _others(experiment, ())  # without the axis of a choice, of which each combination has its own value
-    cells = group(outcomes, compared)
+    cells, reference = group(outcomes, compared), experiment.options.get("reference", {})
+    titles = [experiment.title_of(axis, value) for axis, value in reference.items()]
     for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
         row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
@@ -47,12 +48,15 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             "bytes down": max(run.bytes_down for run in runs),
             "bytes up": max(run.bytes_up for run in runs),
         }
-        for axis, value in experiment.options.get("reference", {}).items():
+        for (axis, value), title in zip(reference.items(), titles, strict=True):
             if axes[axis] != value:
                 others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
-                row[f"minus {experiment.title_of(axis, value)}"] = _paired(runs, others)
+                row[f"minus {title}"] = _paired(runs, others)
+                for name in SHARES:
+                    row[f"{MEASURES[name][0]} minus {title}"] = _paired(runs, others, name)
         rows.append(row)
-    measured = {k for row in rows for k, v in row.items() if v is not None or not k.endswith((" before", " after"))}
+    optional = (" before", " after", *(f" minus {title}" for title in titles))
+    measured = {k for row in rows for k, v in row.items() if v is not None or not k.endswith(optional)}
     rows = [{k: v for k, v in row.items() if k in measured} for row in rows]
     notes = ["After ±: the standard deviation over seeds."]
     if "reference" in experiment.options:
@@ -69,18 +73,15 @@ def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
     return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
-def _paired(runs: Sequence[Outcome], others: Sequence[Outcome]) -> str | None:
-    theirs = {run.seed: run for run in others}
-    change = MEASURES["change"][1]
-    differences = [
-        (change(run, run.rounds) or 0.0) - (change(theirs[run.seed], run.rounds) or 0.0)
-        for run in runs
-        if run.seed in theirs
-    ]
+def _paired(runs: Sequence[Outcome], others: Sequence[Outcome], measure: str = "change") -> str | None:
+    """Mean difference of a measure at the end, paired by seed, and its standard error; None if it is not measured."""
+    theirs, of = {run.seed: run for run in others}, MEASURES[measure][1]
+    pairs = [(of(run, run.rounds), of(theirs[run.seed], run.rounds)) for run in runs if run.seed in theirs]
+    differences = [own - other for own, other in pairs if own is not None and other is not None]
     if not differences:
         return None
-    found = Spread.of(differences)
-    return f"{found.mean:+.4f}" + ("" if found.error is None else f" ± {found.error:.4f}")
+    found, digits = Spread.of(differences), 4 if measure == "change" else 1
+    return f"{found.mean:+.{digits}f}" + ("" if found.error is None else f" ± {found.error:.{digits}f}")
 
 
 def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
