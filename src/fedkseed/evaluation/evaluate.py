@@ -14,7 +14,7 @@ from torch import nn
 from ..data.batches import Batch, Encoded, collate
 from ..data.reading import Example
 from ..models.loss import example_losses, option_losses
-from .statistics import Evaluation
+from .statistics import SHOWN, Evaluation
 
 OnProgress: TypeAlias = Callable[[int], None]
 Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, examples; higher is better
@@ -73,15 +73,17 @@ def evaluate(
             choices.append((encoded.example.response, likeliest(model, tokenizer, encoded, options, batch_size)))
             on_progress(len(options))
         scores["choice"] = [float(true == chosen) for true, chosen in choices]
-    asked = held_out[:generated]
+    asked, shown = held_out[:generated], list[list[str]]()
     answers: list[str] = each(
         asked,
         lambda some: respond(model, tokenizer, [e.tokens[: e.prompt] for e in some], max_new_tokens),
     )
     if asked:
         examples = [e.example for e in asked]
+        shown = [[e.instruction, e.response, a] for e, a in zip(examples[:SHOWN], answers[:SHOWN], strict=True)]
         scores |= {name: list(score(answers, examples)) for name, score in metrics.written.items()}
-    return Evaluation(losses, scores.pop("rouge", []), [not a.strip() for a in answers], scores, choices)
+    rouge, empty = scores.pop("rouge", []), [not a.strip() for a in answers]
+    return Evaluation(losses, rouge, empty, scores, choices, answers=shown)
 
 
 def likeliest(model: nn.Module, tokenizer: Any, encoded: Encoded, options: Sequence[str], batch_size: int) -> str:

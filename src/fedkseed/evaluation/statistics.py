@@ -34,6 +34,8 @@ TITLES = {
 }
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
 MOST_CLASSES = 8  # of a confusion matrix that is shown
+Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
+SHOWN = 3  # answers that are kept, for people to read
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class Evaluation:
     scores: dict[str, list[float]] = field(default_factory=dict)  # other metrics: name -> one number an example
     choices: list[Any] = field(default_factory=list)  # of the metric `choice`: a `Choice` an example
     sets: dict[str, "Evaluation"] = field(default_factory=dict)  # of the other held-out sets, which have none
+    answers: list[Any] = field(default_factory=list)  # the first SHOWN that were written: an `Answer` each
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Evaluation":

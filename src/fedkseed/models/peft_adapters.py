@@ -1,7 +1,7 @@
 """Adapters of the `peft` library, for tuning them instead of all weights. Only this file imports the library."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,3 +60,16 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
             raise FedKSeedError(f"the model can't have {kind} adapters: {error}; name [peft] targets") from error
     made.requires_grad_(False).eval()
     return made
+
+
+def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
+    """The number of weights of a LoRA in the matrices of queries and values, where peft puts it in most architectures.
+
+    Args:
+        shapes: of a model's tensors, by name.
+
+    Returns:
+        None if no tensor has the name of such a matrix.
+    """
+    adapted = [shape for name, shape in shapes.items() if name.endswith((".q_proj.weight", ".v_proj.weight"))]
+    return rank * sum(map(sum, adapted)) or None

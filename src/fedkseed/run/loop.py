@@ -47,6 +47,7 @@ class Finished:
     sync_seconds: float | None = None  # nearly 0 in mode streamed; None where clients replay the rounds they missed
     weights: int | None = None  # d, the number of tuned weights; None without a model
     digest: str | None = None  # of the tuned model, hexadecimal; None without a model
+    lora: int | None = None  # weights that a LoRA of rank 8 of the model has, for comparison; None if that is not known
 
 
 class Evaluator(Protocol):
@@ -103,6 +104,7 @@ class Result:
     output: Path | None
     best: int | None = None  # rounds of the tuned model, where [evaluation] best chooses them: `after` is of it
     stopped: str | None = None  # the reason, where a run has ended early
+    lora: int | None = None  # see `Finished`
 
 
 def work(store: Store, federation: Federation) -> Result:
@@ -158,6 +160,7 @@ def work(store: Store, federation: Federation) -> Result:
         output=finished.output,
         best=best,
         stopped=store.recall(STOPPED),
+        lora=finished.lora,
     )
 
 

@@ -21,7 +21,7 @@ from ..files import folder
 from ..local.client import Client
 from ..models.load import load_model, load_tokenizer
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
-from ..models.peft_adapters import PATTERNS, Adapters, attach
+from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, chosen
 from ..recipe.schema import VALIDATION, Recipe
@@ -282,4 +282,5 @@ class WithModel:
             sync_seconds=None if setup.algorithm.remembers else setup.load(state),
             weights=setup.weights.layout.size,
             digest=setup.weights.digest().hex(),
+            lora=lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None,
         )

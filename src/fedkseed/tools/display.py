@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..evaluation.statistics import (
     BALANCED,
+    Answer,
     Choice,
     Confusion,
     Evaluation,
@@ -142,6 +143,7 @@ def print_result(result: "Result") -> None:
         console.print(table)
         for of, now in after.every.items():
             print_confusion(now.choices, of)
+        _print_answers(before.answers, after.answers)
         _print_choice(result.best, result.stopped)
     else:
         console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
@@ -149,6 +151,9 @@ def print_result(result: "Result") -> None:
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
         costs.add_row("bytes a client and round", f"{down:,} down + {up:,} up = {down + up:,}")
+        for what, numbers in (("all tuned weights", result.weights), ("a LoRA of rank 8", result.lora)):
+            if numbers and 8 * numbers > down + up:
+                costs.add_row(f"{what}, as float32 both ways", f"{8 * numbers:,}")
     if result.output is not None:
         size = sum(file.stat().st_size for file in (result.output, *result.output.rglob("*")) if file.is_file())
         costs.add_row("the tuned model", f"{size:,} bytes")
@@ -173,6 +178,21 @@ def frequent(choices: Sequence[Choice]) -> str:
     """The most frequent choice with its share."""
     label, share = most_frequent(choices)
     return f"{_label(label)}: {share:.0%}"
+
+
+def _print_answers(before: Sequence[Answer], after: Sequence[Answer]) -> None:
+    """Print answers of the base model and of the tuned one to the same requests."""
+    if not before or not after:
+        return
+    table = Table("request", "right answer", "before", "after", show_lines=True)
+    for (request, right, then), (_, _, now) in zip(before, after, strict=True):
+        table.add_row(*(Text(cut(text.strip()) or "(nothing)") for text in (request, right, then, now)))
+    console.print(table)
+
+
+def cut(text: str, most: int = 240) -> str:
+    """A text, or its beginning if it is long."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _print_choice(best: int | None, stopped: str | None) -> None:
