@@ -7,8 +7,13 @@ AT_ONCE ?= 2
 .PHONY: demo test test-faults check vectors clean
 
 demo: .venv/installed .venv/model
+	if [ ! -f runs/basis.safetensors ]; then mkdir -p runs && $(BIN)/fedkseed basis recipes/quickstart.toml \
+	--data dolly-sample --examples 16 --output runs/basis.safetensors; fi
 	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
 	else $(BIN)/fedkseed run recipes/quickstart.toml; fi
+	@echo "Ask both models yourself, or look at the run in a browser:"
+	@echo "    $(BIN)/fedkseed generate runs/quickstart 'What does this person want? Will it rain in Oslo tomorrow?'"
+	@echo "    $(BIN)/fedkseed report runs/quickstart --output report.html"
 
 test: .venv/installed-dev check
 
