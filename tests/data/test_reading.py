@@ -29,8 +29,10 @@ def test_the_sample_that_is_shipped_has_300_rows_of_each_category():
 def test_the_sample_of_intents_is_a_task_of_seven_classes():
     examples = read("intents")
     counts = Counter(example.response for example in examples)
-    assert len(examples) == 693 and len(counts) == 7
-    assert min(counts.values()) == 80 and max(counts.values()) == 122
+    assert len(examples) == 693
+    assert len(counts) == 7
+    assert min(counts.values()) == 80
+    assert max(counts.values()) == 122
     assert len({example.instruction for example in examples}) == len(examples)
     assert all(example.category == example.response and not example.context for example in examples)
 

@@ -8,6 +8,7 @@ from ..errors import FedKSeedError
 from .formats import NAMES, SAMPLES, is_saved, kind_of, rows_of
 from .layouts import CONVERSATIONS, LAYOUTS, Example, fit
 
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """The examples of one file, and what was found in it."""

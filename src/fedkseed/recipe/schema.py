@@ -82,7 +82,7 @@ class Data(Part):
     @model_validator(mode="after")
     def _check(self) -> "Data":
         if (self.columns or self.layout) and self.format != "rows":
-            raise ValueError("columns and layout are of rows; natural-instructions has names of its own")
+            raise ValueError("columns name the fields of rows, and layout their kind; natural-instructions has its own")
         return self
 
 
