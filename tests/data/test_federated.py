@@ -14,6 +14,8 @@ from fedkseed.data.federated import own_share, share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.recipe.schema import Recipe
+from fedkseed.run.store import Store
+from fedkseed.tools.report import holdings
 
 from ..conftest import recipe_text, rows
 
@@ -195,6 +197,8 @@ def test_a_run_with_conversations_and_texts_learns_from_them_and_keeps_their_tem
     assert all(math.isfinite(loss) for loss in result.after.losses)
     kept = load_recipe(tmp_path / "run" / "recipe.toml")
     assert kept.data.template == "chat"
+    assert Store(tmp_path / "run").recall("clients")["names"] == ["hr", "it", "legal"]
+    assert holdings(Store(tmp_path / "run"), result.reports).names == ["hr", "it", "legal"]
     again = share_out(kept, load_tokenizer(str(model)))
     assert again.digest() == share_out(recipe(tmp_path, model, source, **changes), load_tokenizer(str(model))).digest()
 
@@ -248,7 +252,7 @@ def test_rows_are_counted_in_a_line_on_their_file_and_a_strict_recipe_refuses_th
     asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl")
     shares = share_out(asked, tokenizer, said.append)
     assert said == [
-        "a.jsonl: 38 rows as instruction and response; 1 without a response left out, 1 repeat others, 1 over 200 "
+        "a.jsonl: 38 rows as instruction and response; 1 without a response left out, 1 repeated, 1 over 200 "
         "tokens left out"
     ]
     assert shares.too_long == 1
@@ -267,7 +271,7 @@ def test_training_rows_that_equal_held_out_rows_are_counted(tmp_path, model_fold
     shares = share_out(asked, tokenizer, said.append)
     training = [e.example for part in shares.clients for e in part]
     held_out = {e.example for e in shares.held_out}  # 8 of the 18 rows that are held out, as the recipe asks
-    (count,) = re.findall(r"36 repeat others, (\d+) for training equal held-out rows$", said[0])
+    (count,) = re.findall(r"36 repeated, (\d+) for training also held out$", said[0])
     assert sum(e in held_out for e in training) <= int(count) <= 18
     assert int(count) > 0
 
@@ -285,7 +289,9 @@ def test_of_many_files_the_first_have_lines_and_the_others_one(tmp_path, model_f
 
 def test_a_client_with_its_own_file_has_its_conversations_and_packed_texts(tmp_path, model_folder, tokenizer):
     source, limit = departments(tmp_path / "departments"), {"max_tokens": "max_tokens = 400"}
-    talks = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer)
+    said = list[str]()
+    talks = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
+    assert said == ["it.jsonl: 10 rows as conversations"]
     assert [len(e.counted) for e in talks] == [2] * 10
     texts = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
     expected = "".join(f"{row['response']}<end>" for row in rows()[20:32])

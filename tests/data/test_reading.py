@@ -105,11 +105,11 @@ def test_rows_without_a_response_are_left_out_and_counted_and_repeated_ones_are_
     assert [part.place(k).removeprefix(str(path)) for k in range(3)] == [", line 1", ", line 3", ", line 5"]
     assert part.examples == [Example("a", "b"), Example("c", "d"), Example("a", "b")]
     assert part.said("more") == (
-        "sales.jsonl: 3 rows as instruction and response; 2 without a response left out, 1 repeat others, more"
+        "sales.jsonl: 3 rows as instruction and response; 2 without a response left out, 1 repeated, more"
     )
     assert read(str(path)) == part.examples
     path.write_text(lines({**ROW, "response": ""}))
-    with pytest.raises(FedKSeedError, match="holds no examples that can be learned: 1 rows have no response"):
+    with pytest.raises(FedKSeedError, match="holds no examples to learn from: none of its 1 rows has a response"):
         read(str(path))
 
 
@@ -147,7 +147,7 @@ def test_conversations_of_a_saved_data_set_are_read(tmp_path):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     Dataset.from_dict({"messages": [turns, turns[:1]]}).save_to_disk(tmp_path / "saved")
     part = Reader().part(str(tmp_path / "saved"))
-    assert part.said() == "saved: 1 rows as conversations; 1 without a response left out"
+    assert part.said() == "saved: 1 row as conversations; 1 without a response left out"
     assert part.examples == [Example("Hi", "Hello.", turns=(Turn("user", "Hi"),))]
 
 
@@ -168,11 +168,11 @@ def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
     found = Reader().folder(str(folder(tmp_path / "all")))
     assert [*found] == ["hr", "it", "legal", "tax"]
     assert [part.said() for parts in found.values() for part in parts] == [
-        "hr.csv.gz: 2 rows as prompt and completion; 1 repeat others",
-        "it.JSONL: 1 rows as instruction and response",
-        "legal/a.jsonl: 1 rows as instruction and response",
-        "legal/b.json: 1 rows as instruction and response",
-        "tax: 1 rows as instruction and response",
+        "hr.csv.gz: 2 rows as prompt and completion; 1 repeated",
+        "it.JSONL: 1 row as instruction and response",
+        "legal/a.jsonl: 1 row as instruction and response",
+        "legal/b.json: 1 row as instruction and response",
+        "tax: 1 row as instruction and response",
     ]
     assert [e.context for part in found["legal"] for e in part.examples] == ["a.jsonl", "b.json"]
 

@@ -89,7 +89,7 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     every = [*found.held_out, *(one.example for one in found.training)]
     categories, training = _apart(found.training, recipe)
     kept, too_long = _owned(training, recipe, tokenizer, wording)
-    for line in _lines(found, training, too_long, recipe):
+    for line in _lines(found.parts, training, too_long, found.held_out, recipe):
         note(line)
     parts, names = _divide(kept, found.owners, recipe)
     recipe.clients.cohort_of(len(parts))
@@ -108,8 +108,11 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     )
 
 
-def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+def own_share(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> list[Encoded]:
     """Training examples of a client with its own file: those that `split = "files"` gives the client of that file.
+
+    Args:
+        note: is given a line on the file.
 
     Raises:
         FedKSeedError: the file can't be read, or too little is left of it.
@@ -117,7 +120,10 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
     held_out = {recipe.data.held_out, *recipe.evaluation.categories}
     part = _reader(recipe).part(recipe.data.source)
     own = [Owned(e, 0, part, row) for row, e in enumerate(part.examples) if e.category not in held_out]
-    encoded = [e for e, _ in _owned(own, recipe, tokenizer, _wording(recipe))[0]]
+    kept, too_long = _owned(own, recipe, tokenizer, _wording(recipe))
+    for line in _lines([part], own, too_long, [], recipe):
+        note(line)
+    encoded = [e for e, _ in kept]
     if len(encoded) < recipe.clients.min_examples:
         raise FedKSeedError(
             f"the client has {len(encoded)} examples after holding out and leaving out long ones, "
@@ -143,7 +149,7 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     every = [e for part in parts for e in part.examples]
     held_out, others = _hold_out([Owned(e) for e in every], recipe)
     categories, _ = _apart(others, recipe)
-    for line in _shortened([part.said() for part in parts], parts):
+    for line in _lines(parts, [], [], [], recipe):
         note(line)
     return _held_out(held_out, categories, [], every, recipe, tokenizer, _wording(recipe))
 
@@ -182,24 +188,25 @@ def _worded(recipe: Recipe, parts: Sequence[Part], tokenizer: Any) -> Wording:
     return _wording(recipe)
 
 
-def _lines(found: Found, training: Sequence[Owned], too_long: Sequence[Owned], recipe: Recipe) -> list[str]:
-    """A line on each file of a recipe's data."""
-    held_out = set(found.held_out)
-    long = Counter(id(one.part) for one in too_long)
-    seen = Counter(id(one.part) for one in training if one.example in held_out)
+def _lines(
+    parts: Sequence[Part],
+    training: Sequence[Owned],
+    too_long: Sequence[Owned],
+    held_out: Sequence[Example],
+    recipe: Recipe,
+) -> list[str]:
+    """A line on each file; of many, the last one sums up the rest."""
+    long, known = Counter(id(one.part) for one in too_long), set(held_out)
+    seen = Counter(id(one.part) for one in training if one.example in known)
     lines = [
         part.said(
             f"{long[id(part)]:,} over {recipe.data.max_tokens:,} tokens left out" if long[id(part)] else "",
-            f"{seen[id(part)]:,} for training equal held-out rows" if seen[id(part)] else "",
+            f"{seen[id(part)]:,} for training also held out" if seen[id(part)] else "",
         )
-        for part in found.parts
+        for part in parts
     ]
-    return _shortened(lines, found.parts)
-
-
-def _shortened(lines: Sequence[str], parts: Sequence[Part]) -> list[str]:
     if len(lines) <= MOST_LINES:
-        return list(lines)
+        return lines
     rest = parts[MOST_LINES - 1 :]
     rows, empty = sum(len(part.examples) for part in rest), sum(part.empty for part in rest)
     left_out = f"; {empty:,} without a response left out" if empty else ""

@@ -35,12 +35,12 @@ class Part:
         repeated = len(self.examples) - len(set(self.examples))
         found = [
             f"{self.empty:,} without a response left out" if self.empty else "",
-            f"{repeated:,} repeat others" if repeated else "",
+            f"{repeated:,} repeated" if repeated else "",
             *more,
         ]
         remarks = ", ".join(filter(None, found))
-        title = LAYOUTS[self.layout].title
-        return f"{self.name}: {len(self.examples):,} rows as {title}" + (f"; {remarks}" if remarks else "")
+        rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {LAYOUTS[self.layout].title}"
+        return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Reader:
             places.append(number)
             clients.append(fitted.client(row))
         if fitted is None or not examples:
-            found = f" that can be learned: {empty:,} rows have no response" if empty else ""
+            found = f" to learn from: none of its {empty:,} rows has a response" if empty else ""
             raise FedKSeedError(f"the data file {rows.source} holds no examples{found}")
         name = name or (source if source in SAMPLES else Path(source).name)
         return Part(name, fitted.name, examples, places, rows.source, rows.unit, clients, empty)

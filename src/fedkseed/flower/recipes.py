@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import SAMPLES
+from ..data.formats import SAMPLES
 from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.basis import with_basis

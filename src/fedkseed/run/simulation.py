@@ -253,6 +253,7 @@ class Simulation:
             "categories": [dict(sorted(count.items())) for count in counts],
             "too_long": self.shares.too_long,
             "held_out": len(self.shares.held_out),
+            "names": self.shares.names,
         }
 
 
