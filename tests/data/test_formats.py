@@ -166,13 +166,13 @@ BROKEN = {  # name -> content, and words of the refusal
     "twice.csv": (b"a,a\n1,2\n", "two columns have the name 'a'"),
     "latin.csv": ("a,b\n1,ä\n".encode("latin-1"), "line 2: not valid UTF-8"),
     "excel.csv": ("a\tb\n1\t2\n".encode("utf-16"), "line 1: not valid UTF-8"),
-    "cut.json": (b'[{"a": "1"}, {"a": "2"', "row 2: not valid JSON"),
+    "cut.json": (b'[{"a": "1"}, {"a": 2,', "row 2: not valid JSON .* at character 9"),
     "comma.json": (b'[{"a": "1"} {"a": "2"}]', "row 1: not valid JSON .a comma or the array's end is expected"),
     "ends.json": (b'[{"a": "1"}', "row 1: not valid JSON .the file ends"),
     "trailing.json": (b'[{"a": "1"},]', "row 2: not valid JSON"),
     "after.json": (b'[{"a": "1"}] {', "the array is followed by '{'"),
     "deep.json": (b"[" * 200_000, "row 1: not valid JSON"),
-    "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "not valid UTF-8"),
+    "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "in row 1 or after it: not valid UTF-8"),
     "object.json": (b'{\n"a": "1"\n}', "line 1: not valid JSON"),
     "cut.csv.zst": (packed(b"a,b\n" + b"1,2\n" * 9999, ".zst")[:-5], "can't be read: it ends in the middle"),
     "no.csv.zst": (b"a,b\n1,2\n", "can't be read"),
@@ -276,7 +276,15 @@ def test_several_zstandard_frames_are_one_file(tmp_path):
     assert found(tmp_path / "a.jsonl.zst") == ROWS
 
 
-def test_a_name_of_the_hub_is_tried_and_offline_says_so(tmp_path):
+@pytest.mark.parametrize(("name", "package"), [("a.csv.zst", "zstandard"), ("a.parquet", "datasets")])
+def test_without_the_extra_a_file_that_needs_it_is_refused_with_its_name(tmp_path, monkeypatch, name, package):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    (tmp_path / name).touch()
+    with pytest.raises(FedKSeedError, match=r"needs the extra `data`: pip install 'fedkseed\[data\]'"):
+        found(tmp_path / name)
+
+
+def test_a_name_of_the_hub_is_tried_and_offline_says_so(tmp_path, monkeypatch):
     """In a process of its own, which is kept from the network by the hub's own setting."""
     code = (
         "from fedkseed.data.formats import rows_of\nfrom fedkseed import FedKSeedError\n"
@@ -285,6 +293,8 @@ def test_a_name_of_the_hub_is_tried_and_offline_says_so(tmp_path):
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline, check=True)
     assert done.stdout.startswith("there is no data file at nobody/nothing, and the rows 'train' of a data set of this")
-    for name in ("data/rows.jsonl", "/no/where", "one", "a/b/c"):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    for name in ("here/rows", "data/rows.jsonl", "/no/where", "one", "a/b/c"):
         with pytest.raises(FedKSeedError, match=f"no data file at {name}; give a file"):
             rows_of(name)

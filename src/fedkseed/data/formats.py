@@ -62,7 +62,8 @@ def kind_of(name: str) -> tuple[str, str] | None:
 
 def is_saved(path: Path) -> bool:
     """Whether a folder is a data set, or several, that `save_to_disk` of the package `datasets` wrote."""
-    return path.is_dir() and any((path / name).is_file() for name in ("state.json", "dataset_dict.json"))
+    written = (("state.json", "dataset_info.json"), ("dataset_dict.json",))
+    return path.is_dir() and any(all((path / name).is_file() for name in names) for names in written)
 
 
 def rows_of(source: str) -> Rows:
@@ -78,7 +79,8 @@ def rows_of(source: str) -> Rows:
     if is_saved(path):
         return Rows(str(path), "row", _table(_saved(path), str(path)))
     if not path.is_file():
-        if HUB.fullmatch(source) and kind_of(source) is None and not path.exists():
+        # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
+        if HUB.fullmatch(source) and kind_of(source) is None and not path.parent.exists():
             return Rows(source, "row", _table(_hub(source), source))
         raise FedKSeedError(
             f"no data file at {path}; give a file ({NAMES}), a folder that `save_to_disk` wrote, or one of "
@@ -112,8 +114,11 @@ def parse(content: bytes, where: str, remedy: str) -> Any:
         raise FedKSeedError(f"{where}: not valid JSON ({_reason(error)}); {remedy}") from error
 
 
-def _reason(error: Exception) -> str:
-    return f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+def _reason(error: Exception, begin: int = 0) -> str:
+    """The reason of a refusal of JSON, which begins at a character of the text that was parsed."""
+    if not isinstance(error, json.JSONDecodeError):
+        return str(error)
+    return f"{error.msg} at character {error.pos - begin + 1}"
 
 
 # --- bytes --------------------------------------------------------------------------------------
@@ -247,7 +252,9 @@ def _array(stream: _Stream) -> Numbered:
         try:
             buffer, at = buffer[at:] + text.decode(data, final=not data), 0
         except UnicodeDecodeError as error:
-            raise FedKSeedError(f"{stream.place(number, 'row')}: not valid UTF-8; save the file as UTF-8") from error
+            raise FedKSeedError(
+                f"{stream.path}, in row {max(1, number)} or after it: not valid UTF-8; save the file as UTF-8"
+            ) from error
         return bool(data)
 
     def ahead() -> str:
@@ -267,10 +274,11 @@ def _array(stream: _Stream) -> Numbered:
             try:
                 found, end = parser.raw_decode(buffer, at)
             except (ValueError, RecursionError) as error:
+                reason = _reason(error, at)
                 if len(buffer) - at > MAX_LINE:
-                    raise refused(f"{_reason(error)}, or it has more than {MAX_LINE:,} characters") from error
+                    raise refused(f"{reason}, or it has more than {MAX_LINE:,} characters") from error
                 if not more():
-                    raise refused(_reason(error)) from error
+                    raise refused(reason) from error
                 continue
             if end - at > MAX_LINE:
                 raise refused(f"a row has at most {MAX_LINE:,} characters")
