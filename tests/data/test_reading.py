@@ -178,9 +178,10 @@ def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
 
 
 def test_clients_whose_names_differ_by_their_format_alone_keep_their_whole_names(tmp_path):
-    for name in ("hr.jsonl", "hr.json", "it.jsonl"):
+    names = ["hr.json", "hr.json.json", "hr.jsonl", "it.jsonl"]
+    for name in names:
         (tmp_path / name).write_text(lines(ROW))
-    assert [*Reader().folder(str(tmp_path))] == ["hr.json", "hr.jsonl", "it"]
+    assert [*Reader().folder(str(tmp_path))] == names
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "it.docx", "legal/more.xlsx", "README", "legal/deeper/a.jsonl"])

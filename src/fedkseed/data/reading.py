@@ -98,8 +98,9 @@ class Reader:
         found = _visible(path) if path.is_dir() and not is_saved(path) else []
         if not found:
             raise FedKSeedError(f"no folder with data files at {path}; one file or folder a client is wanted, {NAMES}")
-        stems = [_stem(entry) for entry in found]
-        names = [e.name if stems.count(stem) > 1 else stem for e, stem in zip(found, stems, strict=True)]
+        names = [_stem(entry) for entry in found]
+        if len(set(names)) < len(names):  # as of hr.csv and hr.json
+            names = [entry.name for entry in found]
         return {
             name: [self.part(str(file), str(file.relative_to(path))) for file in _files(entry)]
             for name, entry in zip(names, found, strict=True)
