@@ -82,6 +82,9 @@ def test_other_names_of_roles_and_parts_of_text_are_read():
         (("prompt", "answer", "text"), {"response": "answer"}, "prompt-completion"),
         (("body", "prompt", "completion"), {"text": "body"}, "text"),
         (("log", "messages"), {"messages": "log"}, "chat"),
+        (("messages", "topic"), {"instruction": "Frage", "response": "Antwort", "category": "topic"}, "chat"),
+        (("prompt", "completion"), {"instruction": "Frage", "response": "Antwort"}, "prompt-completion"),
+        (("Inhalt",), {"instruction": "Frage", "response": "Antwort", "text": "Inhalt"}, "text"),
         (("prompt", "completion", "department"), {"client": "department"}, "prompt-completion"),
     ],
 )
@@ -106,6 +109,18 @@ def test_layouts_that_fit_alike_are_refused_until_one_is_named():
         ({"question": "q", "reply": "a"}, {}, None, r"or prompt and completion \(prompt-completion\), or messages"),
         ({"prompt": "q", "reply": "a"}, {}, None, "line 2: no column completion; columns found: prompt, reply"),
         ({"q": "q", "a": "a"}, {"instruction": "q"}, None, "line 2: no column response; columns found: q, a"),
+        (
+            {"Frage": "q", "response": "a"},
+            {"instruction": "Frage", "response": "Antwort"},
+            None,
+            "no column Antwort; c",
+        ),
+        (
+            {"q": "q", "a": "a"},
+            {"instruction": "Frage", "response": "Antwort"},
+            None,
+            "no column Frage and no Antwort;",
+        ),
         ({"text": "t"}, {}, "chat", "line 2: no column messages; columns found: text"),
         (
             {"text": "t"},
@@ -113,8 +128,8 @@ def test_layouts_that_fit_alike_are_refused_until_one_is_named():
             None,
             "no field is called 'answer'; fields are instruction, response, context",
         ),
-        ({"text": "t"}, {"text": "t", "response": "t"}, None, "names response, text, and not one layout has all of"),
-        ({"text": "t"}, {"response": "t"}, "text", "names response, and not the layout 'text' has all of these fields"),
+        ({"t": "t"}, {"text": "t", "response": "t"}, None, "names response, text, and not one layout has all of"),
+        ({"t": "t"}, {"response": "t"}, "text", "names response, and not the layout 'text' has all of these fields"),
     ],
 )
 def test_columns_that_fit_no_layout_are_refused_with_all_that_fit(row, named, layout, match):

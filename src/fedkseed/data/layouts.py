@@ -164,6 +164,7 @@ LAYOUTS = {
     "sharegpt": Layout("conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
     "text": Layout("plain text", {"text": "text", **COMMON}, 1, _text),
 }
+REQUIRED = {field for layout in LAYOUTS.values() for field in layout.needed}
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
 EXPECTED = ", or ".join(
     f"{' and '.join(layout.columns[field] for field in layout.needed)} ({name})" for name, layout in LAYOUTS.items()
@@ -205,7 +206,8 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     """The layout of a file by the columns of its first row; upper and lower case are alike in the names of columns.
 
     Args:
-        named: field -> the name of its column, as a recipe gives it.
+        named: field -> the name of its column, as a recipe gives it. A recipe may have files with other columns, too:
+            one that has none of these is read by the layouts' own names.
         layout: the layout that a recipe names; None: the one that fits.
 
     Raises:
@@ -218,24 +220,29 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     def column(name: str) -> str:
         return name if name in row else alike.get(name.strip().casefold(), name)
 
-    tried = [
-        Fitted(name, {field: column(named.get(field, own)) for field, own in one.columns.items()})
-        for name, one in LAYOUTS.items()
-        if layout in (None, name) and set(named) <= set(one.columns)
-    ]
-    if not tried:
-        of = f"the layout {layout!r} has" if layout else "one layout has"
-        raise FedKSeedError(f"[data] columns names {', '.join(sorted(named))}, and not {of} all of these fields")
-
     def there(one: Fitted) -> int:
         return sum(one.columns[field] in row for field in one.layout.needed)
 
-    fitting = [one for one in tried if there(one) == one.layout.required]
+    def tried(names: Mapping[str, str]) -> list[Fitted]:
+        return [
+            Fitted(name, {field: column(names.get(field, own)) for field, own in one.columns.items()})
+            for name, one in LAYOUTS.items()
+            if layout in (None, name) and here <= set(one.columns)
+        ]
+
+    here = {field for field, name in named.items() if column(name) in row}
+    if not (every := tried(named)):
+        of = f"the layout {layout!r} has" if layout else "one layout has"
+        raise FedKSeedError(f"[data] columns names {', '.join(sorted(here))}, and not {of} all of these fields")
+    fitting = [one for one in every if there(one) == one.layout.required]
+    if not fitting and not here & REQUIRED:
+        others = {field: name for field, name in named.items() if field not in REQUIRED}
+        fitting = [one for one in tried(others) if there(one) == one.layout.required]
     if not fitting:
-        return max(tried, key=there)  # which names what is missing, at this row
+        return max(every, key=there)  # which names what is missing, at this row
     # Two that take the same columns, as a recipe may name them, are one.
-    others = {tuple(one.columns[field] for field in one.layout.needed): one.name for one in reversed(fitting)}
-    names = [name for name in reversed(others.values()) if name != "text"]
+    different = {tuple(one.columns[field] for field in one.layout.needed): one.name for one in reversed(fitting)}
+    names = [name for name in reversed(different.values()) if name != "text"]
     if fitting[0].name != "instruction" and len(names) > 1:
         raise FedKSeedError(
             f"{where}: the columns {', '.join(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
