@@ -15,6 +15,7 @@ from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.store import Store
+from fedkseed.run.watchers import Silent
 from fedkseed.tools.report import holdings
 
 from ..conftest import recipe_text, rows
@@ -186,13 +187,25 @@ def test_instructions_keep_the_paper_s_wording_beside_a_chat_template(
     assert (after.digest(), after.template) == (before.digest(), None)
 
 
+class Notes(Silent):
+    """A watcher that keeps what it is given to show."""
+
+    def __init__(self) -> None:
+        self.found = list[str]()
+
+    def note(self, text: str) -> None:
+        self.found.append(text)
+
+
 def test_a_run_with_conversations_and_texts_learns_from_them_and_keeps_their_template(tmp_path, model_folder):
     model = shutil.copytree(model_folder, tmp_path / "model")
     settings = json.loads((model / "tokenizer_config.json").read_text())
     (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHAT}))
     source = departments(tmp_path / "departments")
     changes = ALONE | {"generated": "generated = 3", "cohort": "cohort = 3"}
-    result = start(recipe(tmp_path, model, source, **changes), tmp_path / "run")
+    watcher = Notes()
+    result = start(recipe(tmp_path, model, source, **changes), tmp_path / "run", watcher)
+    assert "hr.csv: 10 rows as prompt and completion" in watcher.found
     assert [report["clients"] for report in result.reports] == [[0, 1, 2]] * 3
     assert all(math.isfinite(loss) for loss in result.after.losses)
     kept = load_recipe(tmp_path / "run" / "recipe.toml")

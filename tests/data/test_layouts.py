@@ -84,6 +84,8 @@ def test_other_names_of_roles_and_parts_of_text_are_read():
         (("log", "messages"), {"messages": "log"}, "chat"),
         (("messages", "topic"), {"instruction": "Frage", "response": "Antwort", "category": "topic"}, "chat"),
         (("prompt", "completion"), {"instruction": "Frage", "response": "Antwort"}, "prompt-completion"),
+        (("text", "label"), {}, "text"),
+        (("text", "label"), {"instruction": "text", "response": "label"}, "instruction"),
         (("Inhalt",), {"instruction": "Frage", "response": "Antwort", "text": "Inhalt"}, "text"),
         (("prompt", "completion", "department"), {"client": "department"}, "prompt-completion"),
     ],
