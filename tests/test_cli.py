@@ -1,6 +1,7 @@
 """The commands, as a user runs them; every refusal is one line and exit code 2, with nothing left behind."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from fedkseed import Adapter, Pool
@@ -143,6 +144,23 @@ def test_preview_shows_tokens_mask_and_shares(finished):
     assert len(tokens.split()) > 10
     assert "4 clients hold 24 examples" in output
     assert "there is no client 4" in refused("preview", finished / "recipe.toml", "--client", 4)
+
+
+def test_preview_says_what_files_hold_and_shows_each_answer_of_a_conversation(tmp_path, model_folder):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}] * 2
+    for name in ("hr", "it"):
+        (tmp_path / "all").mkdir(exist_ok=True)
+        (tmp_path / "all" / f"{name}.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 4)
+    changes = {"alpha": 'split = "files"', "count": "", "held_out": "held_out = 0.4", "examples": "examples = 2"}
+    (tmp_path / "recipe.toml").write_text(recipe_text(model_folder, tmp_path / "all", **changes))
+    output = fedkseed("preview", tmp_path / "recipe.toml", "--client", 1).output
+    assert "hr.jsonl: 4 rows as conversations; 3 repeated" in output
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    answer = "1" * len([*tokenizer("Yes.").input_ids, tokenizer.eos_token_id])
+    (mask,) = re.findall(r"^mask:([01\s]+)", output, re.MULTILINE)
+    assert re.fullmatch(f"0+{answer}0+{answer}", "".join(mask.split()))
+    assert f"loss on {2 * len(answer)} (bold)" in output
+    assert re.search(r"1 it +│ +\d", output)
 
 
 def test_directions_checks_every_backend():

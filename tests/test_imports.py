@@ -31,10 +31,10 @@ local.derivatives local.optimizers local.private local.schedules strategy strate
 strategies.replay
 strategies.checks strategies.secure strategies.noised
 secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
-recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.reading data.partition
-data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics run.cohort
-run.privacy tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs flower.envelope
-flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
+recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.formats data.layouts data.reading
+data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
+run.cohort run.privacy tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs
+flower.envelope flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
 flower.client.policy

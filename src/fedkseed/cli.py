@@ -372,21 +372,22 @@ def preview(
 
     parsed = load_recipe(recipe)
     tokenizer = load_tokenizer(parsed.model.name)
-    shares = share_out(parsed, tokenizer)
+    shares = share_out(parsed, tokenizer, lambda line: console.print(Text(line, style="dim")))
     if client >= len(shares.clients):
         raise FedKSeedError(f"there is no client {client}; the recipe has clients 0 to {len(shares.clients) - 1}")
     first = shares.clients[client][
         int(generator(parsed.seed, Purpose.BATCHES, 0, client).permutation(len(shares.clients[client]))[0])
     ]
-    text = Text("")
-    text.append(tokenizer.decode(first.tokens[: first.prompt]), style="dim")
-    text.append(tokenizer.decode(first.tokens[first.prompt :]), style="bold green")
-    console.print(
-        Text(f"client {client}: {len(first.tokens)} tokens, loss on the last {len(first.tokens) - first.prompt} (bold)")
-    )
+    text, mask, at = Text(""), "", 0
+    for begin, end in first.counted:
+        text.append(tokenizer.decode(first.tokens[at:begin]), style="dim")
+        text.append(tokenizer.decode(first.tokens[begin:end]), style="bold green")
+        mask, at = mask + "0" * (begin - at) + "1" * (end - begin), end
+    last = "" if first.earlier else "the last "
+    console.print(Text(f"client {client}: {len(first.tokens)} tokens, loss on {last}{mask.count('1')} (bold)"))
     console.print(text)
     console.print("tokens:", " ".join(map(str, first.tokens)), highlight=False)
-    console.print("mask:  ", "0" * first.prompt + "1" * (len(first.tokens) - first.prompt), highlight=False)
+    console.print("mask:  ", mask, highlight=False)
     sizes = sorted(len(share) for share in shares.clients)
     console.print(
         f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, "
@@ -398,7 +399,8 @@ def preview(
     table = Table("client", "examples", "categories")
     for number, share in list(enumerate(shares.clients))[:10]:
         counts = Counter(e.example.category or "-" for e in share).most_common()
-        table.add_row(str(number), str(len(share)), Text(", ".join(f"{name} {n}" for name, n in counts)))
+        name = f" {shares.names[number]}" if shares.names else ""
+        table.add_row(Text(f"{number}{name}"), str(len(share)), Text(", ".join(f"{of} {n}" for of, n in counts)))
     console.print(table)
 
 

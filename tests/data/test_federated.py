@@ -1,13 +1,22 @@
 import json
+import math
+import re
+import shutil
 from pathlib import Path
 
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from fedkseed import FedKSeedError
-from fedkseed.data.federated import share_out
+from fedkseed import FedKSeedError, start
+from fedkseed.data.federated import own_share, share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.recipe.schema import Recipe
+from fedkseed.run.store import Store
+from fedkseed.run.watchers import Silent
+from fedkseed.tools.report import holdings
 
 from ..conftest import recipe_text, rows
 
@@ -115,3 +124,188 @@ def test_all_held_out_examples_can_be_asked_for(recipe_file):
     recipe = load_recipe(recipe_file)
     every = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"examples": "all"})})
     assert len(share_out(every, load_tokenizer(recipe.model.name)).held_out) == 12  # the category has 12
+
+
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}assistant: "
+ALONE = {
+    "alpha": 'split = "files"', "count": "", "held_out": "held_out = 0.2", "cohort": "cohort = 1",
+    "max_tokens": "max_tokens = 400", "examples": "examples = 3", "min_examples": "min_examples = 1",
+}  # fmt: skip
+
+
+def turns(question: str, answer: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def departments(path: Path) -> Path:
+    """Three departments' files, in three formats and layouts, as other programs write them."""
+    path.mkdir()
+    asked = [(row["instruction"], row["response"]) for row in rows()]
+    pd.DataFrame(asked[:10], columns=["prompt", "completion"]).to_csv(path / "hr.csv", index=False)
+    chats = [{"messages": turns(*asked[k]) + turns(*asked[k + 1])} for k in range(10, 20)]
+    (path / "it.jsonl").write_text("".join(json.dumps(row) + "\n" for row in chats))
+    pq.write_table(pa.Table.from_pylist([{"text": answer} for _, answer in asked[20:32]]), path / "legal.parquet")
+    return path
+
+
+def test_three_departments_files_are_three_clients_with_names(tmp_path, model_folder, tokenizer):
+    said = list[str]()
+    source = departments(tmp_path / "departments")
+    shares = share_out(recipe(tmp_path, model_folder, source, **ALONE), tokenizer, said.append)
+    assert shares.names == ["hr", "it", "legal"]
+    assert said[:2] == [
+        "hr.csv: 10 rows as prompt and completion",
+        "it.jsonl: 10 rows as conversations",
+    ]
+    assert said[2].startswith("legal.parquet: 12 rows as plain text")
+    hr, it, legal = shares.clients
+    assert all(len(e.counted) == 1 and e.prompt > 1 for e in hr)
+    assert all(len(e.counted) == 2 for e in it)
+    assert 4 <= len(hr) <= 10
+    assert [e.prompt for e in legal] == [1], "its texts are packed into one block of less than 400 tokens"
+
+
+def test_conversations_get_the_chat_template_if_the_recipe_names_none(tmp_path, model_folder, tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    source = departments(tmp_path / "departments")
+    shares = share_out(recipe(tmp_path, model_folder, source, **ALONE), tokenizer)
+    assert shares.template == "chat"
+    assert all(tokenizer.decode(e.tokens).startswith("user: ") for e in shares.clients[1])
+    changes = ALONE | {"max_tokens": 'max_tokens = 400\ntemplate = "paper"'}
+    named = share_out(recipe(tmp_path, model_folder, source, **changes), tokenizer)
+    assert named.template is None
+    assert all(tokenizer.decode(e.tokens).startswith("Below is") for e in named.clients[1])
+
+
+def test_instructions_keep_the_paper_s_wording_beside_a_chat_template(
+    tmp_path, model_folder, data_file, tokenizer, monkeypatch
+):
+    asked = recipe(tmp_path, model_folder, data_file)
+    before = share_out(asked, tokenizer)
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    after = share_out(asked, tokenizer)
+    assert (after.digest(), after.template) == (before.digest(), None)
+
+
+class Notes(Silent):
+    """A watcher that keeps what it is given to show."""
+
+    def __init__(self) -> None:
+        self.found = list[str]()
+
+    def note(self, text: str) -> None:
+        self.found.append(text)
+
+
+def test_a_run_with_conversations_and_texts_learns_from_them_and_keeps_their_template(tmp_path, model_folder):
+    model = shutil.copytree(model_folder, tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": CHAT}))
+    source = departments(tmp_path / "departments")
+    changes = ALONE | {"generated": "generated = 3", "cohort": "cohort = 3"}
+    watcher = Notes()
+    result = start(recipe(tmp_path, model, source, **changes), tmp_path / "run", watcher)
+    assert "hr.csv: 10 rows as prompt and completion" in watcher.found
+    assert [report["clients"] for report in result.reports] == [[0, 1, 2]] * 3
+    assert all(math.isfinite(loss) for loss in result.after.losses)
+    kept = load_recipe(tmp_path / "run" / "recipe.toml")
+    assert kept.data.template == "chat"
+    assert Store(tmp_path / "run").recall("clients")["names"] == ["hr", "it", "legal"]
+    assert holdings(Store(tmp_path / "run"), result.reports).names == ["hr", "it", "legal"]
+    again = share_out(kept, load_tokenizer(str(model)))
+    assert again.digest() == share_out(recipe(tmp_path, model, source, **changes), load_tokenizer(str(model))).digest()
+
+
+def test_texts_of_two_clients_are_in_no_block_together(tmp_path, model_folder, tokenizer):
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for name in ("ant", "bee"):
+        texts = [f"{name} {k}" for k in range(50)]
+        pd.DataFrame({"text": texts}).to_json(folder / f"{name}.jsonl", orient="records", lines=True)
+    changes = ALONE | {"max_tokens": "max_tokens = 16", "examples": "examples = 2"}
+    shares = share_out(recipe(tmp_path, model_folder, folder, **changes), tokenizer)
+    for name, share in zip(("ant", "bee"), shares.clients, strict=True):
+        joined = "".join(tokenizer.decode(e.tokens) for e in share)
+        held_out = 50 - joined.count(name)
+        assert joined.count(name) > 30
+        assert not {"ant", "bee"} - {name} & set(joined.split())
+        assert {len(e.tokens) for e in share[:-1]} == {16}
+        assert 50 - held_out - joined.count("<end>") in (0, 1), "a last block of one token is left out"
+
+
+def test_a_column_names_the_client_of_each_row(tmp_path, model_folder, tokenizer):
+    table = pd.DataFrame(rows()).assign(department=["it", "hr", "legal"] * 12)
+    table.to_csv(tmp_path / "all.csv", index=False)
+    named = {
+        "alpha": 'split = "column"', "count": "", "max_tokens": "max_tokens = 200\ncolumns = {client = 'Department'}",
+    }  # fmt: skip
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "all.csv", **named), tokenizer)
+    assert shares.names == ["hr", "it", "legal"]
+    for name, share in zip(shares.names, shares.clients, strict=True):
+        own = table[(table.department == name) & (table.category != "capital")]
+        assert [e.example.instruction for e in share] == own.instruction.tolist()
+    table.loc[4, "department"] = None
+    table.to_csv(tmp_path / "all.csv", index=False)
+    with pytest.raises(FedKSeedError, match=r"all.csv, line 6: no client is named; .* the column 'Department'"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "all.csv", **named), tokenizer)
+    with pytest.raises(FedKSeedError, match=r"dolly-sample.*line 1: no client is named"):
+        share_out(recipe(tmp_path, model_folder, Path("dolly-sample"), **named), tokenizer)
+
+
+def test_a_folder_without_the_split_of_files_is_refused_with_the_remedy(tmp_path, model_folder, tokenizer):
+    source = departments(tmp_path / "departments")
+    with pytest.raises(FedKSeedError, match=r"departments is a folder: set .clients. split = 'files'"):
+        share_out(recipe(tmp_path, model_folder, source), tokenizer)
+
+
+def test_rows_are_counted_in_a_line_on_their_file_and_a_strict_recipe_refuses_them(tmp_path, model_folder, tokenizer):
+    many = [*rows(), {**rows()[0], "response": ""}, rows()[1], {**rows()[2], "instruction": "long " * 200}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
+    said = list[str]()
+    asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl")
+    shares = share_out(asked, tokenizer, said.append)
+    assert said == [
+        "a.jsonl: 38 rows as instruction and response; 1 without a response left out, 1 repeated, 1 over 200 "
+        "tokens left out"
+    ]
+    assert shares.too_long == 1
+    strict = {"max_tokens": "max_tokens = 200\nstrict = true"}
+    with pytest.raises(FedKSeedError, match=r"a.jsonl, line 37: the response is empty"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **strict), tokenizer)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many if row not in (many[36], many[1])))
+    with pytest.raises(FedKSeedError, match=r"a.jsonl, line 36: more than .data. max_tokens = 200 tokens"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **strict), tokenizer)
+
+
+def test_training_rows_that_equal_held_out_rows_are_counted(tmp_path, model_folder, tokenizer):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows() * 2))
+    said = list[str]()
+    asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl", held_out="held_out = 0.25")
+    shares = share_out(asked, tokenizer, said.append)
+    training = [e.example for part in shares.clients for e in part]
+    held_out = {e.example for e in shares.held_out}  # 8 of the 18 rows that are held out, as the recipe asks
+    (count,) = re.findall(r"36 repeated, (\d+) for training also held out$", said[0])
+    assert sum(e in held_out for e in training) <= int(count) <= 18
+    assert int(count) > 0
+
+
+def test_of_many_files_the_first_have_lines_and_the_others_one(tmp_path, model_folder, tokenizer):
+    folder = tmp_path / "clients"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    said = list[str]()
+    share_out(recipe(tmp_path, model_folder, folder, **ALONE), tokenizer, said.append)
+    assert [line.partition(":")[0] for line in said] == [*(f"{k:02}.jsonl" for k in range(11)), "9 more files"]
+    assert said[-1] == "9 more files: 324 rows"
+
+
+def test_a_client_with_its_own_file_has_its_conversations_and_packed_texts(tmp_path, model_folder, tokenizer):
+    source, limit = departments(tmp_path / "departments"), {"max_tokens": "max_tokens = 400"}
+    said = list[str]()
+    talks = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
+    assert said == ["it.jsonl: 10 rows as conversations"]
+    assert [len(e.counted) for e in talks] == [2] * 10
+    texts = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
+    expected = "".join(f"{row['response']}<end>" for row in rows()[20:32])
+    assert "".join(tokenizer.decode(e.tokens) for e in texts) == expected

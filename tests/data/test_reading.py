@@ -3,14 +3,18 @@ import json
 import tracemalloc
 from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from datasets import Dataset
 
 from fedkseed import FedKSeedError
-from fedkseed.data import reading
-from fedkseed.data.reading import MAX_LINE, MAX_RATIO, SMALL, Example, read, read_folder
+from fedkseed.data import formats
+from fedkseed.data.formats import MAX_LINE, MAX_RATIO, SMALL
+from fedkseed.data.layouts import Example, Turn
+from fedkseed.data.reading import Reader, read
 
 GOOD = '{"instruction": "a", "response": "b"}'
 
@@ -25,8 +29,10 @@ def test_the_sample_that_is_shipped_has_300_rows_of_each_category():
 def test_the_sample_of_intents_is_a_task_of_seven_classes():
     examples = read("intents")
     counts = Counter(example.response for example in examples)
-    assert len(examples) == 693 and len(counts) == 7
-    assert min(counts.values()) == 80 and max(counts.values()) == 122
+    assert len(examples) == 693
+    assert len(counts) == 7
+    assert min(counts.values()) == 80
+    assert max(counts.values()) == 122
     assert len({example.instruction for example in examples}) == len(examples)
     assert all(example.category == example.response and not example.context for example in examples)
 
@@ -45,7 +51,6 @@ def test_gzipped_and_plain_files_read_alike_and_blank_lines_do_not_count(tmp_pat
         ('{"instruction": "a", "resp', "line 2: not valid JSON"),
         ("[1]", "line 2: expected a JSON object, got list"),
         ('{"instruction": "a", "answer": "b"}', "line 2: no column response; columns found: instruction, answer"),
-        (json.dumps({"instruction": "a", "response": " "}), "line 2: the response is empty"),
         (json.dumps({"instruction": 1, "response": "b"}), "line 2: instruction must be text, got int"),
         (b"\xff\xfe", "line 2: not valid UTF-8"),
         ("9" * 5000, "line 2: not valid JSON"),
@@ -86,13 +91,115 @@ def test_parquet_with_other_column_names(tmp_path):
         read(str(tmp_path / "a.parquet"), {"answer": "a"})
 
 
-def test_a_folder_is_one_client_a_file_in_the_order_of_names(tmp_path):
-    for name in ("b", "a"):
-        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"instruction": name, "response": "x"}))
-    (tmp_path / "notes.txt").write_text("not data")
-    assert [[e.instruction for e in part] for part in read_folder(str(tmp_path))] == [["a"], ["b"]]
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+ROW, OTHER = {"instruction": "a", "response": "b"}, {"instruction": "c", "response": "d"}
+
+
+def test_rows_without_a_response_are_left_out_and_counted_and_repeated_ones_are_counted(tmp_path):
+    path = tmp_path / "sales.jsonl"
+    path.write_text(lines(ROW, {**ROW, "response": " "}, OTHER, {**ROW, "response": None}, ROW | {"context": None}))
+    part = Reader().part(str(path))
+    assert [part.place(k).removeprefix(str(path)) for k in range(3)] == [", line 1", ", line 3", ", line 5"]
+    assert part.examples == [Example("a", "b"), Example("c", "d"), Example("a", "b")]
+    assert part.said("more") == (
+        "sales.jsonl: 3 rows as instruction and response; 2 without a response left out, 1 repeated, more"
+    )
+    assert read(str(path)) == part.examples
+    path.write_text(lines({**ROW, "response": ""}))
+    with pytest.raises(FedKSeedError, match="holds no examples to learn from: none of its 1 rows has a response"):
+        read(str(path))
+
+
+def test_a_strict_reader_refuses_them_with_their_places(tmp_path):
+    path, strict = tmp_path / "a.jsonl", Reader(strict=True)
+    path.write_text(lines(ROW, OTHER))
+    assert strict.part(str(path)).said() == "a.jsonl: 2 rows as instruction and response"
+    path.write_text(lines(ROW, OTHER, {**ROW, "response": " "}))
+    with pytest.raises(
+        FedKSeedError, match=r"a.jsonl, line 3: the response is empty.*remove the row, or set .data. str"
+    ):
+        strict.part(str(path))
+    path.write_text(lines(ROW, OTHER, ROW))
+    with pytest.raises(FedKSeedError, match=r"a.jsonl, line 3: the row is the same as that of line 1; remove the row"):
+        strict.part(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "layout", "title"),
+    [
+        ("a.csv", {}, None, "prompt and completion"),
+        ("a.csv", {"text": "completion"}, None, "plain text"),
+        ("a.csv", {"instruction": "prompt", "response": "completion"}, "alpaca", "instruction, input and output"),
+    ],
+)
+def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path, name, columns, layout, title):
+    pd.DataFrame({"prompt": ["a", "c"], "completion": ["b", "d"]}).to_csv(tmp_path / name)
+    part = Reader(columns, layout).part(str(tmp_path / name))
+    assert part.said() == f"a.csv: 2 rows as {title}"
+    assert [e.response for e in part.examples] == ["b", "d"]
+    assert [e.instruction for e in part.examples] == (["", ""] if "text" in columns else ["a", "c"])
+
+
+def test_conversations_of_a_saved_data_set_are_read(tmp_path):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    Dataset.from_dict({"messages": [turns, turns[:1]]}).save_to_disk(tmp_path / "saved")
+    part = Reader().part(str(tmp_path / "saved"))
+    assert part.said() == "saved: 1 row as conversations; 1 without a response left out"
+    assert part.examples == [Example("Hi", "Hello.", turns=(Turn("user", "Hi"),))]
+
+
+def folder(path: Path) -> Path:
+    """The files of four clients: two files, a folder with two files, and a saved data set; beside hidden files."""
+    (path / "legal").mkdir(parents=True)
+    (path / "it.JSONL").write_text(lines(ROW))
+    pd.DataFrame([{"prompt": "q", "completion": "a"}] * 2).to_csv(path / "hr.csv.gz", index=False)
+    for name in ("b.json", "a.jsonl"):
+        (path / "legal" / name).write_text(lines({**ROW, "context": name}))
+    Dataset.from_list([OTHER]).save_to_disk(path / "tax")
+    for hidden in (path / ".DS_Store", path / "legal" / "._a.jsonl"):
+        hidden.write_bytes(b"\0")
+    return path
+
+
+def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
+    found = Reader().folder(str(folder(tmp_path / "all")))
+    assert [*found] == ["hr", "it", "legal", "tax"]
+    assert [part.said() for parts in found.values() for part in parts] == [
+        "hr.csv.gz: 2 rows as prompt and completion; 1 repeated",
+        "it.JSONL: 1 row as instruction and response",
+        "legal/a.jsonl: 1 row as instruction and response",
+        "legal/b.json: 1 row as instruction and response",
+        "tax: 1 row as instruction and response",
+    ]
+    assert [e.context for part in found["legal"] for e in part.examples] == ["a.jsonl", "b.json"]
+
+
+def test_clients_whose_names_differ_by_their_format_alone_keep_their_whole_names(tmp_path):
+    names = ["hr.json", "hr.json.json", "hr.jsonl", "it.jsonl"]
+    for name in names:
+        (tmp_path / name).write_text(lines(ROW))
+    assert [*Reader().folder(str(tmp_path))] == names
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "it.docx", "legal/more.xlsx", "README", "legal/deeper/a.jsonl"])
+def test_a_file_that_is_not_read_is_refused_by_name_and_never_left_out(tmp_path, name):
+    path = folder(tmp_path / "all") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(lines(ROW))
+    refused = path.parent if "deeper" in name else path
+    with pytest.raises(FedKSeedError, match=f"{refused} is no data file .*convert it, or move it out"):
+        Reader().folder(str(tmp_path / "all"))
+
+
+def test_folders_without_files_are_refused(tmp_path):
     with pytest.raises(FedKSeedError, match="no folder with data files"):
-        read_folder(str(tmp_path / "none"))
+        Reader().folder(str(tmp_path / "none"))
+    (tmp_path / "all" / "hr").mkdir(parents=True)
+    with pytest.raises(FedKSeedError, match=r"the folder of a client, .*/hr, holds no data files"):
+        Reader().folder(str(tmp_path / "all"))
 
 
 def test_what_gzip_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path):
@@ -119,7 +226,7 @@ def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
 
 
 def test_a_file_of_more_rows_than_fit_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(reading, "MAX_ROWS", 2)
+    monkeypatch.setattr(formats, "MAX_ROWS", 2)
     (tmp_path / "a.jsonl").write_text(f"{GOOD}\n" * 3)
     Dataset.from_dict({"instruction": ["x"] * 3, "response": ["y"] * 3}).to_parquet(tmp_path / "a.parquet")
     for name, match in (("a.jsonl", "line 3: a file has at most 2 lines"), ("a.parquet", "at most 2 rows .* has 3 of")):

@@ -7,7 +7,7 @@ from tokenizers.processors import TemplateProcessing
 
 from fedkseed import FedKSeedError
 from fedkseed.data.batches import IGNORED, collate, endless_batches
-from fedkseed.data.reading import Example
+from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import (
     TEMPLATES,
     Wording,
@@ -17,7 +17,9 @@ from fedkseed.data.wording import (
     encode_all,
     official_dolly,
     official_ni,
+    packed,
     paper,
+    plain,
 )
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
@@ -86,6 +88,15 @@ def test_a_cut_example_keeps_its_first_tokens(tokenizer):
     assert cut(whole, 10_000) == whole
 
 
+def test_a_cut_conversation_keeps_the_spans_that_are_left(tokenizer):
+    whole = encode(TALK, tokenizer, Wording())
+    (begin, end), _ = whole.counted
+    short = cut(whole, end - 1)
+    assert short.counted == ((begin, end - 1), (end - 1, end - 1))
+    assert cut(whole, begin).counted == ((begin, begin),)
+    assert cut(whole, 10_000) == whole
+
+
 def test_the_separator_stands_between_prompt_and_response(tokenizer):
     for separator in ("", "\n"):
         encoded = encode(Example("Q?", "yes"), tokenizer, Wording("paper", separator))
@@ -97,6 +108,142 @@ def test_the_chat_template_is_the_tokenizers(tokenizer, monkeypatch):
         Wording("chat").prompt(Example("Q?", "x"), tokenizer)
     monkeypatch.setattr(tokenizer, "chat_template", "U:{{ messages[0]['content'] }}|A:")
     assert tokenizer.decode(Wording("chat").prompt(Example("Q?", "x", "C"), tokenizer)) == "U:Q?\n\nC|A:"
+
+
+TALK = Example(
+    "And a crab?",
+    "Ten.",
+    turns=(
+        Turn("system", "Be brief."),
+        Turn("user", "How many legs has a cat?"),
+        Turn("assistant", "Four."),
+        Turn("user", "And a bird?"),
+        Turn("assistant", " "),  # nothing to learn
+        Turn("user", "And a crab?"),
+    ),
+)
+CHAT = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+# A template of another model's: without the end of text, with spaces around what was said.
+BARE = "{% for m in messages %}[{{ m['role'][0] }}] {{ m['content'] | trim }} {% endfor %}[a]"
+SECTION = "\n\n### Instruction:\n{}\n\n### Response:\n"
+HEAD = paper(Example("How many legs has a cat?", "", "Be brief."), None) + "\n"
+WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand writes them
+    CHAT: [
+        ("system: Be brief.<end>\nuser: How many legs has a cat?<end>\nassistant: ", False),
+        ("Four.", True),
+        ("<end>", True),
+        ("\nuser: And a bird?<end>\nassistant:  <end>\nuser: And a crab?<end>\nassistant: ", False),
+        ("Ten.", True),
+        ("<end>", True),
+    ],
+    BARE: [
+        ("[s] Be brief. [u] How many legs has a cat? [a] ", False),
+        ("Four.", True),
+        (" [u] And a bird? [a]  [u] And a crab? [a]", False),
+        ("Ten.", True),
+        ("<end>", True),
+    ],
+    "paper": [
+        (HEAD, False),
+        ("Four.", True),
+        ("<end>", True),
+        (SECTION.format("And a bird?\n\nAnd a crab?"), False),
+        ("Ten.", True),
+        ("<end>", True),
+    ],
+    "plain": [
+        ("How many legs has a cat?\n\nBe brief.\n", False),
+        ("Four.", True),
+        ("<end>", True),
+        ("\n\nAnd a bird?\n\nAnd a crab?\n", False),
+        ("Ten.", True),
+        ("<end>", True),
+    ],
+}
+
+
+@pytest.mark.parametrize("wording", WORDED, ids=["chat", "bare", "paper", "plain"])
+def test_the_loss_counts_the_answers_of_a_conversation_token_by_token(tokenizer, monkeypatch, wording):
+    monkeypatch.setattr(tokenizer, "chat_template", wording if "{" in wording else None)
+    encoded = encode(TALK, tokenizer, Wording("chat" if "{" in wording else wording))
+    pieces = [(tokenizer(text, add_special_tokens=False).input_ids, counted) for text, counted in WORDED[wording]]
+    tokens = [token for piece, _ in pieces for token in piece]
+    labels = [token if counted else IGNORED for piece, counted in pieces for token in piece]
+    other = encode(Example("Q?", "x"), tokenizer, Wording())
+    batch = collate([encoded, other], tokenizer.pad_token_id)
+    width = batch.tokens.shape[1]
+    assert batch.tokens[0].tolist() == tokens + [tokenizer.pad_token_id] * (width - len(tokens))
+    assert batch.labels[0].tolist() == labels + [IGNORED] * (width - len(tokens))
+    assert encoded.tokens[encoded.prompt :] == (*tokenizer("Ten.").input_ids, tokenizer.eos_token_id)
+
+
+def test_a_conversation_of_one_answer_has_the_tokens_of_an_instruction(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    one, other = Example("Q?", "yes", turns=(Turn("user", "Q?"),)), Example("Q?", "yes")
+    for template in TEMPLATES:
+        found = [encode(example, tokenizer, Wording(template)) for example in (one, other)]
+        assert (found[0].tokens, found[0].counted) == (found[1].tokens, found[1].counted)
+
+
+def test_a_template_that_writes_earlier_answers_otherwise_is_refused(tokenizer, monkeypatch):
+    for template in ("{{ messages | length }}|{{ messages[0]['content'] }}", CHAT.replace("m['content']", "'x'")):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        with pytest.raises(FedKSeedError, match="writes an earlier answer of a conversation otherwise"):
+            encode(TALK, tokenizer, Wording("chat"))
+        assert encode(Example("Q?", "x"), tokenizer, Wording("chat")).prompt > 0
+
+
+def test_an_answer_without_a_question_before_it_is_part_of_the_prompt(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", CHAT)
+    example = Example("Hi", "Hello.", turns=(Turn("assistant", "Welcome!"), Turn("user", "Hi")))
+    encoded = encode(example, tokenizer, Wording("chat"))
+    assert encoded.earlier == ()
+    assert tokenizer.decode(encoded.tokens[: encoded.prompt]) == "assistant: Welcome!<end>\nuser: Hi<end>\nassistant: "
+
+
+def test_the_plain_wording_is_the_instruction_and_its_context_alone():
+    assert plain(Example("Name it.", "x", "A thing."), None) == "Name it.\n\nA thing."
+    assert plain(Example("Name it.", "x"), None) == "Name it."
+
+
+def texts(*found: tuple[str, str]) -> list[Example]:
+    return [Example("", text, category=category, plain=True) for text, category in found]
+
+
+def test_texts_are_packed_into_blocks_of_which_every_token_counts(tokenizer):
+    """The oracle joins the texts by hand; the first token of a block is nothing that could be predicted."""
+    examples = texts(("grass is green", ""), ("snow", "b"), ("coal is black.", ""), ("", "b"))
+    words = {text: tokenizer(text, add_special_tokens=False).input_ids for text in (e.response for e in examples)}
+    end = [tokenizer.eos_token_id]
+    streams = {
+        "": [*words["grass is green"], *end, *words["coal is black."], *end],
+        "b": [*words["snow"], *end, *end],
+    }
+    blocks = packed(encode_all(examples, tokenizer, Wording()), 4, tokenizer)
+    for category, stream in streams.items():
+        own = [block for block in blocks if block.example.category == category]
+        joined = [token for block in own for token in block.tokens]
+        assert joined == stream[: len(joined)]
+        assert len(stream) - len(joined) in (0, 1), "a last block of one token has nothing to predict"
+        assert {len(block.tokens) for block in own[:-1]} <= {4}
+        for block in own:
+            batch = collate([block], 0)
+            assert batch.labels[0].tolist() == [IGNORED, *block.tokens[1:]]
+            assert block.example.response == tokenizer.decode(block.tokens[1:])
+    assert {block.example.category for block in blocks} == {"", "b"}
+
+
+@pytest.mark.parametrize("template", ["paper", "chat"])
+def test_a_text_begins_as_the_tokenizer_begins_texts_and_has_no_wording(model_folder, template):
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.chat_template = CHAT
+    (encoded,) = encode_all(texts(("snow", "")), tokenizer, Wording(template))
+    assert encoded.tokens == (0, *tokenizer("snow", add_special_tokens=False).input_ids, tokenizer.eos_token_id)
+    assert encoded.prompt == 1
 
 
 ENDLESS = {  # chat templates that never end or never stop growing, and the words of their refusals

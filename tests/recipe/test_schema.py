@@ -56,6 +56,8 @@ def test_the_key_of_the_directions_follows_from_the_seed():
             },
             r"\[data\] columns name the fields of rows",
         ),
+        ({"data": {"format": "natural-instructions", "layout": "chat"}, "clients": {"split": "tasks"}}, "layout the"),
+        ({"data": {"layout": "chats"}}, r"\[data\] layout: input should be 'instruction', 'alpaca'"),
         ({"data": {"protocol": "code"}}, r"\[data\] protocol: input should be 'paper' or 'official-code'"),
         ({"directions": {"size": 1000}}, "power of two as its size K, got 1000; the next one is 1024"),
         (
@@ -182,6 +184,7 @@ NI = {"data": {"format": "natural-instructions"}, "clients": {"split": "tasks"}}
 def test_defaults_that_another_value_decides():
     rows, files, tasks = (parse({**MODEL, **part}) for part in ({}, {"clients": {"split": "files"}}, NI))
     assert [r.clients.count for r in (rows, files, tasks)] == [200, None, None]
+    assert parse({**MODEL, "clients": {"split": "column"}}).clients.count is None
     assert [r.clients.min_examples for r in (rows, files, tasks)] == [10, 10, 20]
     assert (rows.data.template, rows.data.separator) == (tasks.data.template, tasks.data.separator) == ("paper", "\n")
     code = {"protocol": "official-code"}

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .reading import Example
+from .layouts import Example
 
 IGNORED = -100  # label of a token that is not part of the response
 
@@ -33,6 +33,12 @@ class Encoded:
     tokens: tuple[int, ...]
     prompt: int
     example: Example
+    earlier: tuple[tuple[int, int], ...] = ()  # spans of earlier responses in the prompt, which the loss counts, too
+
+    @property
+    def counted(self) -> tuple[tuple[int, int], ...]:
+        """The spans of the tokens that the loss counts: begin and end of each, in their order."""
+        return *self.earlier, (self.prompt, len(self.tokens))
 
 
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
@@ -45,7 +51,8 @@ def collate(encoded: Sequence[Encoded], pad: int) -> Batch:
         n = len(e.tokens)
         tokens[row, :n] = torch.tensor(e.tokens)
         mask[row, :n] = 1
-        labels[row, e.prompt : n] = tokens[row, e.prompt : n]
+        for begin, end in e.counted:
+            labels[row, begin:end] = tokens[row, begin:end]
     return Batch(tokens, mask, labels, encoded)
 
 

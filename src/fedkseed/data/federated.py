@@ -1,6 +1,7 @@
 """Division of a recipe's data among clients: read, hold out, encode, share out."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
@@ -10,13 +11,26 @@ from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
 from ..recipe.schema import VALIDATION, Recipe
 from .batches import Encoded
+from .formats import is_saved
+from .layouts import Example
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .reading import Example, is_here, read, read_folder
-from .wording import Wording, cut, encode_all
+from .reading import Part, Reader, is_here
+from .wording import Wording, cut, encode_all, packed
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
-Owned: TypeAlias = tuple[Example, int]  # an example and the number of the file or task that it comes from
+MOST_LINES = 12  # files on which a line each is said; of more, the rest is summed up
+Note: TypeAlias = Callable[[str], None]  # says a line to whoever watches
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """An example and where it comes from."""
+
+    example: Example
+    owner: int = 0  # number of the file, folder, task or named client
+    part: Part | None = None  # the file; None for a task
+    row: int = 0  # number of the example in `part`
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +39,9 @@ class Found:
 
     held_out: list[Example]
     training: list[Owned]
-    owners: int  # number of files or tasks
+    owners: list[str]  # names of files, folders, tasks or clients; one without a name where a split shares rows out
     too_small: int = 0
+    parts: list[Part] = field(default_factory=list)  # the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +62,8 @@ class Shares:
     too_small: int = 0  # training tasks with too few examples to be a client
     options: dict[str, list[str]] = field(default_factory=dict)  # of `held_out`, see `HeldOut`
     sets: dict[str, HeldOut] = field(default_factory=dict)  # the validation part, and further held-out sets, by name
+    names: list[str] = field(default_factory=list)  # of the clients, where files, folders, tasks or a column name them
+    template: str | None = None  # of the examples, where it is not the recipe's: see `_worded`
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
@@ -58,41 +75,55 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
     return sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
 
 
-def share_out(recipe: Recipe, tokenizer: Any) -> Shares:
+def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> Shares:
     """Divide a recipe's data among clients; the same recipe always gives the same division.
+
+    Args:
+        note: is given a line on each file.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
-    found, limit = _find(recipe), recipe.data.max_tokens
-    every = [*found.held_out, *(e for e, _ in found.training)]
+    found = _find(recipe)
+    wording = _worded(recipe, found.parts, tokenizer)
+    every = [*found.held_out, *(one.example for one in found.training)]
     categories, training = _apart(found.training, recipe)
-    encoded = _encode([e for e, _ in training], limit, recipe, tokenizer)
-    kept = [(e, owner) for e, (_, owner) in zip(encoded, training, strict=True) if e is not None]
-    parts = _divide(kept, found.owners, recipe)
+    kept, too_long = _owned(training, recipe, tokenizer, wording)
+    for line in _lines(found.parts, training, too_long, found.held_out, recipe):
+        note(line)
+    parts, names = _divide(kept, found.owners, recipe)
     recipe.clients.cohort_of(len(parts))
     clients, kept_back = _keep_back([[kept[i][0] for i in part] for part in parts], recipe)
-    held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer)
+    held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer, wording)
     _require_unseen({one.name: sets[one.name] for one in recipe.evaluation.sets or () if one.path}, clients)
     return Shares(
         clients=clients,
         held_out=held_out.examples,
-        too_long=len(training) - len(kept),
+        too_long=len(too_long),
         too_small=found.too_small,
         options=held_out.options,
         sets=sets,
+        names=names,
+        template=wording.template if wording.template != recipe.data.template else None,
     )
 
 
-def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
+def own_share(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> list[Encoded]:
     """Training examples of a client with its own file: those that `split = "files"` gives the client of that file.
+
+    Args:
+        note: is given a line on the file.
 
     Raises:
         FedKSeedError: the file can't be read, or too little is left of it.
     """
     held_out = {recipe.data.held_out, *recipe.evaluation.categories}
-    kept = [e for e in read(recipe.data.source, recipe.data.columns) if e.category not in held_out]
-    encoded = [e for e in _encode(kept, recipe.data.max_tokens, recipe, tokenizer) if e is not None]
+    part = _reader(recipe).part(recipe.data.source)
+    own = [Owned(e, 0, part, row) for row, e in enumerate(part.examples) if e.category not in held_out]
+    kept, too_long = _owned(own, recipe, tokenizer, _wording(recipe))
+    for line in _lines([part], own, too_long, [], recipe):
+        note(line)
+    encoded = [e for e, _ in kept]
     if len(encoded) < recipe.clients.min_examples:
         raise FedKSeedError(
             f"the client has {len(encoded)} examples after holding out and leaving out long ones, "
@@ -101,20 +132,26 @@ def own_share(recipe: Recipe, tokenizer: Any) -> list[Encoded]:
     return encoded
 
 
-def own_held_out(recipe: Recipe, tokenizer: Any) -> tuple[HeldOut, dict[str, HeldOut]]:
+def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> tuple[HeldOut, dict[str, HeldOut]]:
     """Examples that a server evaluates on, held-out rows of its own file or folder; and its further sets, by name.
 
     A server without data has none.
+
+    Args:
+        note: is given a line on each file.
 
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
     if not is_here(recipe.data.source):
         return HeldOut([]), {}
-    every = _rows(recipe.data.source, recipe)
-    held_out, others = _hold_out([(e, 0) for e in every], recipe)
+    parts = _parts(recipe.data.source, recipe)
+    every = [e for part in parts for e in part.examples]
+    held_out, others = _hold_out([Owned(e) for e in every], recipe)
     categories, _ = _apart(others, recipe)
-    return _held_out(held_out, categories, [], every, recipe, tokenizer)
+    for line in _lines(parts, [], [], [], recipe):
+        note(line)
+    return _held_out(held_out, categories, [], every, recipe, tokenizer, _wording(recipe))
 
 
 def number_of(portion: float, total: int) -> int:
@@ -122,26 +159,72 @@ def number_of(portion: float, total: int) -> int:
     return portion if isinstance(portion, int) else round(portion * total)
 
 
-def _rows(source: str, recipe: Recipe) -> list[Example]:
-    """All rows of a file or of a folder of files."""
-    columns = recipe.data.columns
-    if Path(source).expanduser().is_dir():
-        return [e for part in read_folder(source, columns) for e in part]
-    return read(source, columns)
+def _reader(recipe: Recipe) -> Reader:
+    return Reader(recipe.data.columns, recipe.data.layout, recipe.data.strict)
+
+
+def _parts(source: str, recipe: Recipe) -> list[Part]:
+    """A file, or all files of a folder."""
+    if _is_folder(source):
+        return [part for parts in _reader(recipe).folder(source).values() for part in parts]
+    return [_reader(recipe).part(source)]
+
+
+def _is_folder(source: str) -> bool:
+    """Whether a source is a folder of files; one that `save_to_disk` wrote is read as a file."""
+    path = Path(source).expanduser()
+    return path.is_dir() and not is_saved(path)
+
+
+def _wording(recipe: Recipe) -> Wording:
+    return Wording(recipe.data.template, recipe.data.separator)
+
+
+def _worded(recipe: Recipe, parts: Sequence[Part], tokenizer: Any) -> Wording:
+    """The wording of a recipe; for conversations the tokenizer's chat template, if the recipe names no template."""
+    conversations = any(part.conversations for part in parts) and tokenizer.chat_template
+    if conversations and "template" not in recipe.data.model_fields_set:
+        return Wording("chat", recipe.data.separator)
+    return _wording(recipe)
+
+
+def _lines(
+    parts: Sequence[Part],
+    training: Sequence[Owned],
+    too_long: Sequence[Owned],
+    held_out: Sequence[Example],
+    recipe: Recipe,
+) -> list[str]:
+    """A line on each file; of many, the last one sums up the rest."""
+    long, known = Counter(id(one.part) for one in too_long), set(held_out)
+    seen = Counter(id(one.part) for one in training if one.example in known)
+    lines = [
+        part.said(
+            f"{long[id(part)]:,} over {recipe.data.max_tokens:,} tokens left out" if long[id(part)] else "",
+            f"{seen[id(part)]:,} for training also held out" if seen[id(part)] else "",
+        )
+        for part in parts
+    ]
+    if len(lines) <= MOST_LINES:
+        return lines
+    rest = parts[MOST_LINES - 1 :]
+    rows, empty = sum(len(part.examples) for part in rest), sum(part.empty for part in rest)
+    left_out = f"; {empty:,} without a response left out" if empty else ""
+    return [*lines[: MOST_LINES - 1], f"{len(rest):,} more files: {rows:,} rows{left_out}"]
 
 
 def _apart(owned: Sequence[Owned], recipe: Recipe) -> tuple[dict[str, list[Example]], list[Owned]]:
     """The rows of each category that is a set of its own, and the others, on which clients may train."""
     found: dict[str, list[Example]] = {name: [] for name in recipe.evaluation.categories}
-    for example, _ in owned:
-        if example.category in found:
-            found[example.category].append(example)
+    for one in owned:
+        if one.example.category in found:
+            found[one.example.category].append(one.example)
     if empty := [name for name, rows in found.items() if not rows]:
         raise FedKSeedError(
             f"[evaluation.sets] held_out is no category of the data beside those of [data] held_out: {empty[0]!r}; "
-            f"there are {', '.join(sorted({e.category for e, _ in owned})) or 'none'}"
+            f"there are {', '.join(sorted({one.example.category for one in owned})) or 'none'}"
         )
-    return found, [pair for pair in owned if pair[0].category not in found]
+    return found, [one for one in owned if one.example.category not in found]
 
 
 def _keep_back(clients: Sequence[list[Encoded]], recipe: Recipe) -> tuple[list[list[Encoded]], list[Encoded]]:
@@ -173,6 +256,7 @@ def _held_out(
     every: Sequence[Example],
     recipe: Recipe,
     tokenizer: Any,
+    wording: Wording,
 ) -> tuple[HeldOut, dict[str, HeldOut]]:
     """The held-out set that is always there, and the others by name: the validation part first.
 
@@ -183,7 +267,7 @@ def _held_out(
     limit, asked = recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe.evaluation.examples
 
     def short(examples: Sequence[Example]) -> list[Encoded]:
-        return [e for e in _encode(examples, limit, recipe, tokenizer) if e is not None]
+        return [e for e, _ in _encode([Owned(e) for e in examples], limit, recipe, tokenizer, wording)[0]]
 
     def held_out(examples: list[Encoded], source: Iterable[Example]) -> HeldOut:
         return HeldOut(examples, _options(examples, source, recipe))
@@ -198,7 +282,7 @@ def _held_out(
     reported = len(whole) - count
     sets = {VALIDATION: held_out(whole[reported:], every)} if count else {}
     for one in recipe.evaluation.sets or ():
-        source = every if one.path is None else _rows(one.path, recipe)
+        source = every if one.path is None else [e for part in _parts(one.path, recipe) for e in part.examples]
         there = list(kept_back) if one.clients is not None else short(categories.get(one.held_out or "", source))
         most = one.examples or ("all" if asked == "all" else min(asked, len(there)))
         label, who = int.from_bytes(sha256(one.name.encode()).digest()[:8]), f"[evaluation.sets] {one.name!r}"
@@ -256,84 +340,141 @@ def _options(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Reci
 def _find(recipe: Recipe) -> Found:
     """Read the data and separate the held-out examples."""
     data, clients = recipe.data, recipe.clients
-    match clients.split:
-        case "tasks":
-            drawn = subsample(
-                data.source,
-                recipe.seed,
-                protocol=data.protocol,
-                max_characters=data.max_tokens,
-                least=clients.min_examples,
+    if clients.split == "tasks":
+        drawn = subsample(
+            data.source,
+            recipe.seed,
+            protocol=data.protocol,
+            max_characters=data.max_tokens,
+            least=clients.min_examples,
+        )
+        owned = [Owned(e, owner) for owner, task in enumerate(drawn.clients) for e in task.examples]
+        held_out = [e for task in drawn.held_out for e in task.examples]
+        return Found(held_out, owned, [task.name for task in drawn.clients], len(drawn.too_small))
+    if clients.split == "files":
+        named = _reader(recipe).folder(data.source)
+        owned = [
+            Owned(e, owner, part, row)
+            for owner, parts in enumerate(named.values())
+            for part in parts
+            for row, e in enumerate(part.examples)
+        ]
+        parts = [part for parts in named.values() for part in parts]
+        return Found(*_hold_out(owned, recipe), [*named], parts=parts)
+    if _is_folder(data.source):
+        raise FedKSeedError(
+            f"{data.source} is a folder: set [clients] split = 'files' for one client a file or folder in it, or name "
+            "one file"
+        )
+    part = _reader(recipe).part(data.source)
+    names = [""]
+    if clients.split == "column":
+        if (without := next((k for k, name in enumerate(part.clients) if not name), None)) is not None:
+            raise FedKSeedError(
+                f"{part.place(without)}: no client is named; [clients] split = 'column' takes it from the column "
+                f"{data.columns.get('client', 'client')!r}, or that which [data] columns names, as columns = "
+                "{client = 'department'}"
             )
-            owned = [(e, owner) for owner, task in enumerate(drawn.clients) for e in task.examples]
-            held_out = [e for task in drawn.held_out for e in task.examples]
-            return Found(held_out, owned, len(drawn.clients), len(drawn.too_small))
-        case "files":
-            parts = read_folder(data.source, data.columns)
-        case _:
-            parts = [read(data.source, data.columns)]
-    return Found(*_hold_out([(e, owner) for owner, part in enumerate(parts) for e in part], recipe), len(parts))
+        names = sorted(set(part.clients))
+    numbers = {name: number for number, name in enumerate(names)}
+    owned = [
+        Owned(e, numbers.get(name, 0), part, row)
+        for row, (e, name) in enumerate(zip(part.examples, part.clients, strict=True))
+    ]
+    return Found(*_hold_out(owned, recipe), names, parts=[part])
 
 
 def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], list[Owned]]:
     """Held-out and training examples; a whole category is held out, or a random share."""
     chosen = recipe.data.held_out
     if isinstance(chosen, str):
-        categories = sorted({e.category for e, _ in owned})
+        categories = sorted({one.example.category for one in owned})
         if chosen not in categories:
             raise FedKSeedError(
                 f"[data] held_out is no category of the data: {chosen!r}; it has {', '.join(categories) or 'none'}; "
                 "a number as 0.1 holds out a random share"
             )
-        held = {i for i, (e, _) in enumerate(owned) if e.category == chosen}
+        held = {i for i, one in enumerate(owned) if one.example.category == chosen}
     else:
         order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(owned))
         held = set(order[: round(chosen * len(owned))].tolist())
-    return [owned[i][0] for i in sorted(held)], [pair for i, pair in enumerate(owned) if i not in held]
+    return [owned[i].example for i in sorted(held)], [one for i, one in enumerate(owned) if i not in held]
 
 
-def _encode(examples: Sequence[Example], limit: int, recipe: Recipe, tokenizer: Any) -> list[Encoded | None]:
-    """Examples as tokens; None for an example that is left out.
+def _owned(
+    training: Sequence[Owned], recipe: Recipe, tokenizer: Any, wording: Wording
+) -> tuple[list[tuple[Encoded, int]], list[Owned]]:
+    """The training examples with the numbers of their owners, and those that are too long.
+
+    Raises:
+        FedKSeedError: one is too long, and [data] strict refuses that.
+    """
+    kept, too_long = _encode(training, recipe.data.max_tokens, recipe, tokenizer, wording)
+    if recipe.data.strict and too_long and (part := too_long[0].part) is not None:
+        raise FedKSeedError(
+            f"{part.place(too_long[0].row)}: more than [data] max_tokens = {recipe.data.max_tokens} tokens; shorten or "
+            "remove the row, raise max_tokens, or set [data] strict = false"
+        )
+    return kept, too_long
+
+
+def _encode(
+    owned: Sequence[Owned], limit: int, recipe: Recipe, tokenizer: Any, wording: Wording
+) -> tuple[list[tuple[Encoded, int]], list[Owned]]:
+    """Examples as tokens with the numbers of their owners, and the examples that are left out.
 
     An example over the limit is left out, but the protocol `official-code` cuts it and leaves it out only where no
-    response remains.
+    response remains. Texts are packed, those of each owner apart.
     """
-    encoded = encode_all(examples, tokenizer, Wording(recipe.data.template, recipe.data.separator))
-    if recipe.data.protocol == "official-code":
-        return [cut(e, limit) if e.prompt < limit else None for e in encoded]
-    return [e if len(e.tokens) <= limit else None for e in encoded]
+    cuts = recipe.data.protocol == "official-code"
+    kept, too_long, texts = list[tuple[Encoded, int]](), list[Owned](), dict[int, list[Encoded]]()
+    for one, encoded in zip(owned, encode_all([o.example for o in owned], tokenizer, wording), strict=True):
+        if one.example.plain:
+            texts.setdefault(one.owner, []).append(encoded)
+        elif encoded.prompt < limit if cuts else len(encoded.tokens) <= limit:
+            kept.append((cut(encoded, limit) if cuts else encoded, one.owner))
+        else:
+            too_long.append(one)
+    kept += [(block, owner) for owner, its in texts.items() for block in packed(its, limit, tokenizer)]
+    return kept, too_long
 
 
-def _divide(kept: Sequence[tuple[Encoded, int]], owners: int, recipe: Recipe) -> list[list[int]]:
-    """The indices of each client's examples."""
+def _divide(
+    kept: Sequence[tuple[Encoded, int]], owners: Sequence[str], recipe: Recipe
+) -> tuple[list[list[int]], list[str]]:
+    """The indices of each client's examples, and the clients' names, if they have any."""
     clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
     match clients.split, clients.count:
         case "dirichlet", int(count):
             labels = [e.example.category for e, _ in kept]
-            return dirichlet(labels, count, clients.alpha, clients.min_examples, rng)
+            return dirichlet(labels, count, clients.alpha, clients.min_examples, rng), []
         case "even", int(count):
-            return even(len(kept), count, clients.min_examples, rng)
+            return even(len(kept), count, clients.min_examples, rng), []
         case _:
             return _by_owner([owner for _, owner in kept], owners, recipe)
 
 
-def _by_owner(owner_of: Sequence[int], owners: int, recipe: Recipe) -> list[list[int]]:
-    """The indices of each client's examples, one client a file or task; a task with only long examples is no client."""
-    clients = recipe.clients
-    parts: list[list[int]] = [[] for _ in range(owners)]
+def _by_owner(owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe) -> tuple[list[list[int]], list[str]]:
+    """The indices of each client's examples, one client an owner, and their names.
+
+    A task with only long examples is no client.
+    """
+    clients, names = recipe.clients, list(owners)
+    parts: list[list[int]] = [[] for _ in owners]
     for i, owner in enumerate(owner_of):
         parts[owner].append(i)
     if clients.split == "tasks":
+        names = [name for name, part in zip(owners, parts, strict=True) if part]
         parts = [part for part in parts if part]
     if not parts or clients.count not in (None, len(parts)):
         raise FedKSeedError(
             f"{recipe.data.source} holds the data of {len(parts)} clients"
             + (f", [clients] count says {clients.count}" if clients.count else "; lower [clients] min_examples")
         )
-    if clients.split == "files" and min(map(len, parts)) < clients.min_examples:
+    if clients.split != "tasks" and min(map(len, parts)) < clients.min_examples:
         least = min(range(len(parts)), key=lambda client: len(parts[client]))
         raise FedKSeedError(
-            f"client {least} has {len(parts[least])} examples after holding out and leaving out long ones, "
-            f"[clients] min_examples says {clients.min_examples}"
+            f"client {least} has {len(parts[least])} examples of {names[least]!r} after holding out and leaving out "
+            f"long ones, [clients] min_examples says {clients.min_examples}"
         )
-    return parts
+    return parts, names

@@ -21,7 +21,8 @@ from typing import Any, Literal
 from ..errors import FedKSeedError
 from ..files import read_whole
 from ..randomness import Purpose, generator
-from .reading import Example, decode, parse, text
+from .formats import decode, parse
+from .layouts import Example, text
 
 LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
 TRAINING, TEST = 20, 2  # per cent of a task's examples

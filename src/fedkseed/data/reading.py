@@ -1,69 +1,128 @@
-"""Read instruction data: JSON lines, plain or gzipped, and Parquet."""
+"""Reader of data: files of many formats and layouts, folders of them, and the samples of the package."""
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from importlib.resources import files
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ..errors import FedKSeedError
-
-SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
-ENDINGS = (".jsonl", ".jsonl.gz", ".parquet")
-REQUIRED = ("instruction", "response")
-FIELDS = (*REQUIRED, "context", "category")
-# All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
-MAX_BYTES = 1 << 32  # of a file's text, unpacked
-MAX_LINE = 1 << 24  # bytes of one row
-MAX_ROWS = 1 << 22
-# gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
-MAX_RATIO = 100
-SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
+from .formats import NAMES, SAMPLES, is_saved, kind_of, rows_of
+from .layouts import CONVERSATIONS, LAYOUTS, Example, fit
 
 
 @dataclass(frozen=True, slots=True)
-class Example:
-    """One instruction with its response, in the field names of Dolly."""
+class Part:
+    """The examples of one file, and what was found in it."""
 
-    instruction: str
-    response: str
-    context: str = ""
-    category: str = ""
+    name: str  # of the file, from the source on
+    layout: str  # a name of `LAYOUTS`
+    examples: Sequence[Example]
+    places: Sequence[int]  # of each example: the number of its row or line
+    source: str
+    unit: str  # of the numbers: line or row
+    clients: Sequence[str]  # of each example: the client that its row names; empty where it names none
+    empty: int = 0  # rows left out because there is nothing to learn
+
+    def place(self, k: int) -> str:
+        """The place of example k, for an error."""
+        return f"{self.source}, {self.unit} {self.places[k]}"
+
+    @property
+    def conversations(self) -> bool:
+        return self.layout in CONVERSATIONS
+
+    def said(self, *more: str) -> str:
+        """One line on the file: its rows and layout, rows without a response, and `more`."""
+        repeated = len(self.examples) - len(set(self.examples))
+        found = [
+            f"{self.empty:,} without a response left out" if self.empty else "",
+            f"{repeated:,} repeated" if repeated else "",
+            *more,
+        ]
+        remarks = ", ".join(filter(None, found))
+        rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {LAYOUTS[self.layout].title}"
+        return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """The way in which a recipe wants files to be read.
+
+    Args:
+        columns: the names of columns where they differ from the layout's, as in {"instruction": "question"}.
+        layout: a name of `LAYOUTS`; None: the one that fits the columns of each file.
+        strict: refuse rows without a response and repeated rows; else the first are left out, and both are counted.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    layout: str | None = None
+    strict: bool = False
+
+    def part(self, source: str, name: str | None = None) -> Part:
+        """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
+
+        Raises:
+            FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
+        """
+        rows = rows_of(source)
+        examples, places, clients, fitted, empty = list[Example](), list[int](), list[str](), None, 0
+        seen: dict[Example, int] = {}
+        for number, row in rows.each:
+            where = rows.place(number)
+            if not isinstance(row, dict):
+                raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
+            fitted = fitted or fit(row, self.columns, self.layout, where)
+            example = fitted.example(row, where)
+            if not example.response.strip():
+                self._refuse(where, "the response is empty, so there is nothing to learn")
+                empty += 1
+                continue
+            if self.strict and seen.setdefault(example, number) != number:
+                self._refuse(where, f"the row is the same as that of {rows.unit} {seen[example]}")
+            examples.append(example)
+            places.append(number)
+            clients.append(fitted.client(row))
+        if fitted is None or not examples:
+            found = f" to learn from: none of its {empty:,} rows has a response" if empty else ""
+            raise FedKSeedError(f"the data file {rows.source} holds no examples{found}")
+        name = name or (source if source in SAMPLES else Path(source).name)
+        return Part(name, fitted.name, examples, places, rows.source, rows.unit, clients, empty)
+
+    def folder(self, folder: str) -> dict[str, list[Part]]:
+        """The data files of each client, by the client's name: a client is a file or a folder in the folder.
+
+        Raises:
+            FedKSeedError: there is none, one can't be read, or a file is of another kind. Hidden files alone are left
+                out.
+        """
+        path = Path(folder).expanduser()
+        found = _visible(path) if path.is_dir() and not is_saved(path) else []
+        if not found:
+            raise FedKSeedError(f"no folder with data files at {path}; one file or folder a client is wanted, {NAMES}")
+        names = [_stem(entry) for entry in found]
+        if len(set(names)) < len(names):  # as of hr.csv and hr.json
+            names = [entry.name for entry in found]
+        return {
+            name: [self.part(str(file), str(file.relative_to(path))) for file in _files(entry)]
+            for name, entry in zip(names, found, strict=True)
+        }
+
+    def _refuse(self, where: str, reason: str) -> None:
+        if self.strict:
+            raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
 
 
 def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]:
-    """All examples of a file.
+    """All examples of a file; rows without a response are left out.
 
     Args:
         source: `dolly-sample` (2,400 instructions) or `intents` (693 requests of seven kinds), which come with the
-            package, or the path of a `.jsonl`, `.jsonl.gz` or `.parquet` file.
-        columns: the names of fields in the file, where they differ, as in {"instruction": "question"}.
-            Instruction and response must be present; context and category are optional.
+            package; a file or a folder of one data set, see docs/data.md; or `owner/name` of a data set on the hub.
+        columns: see `Reader`.
 
     Raises:
-        FedKSeedError: the file is missing or damaged, or a row is broken (the text names its number).
+        FedKSeedError: the source is missing or damaged, or a row is broken (the text names its place).
     """
-    shipped = files("fedkseed.data") / f"{source}.jsonl.gz"
-    path = Path(str(shipped)) if source in SAMPLES else Path(source).expanduser()
-    if not path.is_file():
-        kinds = ", ".join(f"*{ending}" for ending in ENDINGS)
-        raise FedKSeedError(f"no data file at {path}; give a file ({kinds}) or one of {', '.join(SAMPLES)}")
-    if unknown := set(columns or {}) - set(FIELDS):
-        raise FedKSeedError(
-            f"[data] columns: no field is called {sorted(unknown)[0]!r}; fields are {', '.join(FIELDS)}"
-        )
-    names = {name: (columns or {}).get(name, name) for name in FIELDS}
-    try:
-        rows = _parquet(path) if path.suffix == ".parquet" else _lines(path)
-        examples = [_example(row, names, where) for row, where in rows]
-    except (OSError, EOFError, zlib.error) as error:
-        raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
-    if not examples:
-        raise FedKSeedError(f"the data file {path} holds no examples")
-    return examples
+    return list(Reader(columns or {}).part(source).examples)
 
 
 def is_here(source: str) -> bool:
@@ -71,94 +130,25 @@ def is_here(source: str) -> bool:
     return source in SAMPLES or Path(source).expanduser().exists()
 
 
-def read_folder(folder: str, columns: Mapping[str, str] | None = None) -> list[list[Example]]:
-    """The examples of every data file of a folder, in the order of the files' names; one file is one client."""
-    path = Path(folder).expanduser()
-    found = sorted(p for p in path.iterdir() if p.name.endswith(ENDINGS)) if path.is_dir() else []
-    if not found:
-        raise FedKSeedError(
-            f"no folder with data files at {path}; one file a client is wanted, *{' or *'.join(ENDINGS)}"
-        )
-    return [read(str(p), columns) for p in found]
+def _visible(path: Path) -> list[Path]:
+    return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
 
 
-def _lines(path: Path) -> Iterator[tuple[Any, str]]:
-    packed = path.suffix == ".gz"
-    most = min(MAX_BYTES, max(SMALL, MAX_RATIO * path.stat().st_size)) if packed else MAX_BYTES
-    with gzip.open(path, "rb") if packed else path.open("rb") as file:
-        number = 0
-        while line := file.readline(MAX_LINE + 1):
-            number, most, where = number + 1, most - len(line), f"{path}, line {number + 1}"
-            if len(line) > MAX_LINE:
-                raise FedKSeedError(f"{where}: a line has at most {MAX_LINE:,} bytes; is it a data file?")
-            if most < 0 or number > MAX_ROWS:
-                raise FedKSeedError(
-                    f"{where}: a file has at most {MAX_ROWS:,} lines of {MAX_BYTES:,} bytes in all, and gzip packs "
-                    f"them to no less than 1/{MAX_RATIO}; is it a data file? Else share it out over several"
-                )
-            if line.strip():
-                yield parse(line, where, "mend or remove the line"), where
+def _stem(entry: Path) -> str:
+    """The name of a file without its format and packing."""
+    kind = None if entry.is_dir() else kind_of(entry.name)
+    return entry.name[: len(entry.name) - sum(map(len, kind))] if kind else entry.name
 
 
-def _parquet(path: Path) -> Iterator[tuple[Any, str]]:
-    try:
-        from datasets import Dataset
-        from pyarrow.parquet import read_metadata
-    except ImportError as error:
-        raise FedKSeedError("reading .parquet needs the extra `data`: pip install 'fedkseed[data]'") from error
-    try:
-        about = read_metadata(path)
-        size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-        if about.num_rows > MAX_ROWS or size > MAX_BYTES:
+def _files(entry: Path) -> list[Path]:
+    """A data file, or those of a client's folder; all else is refused by its name."""
+    inside = _visible(entry) if entry.is_dir() and not is_saved(entry) else [entry]
+    for file in inside:
+        if not is_saved(file) and (file.is_dir() or kind_of(file.name) is None):
             raise FedKSeedError(
-                f"{path}: a file has at most {MAX_ROWS:,} rows of {MAX_BYTES:,} bytes in all, it has "
-                f"{about.num_rows:,} of {size:,}; share it out over several"
+                f"{file} is no data file ({NAMES}), and data of a client must not be left out in silence: convert it, "
+                "or move it out of the folder"
             )
-        table = Dataset.from_parquet(str(path), keep_in_memory=True)
-    except FedKSeedError:
-        raise
-    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
-        raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
-    for number, row in enumerate(table, 1):
-        yield row, f"{path}, row {number}"
-
-
-def decode(content: bytes, where: str) -> str:
-    """Decode UTF-8; other bytes are refused with an error that names their place."""
-    try:
-        return content.decode()
-    except UnicodeDecodeError as error:
-        raise FedKSeedError(f"{where}: not valid UTF-8; save the file as UTF-8") from error
-
-
-def parse(content: bytes, where: str, remedy: str) -> Any:
-    """Parse JSON; broken text is refused with an error that names the place and the remedy."""
-    try:
-        return json.loads(decode(content, where))
-    except FedKSeedError:
-        raise
-    except (ValueError, RecursionError) as error:
-        reason = f"{error.msg} at character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise FedKSeedError(f"{where}: not valid JSON ({reason}); {remedy}") from error
-
-
-def text(value: Any, where: str, name: str) -> str:
-    """Return a value if it is text that can be written as UTF-8; refuse it otherwise."""
-    if not isinstance(value, str):
-        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise FedKSeedError(f"{where}: {name} holds half a character (a lone surrogate); mend the text") from error
-    return value
-
-
-def _example(row: Any, names: Mapping[str, str], where: str) -> Example:
-    if not isinstance(row, dict):
-        raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
-    if missing := [names[name] for name in REQUIRED if names[name] not in row]:
-        raise FedKSeedError(f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}")
-    values = {name: text(row.get(column, ""), where, column) for name, column in names.items()}
-    if not values["response"].strip():
-        raise FedKSeedError(f"{where}: the response is empty, so there is nothing to learn; remove the line")
-    return Example(**values)
+    if not inside:
+        raise FedKSeedError(f"the folder of a client, {entry}, holds no data files; remove it or put {NAMES} there")
+    return inside

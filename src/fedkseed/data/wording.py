@@ -1,15 +1,16 @@
-"""Conversion of examples to tokens: the wording around an instruction, and the tokens that the loss counts."""
+"""Conversion of examples to tokens: the wording around instructions, and the tokens that the loss counts."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
 from .batches import Encoded
-from .reading import Example
+from .layouts import ASSISTANT, SYSTEM, Example
 
 MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
 MAX_STEPS = 20_000  # of a chat template for one message; SmolLM2's takes fewer than 40
@@ -41,8 +42,29 @@ def official_ni(example: Example, tokenizer: Any) -> str:
     return f"{WITH_INPUT}\n\n### Instruction:\n{example.instruction}\n\n### Input:\n{example.context}\n\n### Response:"
 
 
+def plain(example: Example, tokenizer: Any) -> str:
+    """The instruction as it stands, and the context after a blank line."""
+    return _request(example)
+
+
 def chat(example: Example, tokenizer: Any) -> str:
     """Prompt by the tokenizer's own chat template, for models that were tuned to chat."""
+    return _rendered(_messages(example), tokenizer)
+
+
+def _request(example: Example) -> str:
+    return example.instruction + (f"\n\n{example.context}" if example.context else "")
+
+
+def _messages(example: Example) -> list[dict[str, str]]:
+    """The messages before the response."""
+    if not example.turns:
+        return [{"role": "user", "content": _request(example)}]
+    return [{"role": turn.role, "content": turn.text} for turn in example.turns]
+
+
+def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
+    """The text that the tokenizer's chat template makes of messages, up to where the next response begins."""
     if not tokenizer.chat_template:
         raise FedKSeedError(
             "[data] template = 'chat': the model's tokenizer has no chat template; use 'paper' or 'alpaca'"
@@ -52,20 +74,18 @@ def chat(example: Example, tokenizer: Any) -> str:
             f"the model's chat template has {len(tokenizer.chat_template):,} characters, at most {MAX_TEMPLATE:,} go; "
             "use the template 'paper' or 'alpaca'"
         )
-    text = example.instruction + (f"\n\n{example.context}" if example.context else "")
     try:
         with _stepwise():
-            prompt = tokenizer.apply_chat_template(
-                [{"role": "user", "content": text}], tokenize=False, add_generation_prompt=True
-            )
+            prompt = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except FedKSeedError:
         raise
     except Exception as error:  # a template is a program of the model's maker, and may fail as any other
         raise FedKSeedError(
             f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
         ) from error
-    if len(prompt) > len(text) + MAX_TEMPLATE:
-        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {len(text):,}")
+    given = sum(len(message["content"]) for message in messages)
+    if len(prompt) > given + MAX_TEMPLATE:
+        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {given:,}")
     return prompt
 
 
@@ -99,17 +119,30 @@ def _stepwise() -> Iterator[None]:
 
 
 def _sections(opening: str, example: Example) -> str:
+    return f"{opening}\n\n{_section(example)}"
+
+
+def _section(example: Example) -> str:
     context = f"### Input:\n{example.context}\n\n" if example.context else ""
-    return f"{opening}\n\n### Instruction:\n{example.instruction}\n\n{context}### Response:"
+    return f"### Instruction:\n{example.instruction}\n\n{context}### Response:"
 
 
 TEMPLATES = {
     "paper": paper,
     "alpaca": alpaca,
     "chat": chat,
+    "plain": plain,
     "official-dolly": official_dolly,
     "official-ni": official_ni,
 }
+
+
+class Exchange(NamedTuple):
+    """A text that the loss skips, and the response to it, which the loss counts."""
+
+    prompt: str
+    response: str
+    ended: bool = True  # whether the end of text follows, which the loss counts, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +162,62 @@ class Wording:
         if self.template not in TEMPLATES:
             raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
 
-    def prompts(self, examples: Sequence[Example], tokenizer: Any) -> list[list[int]]:
-        """The prompts as tokens; a chat template brings its own separator and special tokens."""
-        chat = self.template == "chat"
-        texts = [TEMPLATES[self.template](e, tokenizer) + ("" if chat else self.separator) for e in examples]
-        return tokenizer(texts, add_special_tokens=not chat).input_ids
+    def exchanges(self, example: Example, tokenizer: Any) -> list[Exchange]:
+        """The example as texts: one exchange for each answer in it. A chat template brings its own separator."""
+        if example.plain:
+            return [Exchange("", example.response)]
+        if self.template == "chat":
+            return _answers(example, tokenizer)
+        if not example.turns:
+            return [Exchange(TEMPLATES[self.template](example, tokenizer) + self.separator, example.response)]
+        found, asked, system = list[Exchange](), list[str](), list[str]()
+        for role, text in chain(example.turns, [(ASSISTANT, example.response)]):
+            if role == ASSISTANT and text.strip():
+                request = Example("\n\n".join(asked), "", "\n\n".join(system))
+                worded = self._later(request) if found else TEMPLATES[self.template](request, tokenizer)
+                found.append(Exchange(worded + self.separator, text))
+                asked, system = [], []
+            elif role != ASSISTANT:
+                (system if role == SYSTEM else asked).append(text)
+        return found
+
+    def _later(self, request: Example) -> str:
+        """A request after the first: without the opening, which stands at the beginning of the conversation."""
+        return f"\n\n{_request(request) if self.template == 'plain' else _section(request)}"
 
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
         """The prompt of one example as tokens."""
-        return self.prompts([example], tokenizer)[0]
+        encoded = encode(example, tokenizer, self)
+        return list(encoded.tokens[: encoded.prompt])
+
+
+def _answers(example: Example, tokenizer: Any) -> list[Exchange]:
+    """The exchanges of an example in the text that the chat template makes of it.
+
+    Each answer begins where the template, given the messages before it, asks for one. The end of text is counted where
+    the template writes it.
+
+    Raises:
+        FedKSeedError: the template writes earlier answers elsewhere, or otherwise than they are.
+    """
+    messages, end = _messages(example), tokenizer.eos_token
+    whole, found, at = _rendered(messages, tokenizer), list[Exchange](), 0
+    for k, message in enumerate(messages):
+        text = message["content"]
+        if message["role"] != ASSISTANT or not text.strip() or k == 0:
+            continue
+        asked = _rendered(messages[:k], tokenizer)
+        begin = len(whole) - len(whole[len(asked) :].lstrip())
+        said = next((s for s in (text.lstrip(), text.strip()) if whole.startswith(s, begin)), None)
+        if said is None or not whole.startswith(asked):
+            raise FedKSeedError(
+                "the model's chat template writes an earlier answer of a conversation otherwise than it asks for one, "
+                "and the loss could not find it; use the template 'paper' or 'alpaca'"
+            )
+        ended = whole.startswith(end, begin + len(said))
+        found.append(Exchange(whole[at:begin], said, ended))
+        at = begin + len(said) + len(end) * ended
+    return [*found, Exchange(whole[at:], example.response)]
 
 
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
@@ -147,14 +227,45 @@ def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
 
 def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) -> list[Encoded]:
     """Encode many examples, each as `encode` does; fast tokenizers use all cores for a list."""
-    if not examples:
-        return []
-    prompts = wording.prompts(examples, tokenizer)
-    responses = tokenizer([e.response for e in examples], add_special_tokens=False).input_ids
-    end = tokenizer.eos_token_id
-    return [Encoded((*p, *r, end), len(p), e) for p, r, e in zip(prompts, responses, examples, strict=True)]
+
+    def tokens(texts: Sequence[str], special: bool = False) -> list[list[int]]:
+        return tokenizer(list(texts), add_special_tokens=special).input_ids if texts else []
+
+    chat, encoded = wording.template == "chat", list[Encoded]()
+    every = [wording.exchanges(example, tokenizer) for example in examples]
+    firsts = tokens([exchanges[0].prompt for exchanges in every], special=not chat)
+    begin = tokens([""], special=True)[0] if chat and any(e.plain for e in examples) else []
+    later = iter(tokens([one.prompt for exchanges in every for one in exchanges[1:]]))
+    answers = iter(tokens([one.response for exchanges in every for one in exchanges]))
+    for example, exchanges, first in zip(examples, every, firsts, strict=True):
+        made, spans = list(begin if chat and example.plain else first), list[tuple[int, int]]()
+        for k, one in enumerate(exchanges):
+            made += next(later) if k else []
+            start = len(made)
+            made += [*next(answers), tokenizer.eos_token_id] if one.ended else next(answers)
+            spans.append((start, len(made)))
+        encoded.append(Encoded(tuple(made), spans[-1][0], example, tuple(spans[:-1])))
+    return encoded
+
+
+def packed(texts: Sequence[Encoded], limit: int, tokenizer: Any) -> list[Encoded]:
+    """Texts one after the other, cut into blocks of `limit` tokens; those of each category are apart.
+
+    The first token of a block is its prompt: nothing before it could predict it.
+    """
+    blocks = []
+    for category in dict.fromkeys(one.example.category for one in texts):
+        stream = [token for one in texts if one.example.category == category for token in one.tokens]
+        cuts = [stream[at : at + limit] for at in range(0, len(stream), limit)]
+        blocks += [
+            Encoded(tuple(block), 1, Example("", tokenizer.decode(block[1:]), category=category, plain=True))
+            for block in cuts
+            if len(block) > 1
+        ]
+    return blocks
 
 
 def cut(encoded: Encoded, limit: int) -> Encoded:
     """The first `limit` tokens of an example, as a tokenizer that truncates would give them."""
-    return Encoded(encoded.tokens[:limit], min(encoded.prompt, limit), encoded.example)
+    earlier = tuple((begin, min(end, limit)) for begin, end in encoded.earlier if begin < limit)
+    return Encoded(encoded.tokens[:limit], min(encoded.prompt, limit), encoded.example, earlier)

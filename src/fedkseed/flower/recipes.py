@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import SAMPLES
+from ..data.formats import SAMPLES
 from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.basis import with_basis
@@ -88,12 +88,12 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
 
     Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
     held-out sets they get those that are a category, which they leave out of their files.
-    Columns are those of the server's own file; each client's owner names those of the client's.
+    Columns and layout are those of the server's own file; each client's owner names those of the client's.
     """
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})
     kept = source if source in SAMPLES else "the client's own file"
-    data = recipe.data.model_copy(update={"source": kept, "columns": {}})
+    data = recipe.data.model_copy(update={"source": kept, "columns": {}, "layout": None})
     clients = recipe.clients.model_copy(update={"count": count})
     directions = recipe.directions.model_copy(update={"basis": None})
     categories = [one for one in recipe.evaluation.sets or () if one.held_out is not None]

@@ -60,8 +60,12 @@ class Data(Part):
     source: str = "dolly-sample"
     format: Literal["rows", "natural-instructions"] = "rows"
     protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
-    columns: dict[str, str] = {}  # field (instruction, response, context, category) -> its name in the file
-    template: Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"] = "paper"
+    # Of rows; None: what fits the columns of each file. See docs/data.md.
+    layout: Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"] | None = None
+    columns: dict[str, str] = {}  # field (as instruction, response, category, client) -> its name in the file
+    strict: bool = False  # refuse rows without a response, repeated and too long ones, which are counted otherwise
+    # Conversations get the tokenizer's chat template, where it has one and the recipe names no template.
+    template: Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"] = "paper"
     separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response; see Wording
     max_tokens: Count = 1024  # longer examples are left out
     held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all rows
@@ -77,19 +81,20 @@ class Data(Part):
 
     @model_validator(mode="after")
     def _check(self) -> "Data":
-        if self.columns and self.format != "rows":
-            raise ValueError("columns name the fields of rows; natural-instructions has names of its own")
+        if (self.columns or self.layout) and self.format != "rows":
+            raise ValueError("columns name the fields of rows, and layout their kind; natural-instructions has its own")
         return self
 
 
 class Clients(Part):
     """The clients: the split of the data over them, and the cohort that takes part in a round.
 
-    With the splits `files` and `tasks` the data decides the number of clients, which is `len(shares.clients)`.
+    With the splits `files`, `column` and `tasks` the data decides the number of clients: `len(shares.clients)`.
     """
 
-    split: Literal["dirichlet", "even", "files", "tasks"] = "dirichlet"  # files, tasks: one client for each
-    count: Count | None = None  # default 200; with files and tasks their number, which a given count must equal
+    # files: a client for each file or folder in [data] source; column: for each name in the column `client`
+    split: Literal["dirichlet", "even", "files", "column", "tasks"] = "dirichlet"
+    count: Count | None = None  # default 200; with the last three splits their number, which a given count must equal
     cohort: Count = 10
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
     # Of a round's cohort: from all clients, or from those that have not had their turn yet.
@@ -109,7 +114,7 @@ class Clients(Part):
         if not isinstance(table, dict):
             return table
         match table.get("split"):
-            case "files":
+            case "files" | "column":
                 return table
             case "tasks":
                 return {"min_examples": 20} | table

@@ -72,7 +72,10 @@ class Simulation:
                 "in for all of them here: set [clients] at_once = 1"
             )
         tokenizer = tokenizer_of(recipe, self.progress)
-        self.shares = shares or share_out(recipe, tokenizer)
+        self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
+        if self.shares.template is not None:  # a run's recipe names the template that its examples have
+            changed = recipe.data.model_copy(update={"template": self.shares.template})
+            recipe = recipe.model_copy(update={"data": changed})
         self.recipe = recipe = with_noise(recipe, len(self.shares.clients))
         self.secret = secret or new_secret(recipe)
         if recipe.asynchronous is not None:
@@ -250,6 +253,7 @@ class Simulation:
             "categories": [dict(sorted(count.items())) for count in counts],
             "too_long": self.shares.too_long,
             "held_out": len(self.shares.held_out),
+            "names": self.shares.names,
         }
 
 

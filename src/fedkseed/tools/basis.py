@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..data.batches import Encoded, collate
 from ..data.natural_instructions import subsample
 from ..data.reading import Example, read
-from ..data.wording import Wording, encode_all
+from ..data.wording import Wording, encode_all, packed
 from ..directions.factors import Basis, Factor, Matrix
 from ..errors import FedKSeedError
 from ..models.load import load_model
@@ -93,7 +93,9 @@ def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progres
     found = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(found))[: OVERDRAWN * examples]
     encoded = encode_all([found[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
-    chosen = [one for one in encoded if len(one.tokens) <= recipe.data.max_tokens][:examples]
+    limit, texts = recipe.data.max_tokens, [one for one in encoded if one.example.plain]
+    whole = [one for one in encoded if not one.example.plain and len(one.tokens) <= limit]
+    chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen))
     return make_basis(

@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from itertools import accumulate
 from pathlib import Path
@@ -103,6 +103,7 @@ class Holdings:
     taken: list[int]  # number of rounds in which a client took part
     too_long: int  # examples left out
     held_out: int
+    names: list[str] = field(default_factory=list)  # of the clients, where their data names them
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,14 +90,23 @@ def test_the_owners_columns_and_smallest_number_are_used_whatever_the_recipe_say
     }
 
 
+def test_the_layout_is_the_owners_and_a_server_can_not_ask_whether_rows_are_repeated(owner):
+    asked = data(layout="text", strict=True)
+    assert consented(asked, owner).data.layout is None
+    mine = typed(Policy, {"data": {"layout": "chat", "columns": {"messages": "log"}}})
+    followed = consented(asked, replace(owner, policy=mine)).data
+    assert (followed.layout, followed.strict, followed.columns) == ("chat", False, {"messages": "log"})
+
+
 def test_a_batch_holds_no_fewer_examples_than_the_smallest_because_there_are_no_more(owner):
     mine = typed(Policy, {"data": {"min_examples": 1}, "training": {"min_batch_size": 4}})
     assert consented(recipe(), replace(owner, policy=mine)).clients.min_examples == 4
 
 
 def test_a_server_keeps_the_columns_of_its_own_file_to_itself():
-    wished = parse(tables(recipe(data={"columns": {"instruction": "its own"}})))
-    assert parse(tables(recipe_for_clients(wished, 3))).data.columns == {}
+    wished = parse(tables(recipe(data={"columns": {"instruction": "its own"}, "layout": "alpaca"})))
+    kept = parse(tables(recipe_for_clients(wished, 3))).data
+    assert (kept.columns, kept.layout) == ({}, None)
 
 
 def test_the_command_refuses_a_policy_that_says_nothing_clear(tmp_path, data_file):

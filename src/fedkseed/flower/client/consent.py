@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...data.reading import SAMPLES
+from ...data.formats import SAMPLES, is_saved
 from ...errors import FedKSeedError
 from ...files import border, private, read_table, write_table
 from ...recipe.reading import parse, tables, typed
@@ -36,7 +36,7 @@ MOST = {  # limits of settings that take memory or threads at once, whatever the
 class Owner:
     """The settings that the owner of a client decides, and no server."""
 
-    data: str  # the client's own file
+    data: str  # the client's own file, or a folder that `save_to_disk` wrote
     model: str | None = None  # the base model: folder, file or name; None: one in an installed package
     device: str = "auto"
     policy: Policy = field(default_factory=Policy)
@@ -45,7 +45,8 @@ class Owner:
     members: str | None = None  # file with the public lines of clients 0, 1, …: whose keys masks are made with
 
     def __post_init__(self) -> None:
-        if self.data not in SAMPLES and not Path(self.data).expanduser().is_file():
+        path = Path(self.data).expanduser()
+        if self.data not in SAMPLES and not path.is_file() and not is_saved(path):  # and so never a name on the hub
             raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
 
 

@@ -18,14 +18,16 @@ from ...recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
 from ...recipe.reading import MAX_BYTES, tables, typed
 from ...recipe.schema import Count, Part, Positive, Recipe
 
-Column = Literal["instruction", "response", "context", "category"]
-Template = Literal["paper", "alpaca", "chat", "official-dolly", "official-ni"]
+Column = Literal["instruction", "response", "context", "category", "messages", "text"]
+Layout = Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"]
+Template = Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"]
 
 
 class Rows(Part):
     """The view of the client's file: the owner's, and no server's."""
 
     columns: dict[Column, str] = Field(default_factory=dict)  # field -> its name in the file
+    layout: Layout | None = None  # None: the one that fits the columns of the file
     # Categories that a recipe may hold out. The number of examples travels, so each one more tells a server how many
     # rows have it; any value of any column would tell whether that value is there.
     held_out: tuple[str, ...] = ("summarization",)
@@ -158,8 +160,12 @@ class Policy(Part):
             )
 
     def followed(self, recipe: Recipe) -> Recipe:
-        """The recipe with the owner's columns and smallest number of examples."""
-        data = recipe.data.model_copy(update={"columns": dict(self.data.columns)})
+        """The recipe with the owner's columns, layout and smallest number of examples.
+
+        It is not strict: a refusal of repeated rows would tell that there are some.
+        """
+        view = {"columns": dict(self.data.columns), "layout": self.data.layout, "strict": False}
+        data = recipe.data.model_copy(update=view)
         least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
         clients = recipe.clients.model_copy(update={"min_examples": least})
         return recipe.model_copy(update={"data": data, "clients": clients})

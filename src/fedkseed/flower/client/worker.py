@@ -110,7 +110,7 @@ class Member:
             self.policy.require_weights(self.recipe, self.setup.weights.layout.size)
             limit.require_time()
         with refusing(Code.DATA):
-            self.examples = own_share(self.recipe, tokenizer)
+            self.examples = own_share(self.recipe, tokenizer, log)
         limit.require_time()
         self._limit: Limit | None = limit  # None: each later task has its own
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
@@ -292,9 +292,14 @@ class Follower(Protocol):
 Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
 
 
+def log(text: str) -> None:
+    """Write a line into the log of this process, for the client's owner."""
+    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr)
+
+
 def code_alone(code: Code, text: str) -> str:
     """The code of a refusal, and nothing else of it; the text goes to the log of this process."""
-    print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} no answer ({code}): {text}", file=sys.stderr)
+    log(f"no answer ({code}): {text}")
     return str(code)
 
 

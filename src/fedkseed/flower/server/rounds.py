@@ -119,7 +119,7 @@ def _evaluated(
 
     progress.note(f"the model is needed {why}")
     tokenizer = tokenizer_of(recipe, progress)
-    held_out, sets = own_held_out(recipe, tokenizer)
+    held_out, sets = own_held_out(recipe, tokenizer, progress.note)
     metrics = metrics_of(recipe.evaluation, held_out.options)
     setup = build(recipe, tokenizer, basis, serves=True, progress=progress, secret=secret)
     evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)

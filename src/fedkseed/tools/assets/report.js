@@ -495,14 +495,15 @@ function clients() {
 }
 
 /** What the clients of one run, or of several equal ones, hold and did. */
-function people({ examples, categories, taken, too_long, held_out }, names) {
+function people({ examples, categories, taken, too_long, held_out, names: own }, names) {
+  const client = (k) => (own.length ? `client ${k} (${own[k]})` : `client ${k}`);
   const order = examples.map((_, k) => k).sort((a, b) => examples[b] - examples[a] || a - b);
   const parts = kinds(categories);
   const holds = order.map((k) => ({
-    label: `client ${k}: ${plural(examples[k], "example")}`,
+    label: `${client(k)}: ${plural(examples[k], "example")}`,
     parts: parts.map((part) => part.count(categories[k])),
   }));
-  const took = order.map((k) => ({ label: `client ${k}`, parts: [taken[k]] }));
+  const took = order.map((k) => ({ label: client(k), parts: [taken[k]] }));
   const sum = examples.reduce((a, b) => a + b, 0);
   const active = taken.filter(Boolean).length;
   const [least, middle, largest] = [order.at(-1), order[order.length >> 1], order[0]].map((k) => examples[k]);

@@ -1,0 +1,251 @@
+"""Layouts of rows: which columns hold what, and the examples that they make."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..errors import FedKSeedError
+
+MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
+USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
+ROLES = {  # in small letters, as the formats name them -> as chat templates name them
+    **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
+    "human": USER,
+    "gpt": ASSISTANT,
+    "chatgpt": ASSISTANT,
+    "bot": ASSISTANT,
+    "model": ASSISTANT,
+    "developer": SYSTEM,
+    "function": TOOL,
+    "observation": TOOL,
+}
+
+
+class Turn(NamedTuple):
+    """One message of a conversation."""
+
+    role: str  # user, assistant, system or tool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One instruction with its response, in the field names of Dolly; or a conversation, or a text."""
+
+    instruction: str  # of a conversation: the message before the response
+    response: str  # of a conversation: the assistant's last message
+    context: str = ""
+    category: str = ""
+    turns: tuple[Turn, ...] = ()  # of a conversation: all messages before the response
+    plain: bool = False  # whether the response is a text that nothing asks for
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The columns of a kind of rows.
+
+    Attributes:
+        title: the layout in words, after "rows as".
+        columns: field -> the name of its column, where a recipe names no other; the required ones first.
+        required: number of columns that must be there.
+        make: makes an example of a row's values by field; it has no response where there is nothing to learn.
+    """
+
+    title: str
+    columns: Mapping[str, str]
+    required: int
+    make: "Callable[[Values], Example]"
+
+    @property
+    def needed(self) -> list[str]:
+        return list(self.columns)[: self.required]
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """The values of a row by field."""
+
+    row: Mapping[str, Any]
+    columns: Mapping[str, str]  # field -> column
+    where: str
+
+    def text(self, field: str) -> str:
+        """The text of a field; none where the row has no such column, null or NaN."""
+        value = self.row.get(self.columns[field])
+        return text(value, self.where, self.columns[field]) if not _missing(value) else ""
+
+    def turns(self) -> list[Turn]:
+        """The messages of the conversation."""
+        found, name = self.row.get(self.columns["messages"]), self.columns["messages"]
+        if _missing(found):
+            return []
+        if not isinstance(found, list) or len(found) > MAX_TURNS:
+            got = f"{len(found)} messages" if isinstance(found, list) else type(found).__name__
+            raise FedKSeedError(f"{self.where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
+        return [_turn(message, f"{self.where}, message {number}") for number, message in enumerate(found, 1)]
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def text(value: Any, where: str, name: str) -> str:
+    """Return a value if it is text that can be written as UTF-8; refuse it otherwise."""
+    if not isinstance(value, str):
+        raise FedKSeedError(f"{where}: {name} must be text, got {type(value).__name__}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise FedKSeedError(f"{where}: {name} holds half a character (a lone surrogate); mend the text") from error
+    return value
+
+
+def _turn(message: Any, where: str) -> Turn:
+    """A message with `role` and `content`, or `from` and `value`."""
+    if not isinstance(message, dict):
+        raise FedKSeedError(f"{where}: expected an object with role and content, got {type(message).__name__}")
+    names = ("role", "content") if "role" in message else ("from", "value")
+    role, content = (message.get(name) for name in names)
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        raise FedKSeedError(f"{where}: {names[0]} is one of {', '.join(ROLES)}, got {role!r}")
+    if message.get("tool_calls") or message.get("function_call"):
+        raise FedKSeedError(f"{where}: calls of tools are not read; write the call as text, or remove the row")
+    if isinstance(content, list):  # parts, of which there may be pictures
+        if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+            raise FedKSeedError(f"{where}: {names[1]} has parts that are no text; remove the row")
+        content = "".join(text(part.get("text"), where, names[1]) for part in content)
+    return Turn(ROLES[role.lower()], "" if _missing(content) else text(content, where, names[1]))
+
+
+def _instruction(values: Values) -> Example:
+    instruction, response, context, category = map(values.text, ("instruction", "response", "context", "category"))
+    return Example(instruction, response, context, category)
+
+
+def _conversation(values: Values) -> Example:
+    """A conversation up to its last answer; messages after that teach nothing."""
+    turns, category = values.turns(), values.text("category")
+    last = next((k for k in reversed(range(len(turns))) if turns[k].role == ASSISTANT and turns[k].text.strip()), None)
+    if last is None:
+        return Example("", "", category=category)
+    asked = next((turn.text for turn in reversed(turns[:last]) if turn.role == USER), "")
+    return Example(asked, turns[last].text, category=category, turns=tuple(turns[:last]))
+
+
+def _text(values: Values) -> Example:
+    return Example("", values.text("text"), category=values.text("category"), plain=True)
+
+
+COMMON = {"category": "category", "client": "client"}
+CONVERSATIONS = ("chat", "sharegpt")
+# Of layouts that fit a file, the first wins, since files with its columns were always read by it, and the last loses:
+# Alpaca's own file has a column `text` beside the others.
+LAYOUTS = {
+    "instruction": Layout(
+        "instruction and response",
+        {"instruction": "instruction", "response": "response", "context": "context", **COMMON},
+        2,
+        _instruction,
+    ),
+    "alpaca": Layout(
+        "instruction, input and output",
+        {"instruction": "instruction", "response": "output", "context": "input", **COMMON},
+        2,
+        _instruction,
+    ),
+    "prompt-completion": Layout(
+        "prompt and completion",
+        {"instruction": "prompt", "response": "completion", "context": "context", **COMMON},
+        2,
+        _instruction,
+    ),
+    "chat": Layout("conversations", {"messages": "messages", **COMMON}, 1, _conversation),
+    "sharegpt": Layout("conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
+    "text": Layout("plain text", {"text": "text", **COMMON}, 1, _text),
+}
+REQUIRED = {field for layout in LAYOUTS.values() for field in layout.needed}
+FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
+EXPECTED = ", or ".join(
+    f"{' and '.join(layout.columns[field] for field in layout.needed)} ({name})" for name, layout in LAYOUTS.items()
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A layout with the names that its columns have in a file."""
+
+    name: str
+    columns: Mapping[str, str]
+
+    @property
+    def layout(self) -> Layout:
+        return LAYOUTS[self.name]
+
+    def example(self, row: Mapping[str, Any], where: str) -> Example:
+        """The example of a row; it has no response where there is nothing to learn.
+
+        Raises:
+            FedKSeedError: a column is missing, or a value is not what the layout has there.
+        """
+        if missing := [self.columns[field] for field in self.layout.needed if self.columns[field] not in row]:
+            raise FedKSeedError(
+                f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
+                f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
+                "response = 'answer'}"
+            )
+        return self.layout.make(Values(row, self.columns, where))
+
+    def client(self, row: Mapping[str, Any]) -> str:
+        """The name of the client that a row belongs to; empty where none is given."""
+        value = row.get(self.columns["client"])
+        return str(value).strip() if isinstance(value, str | int) else ""
+
+
+def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> Fitted:
+    """The layout of a file by the columns of its first row; upper and lower case are alike in the names of columns.
+
+    Args:
+        named: field -> the name of its column, as a recipe gives it. A recipe may have files with other columns, too:
+            one that has none of these is read by the layouts' own names.
+        layout: the layout that a recipe names; None: the one that fits.
+
+    Raises:
+        FedKSeedError: no layout fits, or several do.
+    """
+    if unknown := sorted(set(named) - set(FIELDS)):
+        raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
+    alike = {str(column).strip().casefold(): column for column in reversed(list(row))}
+
+    def column(name: str) -> str:
+        return name if name in row else alike.get(name.strip().casefold(), name)
+
+    def there(one: Fitted) -> int:
+        return sum(one.columns[field] in row for field in one.layout.needed)
+
+    def tried(names: Mapping[str, str]) -> list[Fitted]:
+        return [
+            Fitted(name, {field: column(names.get(field, own)) for field, own in one.columns.items()})
+            for name, one in LAYOUTS.items()
+            if layout in (None, name) and here <= set(one.columns)
+        ]
+
+    here = {field for field, name in named.items() if column(name) in row}
+    if not (every := tried(named)):
+        of = f"the layout {layout!r} has" if layout else "one layout has"
+        raise FedKSeedError(f"[data] columns names {', '.join(sorted(here))}, and not {of} all of these fields")
+    fitting = [one for one in every if there(one) == one.layout.required]
+    if not fitting and not here & REQUIRED:
+        others = {field: name for field, name in named.items() if field not in REQUIRED}
+        fitting = [one for one in tried(others) if there(one) == one.layout.required]
+    if not fitting:
+        return max(every, key=there)  # which names what is missing, at this row
+    # Two that take the same columns, as a recipe may name them, are one.
+    different = {tuple(one.columns[field] for field in one.layout.needed): one.name for one in reversed(fitting)}
+    names = [name for name in reversed(different.values()) if name != "text"]
+    if fitting[0].name != "instruction" and len(names) > 1:
+        raise FedKSeedError(
+            f"{where}: the columns {', '.join(row)} fit the layouts {' and '.join(names)}; say which, as [data] layout "
+            f"= {names[0]!r}"
+        )
+    return fitting[0]

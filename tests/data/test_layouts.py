@@ -1,0 +1,182 @@
+"""Layouts of rows, found by their columns, and the examples that they make."""
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.data.layouts import FIELDS, LAYOUTS, MAX_TURNS, Example, Turn, fit
+
+ASKED = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+NAN = float("nan")
+
+
+def example(row: dict, named: dict[str, str] | None = None, layout: str | None = None) -> Example:
+    return fit(row, named or {}, layout, "a.csv, line 2").example(row, "a.csv, line 2")
+
+
+def layout_of(*columns: str, named: dict[str, str] | None = None) -> str:
+    return fit(dict.fromkeys(columns, "x"), named or {}, None, "a.csv, line 2").name
+
+
+MADE = {  # layout -> a row, and the example that a hand makes of it
+    "instruction": (
+        {"instruction": "q", "response": "a", "context": "c", "category": "k"},
+        Example("q", "a", "c", "k"),
+    ),
+    "alpaca": ({"instruction": "q", "input": "c", "output": "a"}, Example("q", "a", "c")),
+    "prompt-completion": ({"prompt": "q", "completion": "a", "category": "k"}, Example("q", "a", "", "k")),
+    "text": ({"text": "Once.", "category": "k"}, Example("", "Once.", "", "k", plain=True)),
+    "chat": (
+        {"messages": [{"role": "system", "content": "Be kind."}, *ASKED, {"role": "user", "content": "Bye"}]},
+        Example("Hi", "Hello.", turns=(Turn("system", "Be kind."), Turn("user", "Hi"))),
+    ),
+    "sharegpt": (
+        {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello."}], "category": None},
+        Example("Hi", "Hello.", turns=(Turn("user", "Hi"),)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_is_found_by_its_columns_and_makes_examples(name):
+    row, expected = MADE[name]
+    assert layout_of(*row) == name
+    assert example(row) == example(row, layout=name) == expected
+
+
+def test_upper_case_and_space_in_names_of_columns_do_not_count():
+    assert example({"Prompt": "q", " COMPLETION ": "a", "Other": 1}) == Example("q", "a")
+    assert example({"Prompt": "q", "prompt": "r", "completion": "a"}).instruction == "r", "the exact name goes first"
+
+
+def test_a_conversation_of_several_turns_ends_with_its_last_answer():
+    turns = [*ASKED, {"role": "user", "content": "More"}, {"role": "assistant", "content": "Yes."}]
+    expected = Example("More", "Yes.", turns=(Turn("user", "Hi"), Turn("assistant", "Hello."), Turn("user", "More")))
+    assert example({"messages": turns}) == expected
+    ends = [{"role": "assistant", "content": " "}, {"role": "user", "content": "Thanks"}]
+    assert example({"messages": [*turns, *ends]}) == expected
+    for nothing in ([], None, NAN, turns[:1]):
+        assert not example({"messages": nothing}).response
+
+
+def test_other_names_of_roles_and_parts_of_text_are_read():
+    messages = [
+        {"role": "Developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "text", "text": "H"}, {"type": "text", "text": "i"}]},
+        {"role": "function", "content": "4"},
+        {"role": "model", "content": "Hello.", "tool_calls": None},
+    ]
+    found = example({"messages": messages})
+    assert [turn.role for turn in found.turns] == ["system", "user", "tool"]
+    assert (found.instruction, found.response) == ("Hi", "Hello.")
+
+
+@pytest.mark.parametrize(
+    ("columns", "named", "expected"),
+    [
+        (("instruction", "response", "output", "text"), {}, "instruction"),  # as files with these were always read
+        (("instruction", "input", "output", "text"), {}, "alpaca"),  # Alpaca's own file
+        (("prompt", "completion", "text"), {}, "prompt-completion"),
+        (("prompt", "messages"), {}, "chat"),
+        (("q", "a"), {"instruction": "q", "response": "a"}, "instruction"),
+        (("instruction", "output"), {"response": "output"}, "instruction"),
+        (("prompt", "answer", "text"), {"response": "answer"}, "prompt-completion"),
+        (("body", "prompt", "completion"), {"text": "body"}, "text"),
+        (("log", "messages"), {"messages": "log"}, "chat"),
+        (("messages", "topic"), {"instruction": "Frage", "response": "Antwort", "category": "topic"}, "chat"),
+        (("prompt", "completion"), {"instruction": "Frage", "response": "Antwort"}, "prompt-completion"),
+        (("text", "label"), {}, "text"),
+        (("text", "label"), {"instruction": "text", "response": "label"}, "instruction"),
+        (("Inhalt",), {"instruction": "Frage", "response": "Antwort", "text": "Inhalt"}, "text"),
+        (("prompt", "completion", "department"), {"client": "department"}, "prompt-completion"),
+    ],
+)
+def test_of_several_layouts_the_first_wins_and_plain_text_loses(columns, named, expected):
+    assert layout_of(*columns, named=named) == expected
+
+
+def test_layouts_that_fit_alike_are_refused_until_one_is_named():
+    row = {"prompt": "q", "completion": "a", "messages": ASKED, "text": "t"}
+    with pytest.raises(FedKSeedError, match=r"line 2: the columns prompt, completion, messages, text fit the layouts "
+                       r"prompt-completion and chat; say which, as .data. layout = 'prompt-completion'"):  # fmt: skip
+        example(row)
+    assert example(row, layout="prompt-completion") == Example("q", "a")
+    assert example(row, layout="chat").turns == (Turn("user", "Hi"),)
+    assert example(row, layout="text").plain
+
+
+@pytest.mark.parametrize(
+    ("row", "named", "layout", "match"),
+    [
+        ({"question": "q", "reply": "a"}, {}, None, "no column instruction and no response; columns found: que"),
+        ({"question": "q", "reply": "a"}, {}, None, r"or prompt and completion \(prompt-completion\), or messages"),
+        ({"prompt": "q", "reply": "a"}, {}, None, "line 2: no column completion; columns found: prompt, reply"),
+        ({"q": "q", "a": "a"}, {"instruction": "q"}, None, "line 2: no column response; columns found: q, a"),
+        (
+            {"Frage": "q", "response": "a"},
+            {"instruction": "Frage", "response": "Antwort"},
+            None,
+            "no column Antwort; c",
+        ),
+        (
+            {"q": "q", "a": "a"},
+            {"instruction": "Frage", "response": "Antwort"},
+            None,
+            "no column Frage and no Antwort;",
+        ),
+        ({"text": "t"}, {}, "chat", "line 2: no column messages; columns found: text"),
+        (
+            {"text": "t"},
+            {"answer": "t"},
+            None,
+            "no field is called 'answer'; fields are instruction, response, context",
+        ),
+        ({"t": "t"}, {"text": "t", "response": "t"}, None, "names response, text, and not one layout has all of"),
+        ({"t": "t"}, {"response": "t"}, "text", "names response, and not the layout 'text' has all of these fields"),
+    ],
+)
+def test_columns_that_fit_no_layout_are_refused_with_all_that_fit(row, named, layout, match):
+    with pytest.raises(FedKSeedError, match=match):
+        example(row, named, layout)
+
+
+@pytest.mark.parametrize(
+    ("row", "match"),
+    [
+        ({"instruction": 1, "response": "a"}, "line 2: instruction must be text, got int"),
+        ({"instruction": ["q"], "response": "a"}, "line 2: instruction must be text, got list"),
+        ({"instruction": "q", "response": {"a": "b"}}, "line 2: response must be text, got dict"),
+        ({"instruction": "q", "response": "\ud800"}, "half a character"),
+        ({"messages": "Hi"}, "line 2: messages must be a list of at most 256 messages, got str"),
+        ({"messages": ASKED * MAX_TURNS}, "line 2: messages must be a list of at most 256 messages, got 512 messages"),
+        ({"messages": ["Hi"]}, "line 2, message 1: expected an object with role and content, got str"),
+        ({"messages": [ASKED[0], {"role": "judge", "content": "x"}]}, "message 2: role is one of user, .* got 'judge'"),
+        ({"messages": [{"who": "user", "content": "x"}]}, "message 1: from is one of .* got None"),
+        ({"messages": [{"role": "user", "content": 5}]}, "message 1: content must be text, got int"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "message 1: content has parts that are no"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": 1}]}]}, "message 1: calls of tools are not read"),
+    ],
+)
+def test_a_value_that_the_layout_does_not_have_is_refused_with_its_place(row, match):
+    with pytest.raises(FedKSeedError, match=match):
+        example(row)
+
+
+@pytest.mark.parametrize("nothing", [None, NAN, ""])
+def test_null_and_nan_are_empty_text(nothing):
+    assert example({"instruction": "q", "response": "a", "context": nothing, "category": nothing}) == Example("q", "a")
+    assert example({"instruction": nothing, "response": nothing}) == Example("", "")
+
+
+def test_a_row_s_client_is_text_or_a_number():
+    row = {"text": "t", "Department": " hr "}
+    fitted = fit(row, {"client": "department"}, None, "line 1")
+    values = (" hr ", 7, None, NAN, "")
+    assert [fitted.client(row | {"Department": value}) for value in values] == [
+        "hr",
+        "7",
+        "",
+        "",
+        "",
+    ]
+    assert fit({"text": "t"}, {}, None, "line 1").client({"text": "t"}) == ""
+    assert FIELDS == ("instruction", "response", "context", "category", "client", "messages", "text")
