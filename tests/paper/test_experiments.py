@@ -10,7 +10,7 @@ from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.tables import RUNS
-from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.algorithms import ALGORITHMS, algorithm_of
 from fedkseed.recipe.schema import Recipe
 
 GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks", "basis": "basis.safetensors"}
@@ -31,6 +31,7 @@ def test_every_run_of_every_experiment_has_a_valid_recipe(name, scale):
     assert len({repr((p.axes, p.seed)) for p in plan}) == len(plan)
     for planned in plan[:: experiment.seeds]:
         recipe = planned.recipe(GIVEN)
+        algorithm_of(recipe.training.algorithm).require(recipe)
         assert "method" not in planned.axes or recipe.training.lr is not None or "derivatives" in planned.table
 
 
