@@ -207,6 +207,8 @@ def test_metrics_and_choices_are_those_of_the_store(choosing):
         test = McNemar.of(known[0].scores["choice"], kept.scores["choice"])
         expected = {"gained": test.gained, "lost": test.lost, "p": test.p} if done else None
         assert choices["test"] == expected
+        assert shown["written"] == kept.answers
+    assert [len(e["written"]) for e in run["evaluations"]] == [2, 0, 2]  # an evaluation between rounds writes none
     assert run["evaluations"][0]["others"]["choice"]["change"] is None
     last = paired_change(known[0].scores["choice"], known[3].scores["choice"])
     assert run["evaluations"][2]["others"]["choice"]["change"] == {"mean": last.mean, "error": last.error}

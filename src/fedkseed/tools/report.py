@@ -83,6 +83,7 @@ class Scores:
     answers: int  # number of answers generated for Rouge-L
     empty: int  # number of empty ones among them
     others: dict[str, Measured]  # by name: metrics beside loss and Rouge-L; of further sets, these too
+    written: list[Any]  # the first answers, for people to read: instruction, true response, the model's
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,6 +218,7 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
             answers=len(scores.empty),
             empty=sum(scores.empty),
             others=_others(base if after else NOT_EVALUATED, scores),
+            written=scores.answers,
         )
         for after, scores in known.items()
         if after in totals

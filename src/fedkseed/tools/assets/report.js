@@ -320,6 +320,26 @@ function choices() {
   return section("Choices", null, ...found);
 }
 
+// ------------------------------------------------------------------------------------------------ answers
+
+/** The first written answers of each run: those of the base model beside those of the latest evaluation. */
+function answers() {
+  const found = runs
+    .filter(({ last }) => last?.written.length)
+    .map(({ name, evaluations, last }) => {
+      const before = evaluations[0].done === 0 && last.done ? evaluations[0].written : [];
+      const rows = last.written.map(([request, right, now], k) => [
+        request,
+        right,
+        ...(before.length ? [before[k][2] || "(nothing)"] : []),
+        now || "(nothing)",
+      ]);
+      const columns = ["request", "right answer", ...(before.length ? ["base model"] : []), AXES.rounds.show(last.done)];
+      return table(columns, rows, several ? name : "The first held-out requests");
+    });
+  return found.length ? section("Answers", null, ...found) : null;
+}
+
 // ------------------------------------------------------------------------------------------------ traffic
 
 function traffic() {
@@ -623,7 +643,7 @@ const section = (title, note, ...content) => {
   );
 };
 
-const sections = [learning(), choices(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
+const sections = [learning(), choices(), answers(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
 const links = html(
   "nav",
   { "aria-label": "Sections" },
