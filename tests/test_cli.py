@@ -3,6 +3,7 @@
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from fedkseed import Adapter, Pool
 from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
 
@@ -112,7 +115,8 @@ def test_export_for_peft_writes_a_folder_that_gives_the_tuned_models_logits(tmp_
     adapter.save(tmp_path / "a.safetensors")
     printed = fedkseed("export", tmp_path / "a.safetensors", tmp_path / "lora", "--format", "peft").output
     assert "of rank 16 at most" in printed
-    assert {p.name for p in (tmp_path / "lora").iterdir()} == {"adapter_config.json", "adapter_model.safetensors"}
+    names = {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert {p.name for p in (tmp_path / "lora").iterdir()} == names
     with torch.inference_mode():
         before = base(tokens).logits
         again = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "lora")
@@ -125,9 +129,49 @@ def test_export_for_peft_writes_a_folder_that_gives_the_tuned_models_logits(tmp_
 def test_export_refuses_what_it_can_not_write(finished, tmp_path):
     line = refused("export", finished, tmp_path / "lora", "--format", "peft")
     assert "hadamard directions change every matrix at full rank" in line
-    assert "--format merged" in line
-    assert "choose merged or peft" in refused("export", finished, tmp_path / "lora", "--format", "gguf")
+    assert "give --rank" in line
+    assert "choose one of hf, peft, gguf" in refused("export", finished, tmp_path / "lora", "--format", "merged")
     assert not (tmp_path / "lora").exists()
+
+
+def test_a_lora_of_a_given_rank_is_written_with_its_error(finished, tmp_path):
+    printed = fedkseed("export", finished, tmp_path / "lora", "--format", "peft", "--rank", 8).output
+    assert "the nearest change of rank 8" in printed
+    assert "of the change are left out, by the Frobenius norm" in printed
+
+
+def test_eval_of_an_exported_folder_on_the_held_out_rows_gives_the_runs_numbers(finished, tmp_path, data_file):
+    """The run draws 8 of the 12 rows of its held-out category: here are these 8."""
+    simulation = Simulation(load_recipe(finished / "recipe.toml"))
+    rows = [asdict(encoded.example) for encoded in simulation.shares.held_out]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = {done: found["losses"] for done, found in Store(finished).evaluations().items()}
+    mean = sum(evaluations[3]) / 8
+    assert fedkseed("export", finished, tmp_path / "hf").exit_code == 0
+    assert fedkseed("export", finished, tmp_path / "gguf", "--format", "gguf", "--kind", "f32").exit_code == 0
+    assert fedkseed("export", finished, tmp_path / "own", "--format", "fedkseed").exit_code == 0
+    for tuned in (finished, tmp_path / "hf", tmp_path / "gguf", tmp_path / "own", finished / "adapter.safetensors"):
+        printed = fedkseed("eval", tuned, "--data", tmp_path / "rows.jsonl", "--metrics", "accuracy").output
+        assert f"held-out loss {mean:.4f} ±" in printed, printed
+        assert "token accuracy" in printed
+    printed = fedkseed("eval", finished, "--data", tmp_path / "rows.jsonl", "--beside-base").output
+    assert f"change from the base model: {mean - sum(evaluations[0]) / 8:+.4f}" in printed
+
+
+def test_eval_finds_a_base_model_that_has_moved(finished, tmp_path, model_folder):
+    shutil.copytree(model_folder, tmp_path / "moved")
+    losses = Store(finished).evaluations()[3]["losses"]
+    expected = f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}"
+    assert expected in fedkseed("eval", finished, "--model", tmp_path / "moved").output
+
+
+def test_eval_refuses_what_it_would_not_read(finished, data_file):
+    assert "go with --data FILE" in refused("eval", finished, "--metrics", "accuracy")
+    assert "leave it out, or --data" in refused("eval", finished, "--data", data_file, "--after", 1)
+    assert "metrics are 'loss'" in refused("eval", finished, "--data", data_file, "--metrics", "bleu")
+    assert "the metric 'rouge' scores written answers" in refused(
+        "eval", finished, "--data", data_file, "--metrics", "rouge"
+    )
 
 
 def test_generate_shows_base_and_tuned(finished):

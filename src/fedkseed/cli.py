@@ -23,7 +23,6 @@ from .tools.display import Bars, console
 
 if TYPE_CHECKING:
     from .run.watchers import Progress
-    from .weights.adapter import Adapter
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -36,7 +35,9 @@ Directory = Annotated[Path, typer.Argument(help="The directory of a run, as made
 RecipeFile = Annotated[
     Path, typer.Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")
 ]
-AdapterFile = Annotated[Path, typer.Argument(help="An adapter file, or the directory of a finished run.")]
+AdapterFile = Annotated[
+    Path, typer.Argument(help="The directory of a finished run, an adapter file, or a folder of `fedkseed export`.")
+]
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files into the run's directory.")
 ]
@@ -214,7 +215,13 @@ def rollback(
 
 @_command
 def eval(
-    directory: Directory,
+    tuned: Annotated[
+        Path,
+        typer.Argument(
+            help="The directory of a run. With --data also an adapter file, a folder of `fedkseed export`, any folder "
+            "of a model, or a .gguf file."
+        ),
+    ],
     after: Annotated[
         int | None,
         typer.Option(
@@ -223,56 +230,70 @@ def eval(
             min=0,
         ),
     ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or folder of examples, in place of the run's held-out sets.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="With --data: metrics beside the loss, with commas: accuracy, choice, rouge, …")
+    ] = "",
+    examples: Annotated[int | None, typer.Option(help="With --data: rows to draw; default: all.", min=2)] = None,
+    generated: Annotated[
+        int, typer.Option(help="With --data: answers to write, for metrics that score them.", min=0)
+    ] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="With --data: longer examples are left out; default: as in the run.", min=1)
+    ] = None,
+    beside_base: Annotated[
+        bool, typer.Option("--beside-base", help="With --data: evaluate the base model, too, and show the change.")
+    ] = False,
+    model: Base = None,
 ) -> None:
     """Evaluate the model of a run, finished or not, on its held-out sets, by default after its last round.
 
     Where the recipe has [evaluation] best, it is by default the model of the best round so far.
+
+    With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned.
     """
-    from .evaluation.statistics import (
-        BALANCED,
-        NOT_EVALUATED,
-        Evaluation,
-        counted,
-        estimate,
-        named,
-        paired_change,
-        title_of,
-    )
+    from .evaluation.statistics import NOT_EVALUATED, Evaluation
     from .run.best import best_round
     from .run.simulation import Simulation
     from .run.store import Store
-    from .tools.display import frequent, print_confusion, tested
+    from .tools.display import print_scores
 
-    store = Store(directory)
+    if data is not None:
+        from .run.measure import measure
+        from .run.tuned import open_tuned
+
+        if after is not None:
+            raise FedKSeedError("--after is for the run's own held-out sets; leave it out, or --data")
+        names = [name.strip() for name in metrics.split(",") if name.strip()]
+        with Bars(0) as bars:
+            base, scores = measure(
+                open_tuned(tuned, model), data, names, bars, examples=examples or "all", generated=generated,
+                max_tokens=max_tokens, beside_base=beside_base,
+            )  # fmt: skip
+        console.print(f"{tuned} on {data}:", end=" ", highlight=False)
+        print_scores(scores, base)
+        return
+    if metrics or examples or generated or max_tokens or beside_base:
+        raise FedKSeedError("--metrics, --examples, --generated, --max-tokens and --beside-base go with --data FILE")
+    store = Store(tuned)
     recipe = store.load_recipe()
     # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
-    trained = recipe.training.model_copy(update={"objective": "loss"})
+    trained = {"training": recipe.training.model_copy(update={"objective": "loss"})}
+    moved = {} if model is None else {"model": recipe.model.model_copy(update={"name": model})}
     with Bars(recipe.training.rounds) as bars:
-        simulation = Simulation(recipe.model_copy(update={"training": trained}), bars)
+        simulation = Simulation(recipe.model_copy(update=trained | moved), bars)
         store.require_same(simulation.identity)
         if after is None:
             after = best_round(recipe.evaluation, store.evaluations())
         state = store.state(simulation.strategy.state, after)
         if state is None:
-            raise FedKSeedError(f"{directory} has no finished round yet")
+            raise FedKSeedError(f"{tuned} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
     base = Evaluation.of(known) if (known := store.evaluations().get(0)) else NOT_EVALUATED
     console.print(f"after {state.round} rounds:", end=" ")
-    for of, found in scores.every.items():
-        before = base.every.get(of, NOT_EVALUATED)
-        for name, values in found.measures.items():
-            console.print(f"{named(of, title_of(name))} {estimate(values)} ({counted(name, len(values))})")
-            if len(first := before.measures.get(name, [])) == len(values):
-                change = paired_change(first, values)
-                console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
-        if found.empty:
-            console.print(f"{named(of, 'empty outputs')} {sum(found.empty)} of {len(found.empty)}")
-        if found.choices:
-            balanced = f"{named(of, BALANCED)} {found.means[BALANCED]:.4f}"
-            console.print(f"{balanced}, most frequent choice {frequent(found.choices)}")
-            if before.choices:
-                console.print(f"McNemar's exact test against the base model: {tested(before, found)}")
-            print_confusion(found.choices, of)
+    print_scores(scores, base)
 
 
 @_command
@@ -284,44 +305,36 @@ def export(
         str,
         typer.Option(
             "--format",
-            help="merged: a whole model, with the adapter in its weights. peft: a LoRA, which the peft library loads "
-            "onto the base model; for the families separable, informed and mixed.",
+            help="hf: a whole model, for transformers. peft: a LoRA, which the peft library loads onto the base model. "
+            "gguf: a whole model, for llama.cpp, Ollama, LM Studio. lora-gguf: a LoRA for llama.cpp. fedkseed: the "
+            "coefficients.",
         ),
-    ] = "merged",
+    ] = "hf",
+    kind: Annotated[
+        str, typer.Option(help="With --format gguf: f32, f16, bf16, q8_0, q4_1 or q4_0, from exact to small.")
+    ] = "f16",
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            help="With --format peft or lora-gguf: the nearest LoRA of this rank, whose error is printed; needed where "
+            "the tuned model's change has no low rank.",
+            min=1,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="With --format hf: float32, bfloat16 or float16; default: as it was tuned.")
+    ] = None,
 ) -> None:
-    """Write the tuned model as a Hugging Face folder, for programs that know nothing of fedkseed.
+    """Write the tuned model as a folder, with a model card, for programs that know nothing of fedkseed.
 
-    To use the folder: AutoModelForCausalLM.from_pretrained(FOLDER) if it is merged, and if it is peft's,
-    peft.PeftModel.from_pretrained(BASE_MODEL, FOLDER).
+    docs/export.md says how each format is loaded.
     """
-    from .files import folder
-    from .models.load import load_model, load_tokenizer
-    from .models.lora_export import as_lora, require_low_rank
-    from .weights.lazy import densify
+    from .run.export import export as write
+    from .run.tuned import open_tuned
 
-    if format_ not in ("merged", "peft"):
-        raise FedKSeedError(f"no format is called {format_!r}; choose merged or peft")
-    if output.exists():
-        raise FedKSeedError(f"{output} exists already; choose another folder")
-    loaded = _load_adapter(adapter)
-    if format_ == "peft":
-        require_low_rank(loaded.pool)
-    name = model or loaded.provenance["model"]
-    tuned: Any = load_model(name, loaded.provenance["dtype"], loaded.storage)
-    loaded.apply(tuned)
-    if format_ == "peft":
-        basis = getattr(loaded, "basis", None)
-        lora = as_lora(tuned, loaded.patterns, loaded.pool, loaded.coefficients, basis)
-        with folder(output, 0o777) as part:
-            lora.write(part, name)
-        console.print(f"wrote a LoRA of {lora.size / 1e6:,.1f} MB, of rank {lora.rank} at most, to {output}")
-        return
-    densify(tuned)
-    tokenizer = load_tokenizer(name)
-    with folder(output, 0o777) as part:
-        tuned.save_pretrained(part)
-        tokenizer.save_pretrained(part)
-    console.print(f"wrote the tuned model to {output}")
+    for note in write(open_tuned(adapter, model), output, format_, kind=kind, rank=rank, dtype=dtype):
+        console.print(note, highlight=False, soft_wrap=True)
+    console.print(f"wrote the tuned model to {output}", highlight=False)
 
 
 @_command
@@ -335,20 +348,15 @@ def generate(
     """Answer an instruction with the base model and with the tuned model, to compare them."""
     from rich.text import Text
 
-    from .data.reading import Example
-    from .data.wording import Wording
+    from .data.layouts import Example
     from .evaluation.evaluate import respond
-    from .models.load import load_model, load_tokenizer
+    from .run.tuned import open_tuned
 
-    loaded = _load_adapter(adapter)
-    name = model or loaded.provenance["model"]
-    tokenizer, module = load_tokenizer(name), load_model(name, loaded.provenance["dtype"], loaded.storage)
-    wording = Wording(loaded.provenance["template"], loaded.provenance["separator"])
-    tokens = wording.prompt(Example(prompt, "", context), tokenizer)
-    for title in ("base", "tuned"):
-        if title == "tuned":
-            loaded.apply(module)
-        answer = respond(module, tokenizer, [tokens], max_new_tokens)[0].strip()
+    opened = open_tuned(adapter, model)
+    tokenizer = opened.tokenizer()
+    tokens = opened.wording.prompt(Example(prompt, "", context), tokenizer)
+    for title, load in (("base", opened.load_base), ("tuned", opened.load)):
+        answer = respond(load(), tokenizer, [tokens], max_new_tokens)[0].strip()
         console.print(Text(f"--- {title} ---", style="bold"))
         console.print(Text(answer or "(nothing)"))
 
@@ -689,15 +697,6 @@ def _progress(rounds: int, directory: Path, tensorboard: bool) -> "Iterator[Prog
 
         with EventFiles(directory, bars) as events:
             yield events
-
-
-def _load_adapter(path: Path) -> "Adapter":
-    from .run.store import Store
-    from .weights.adapter import Adapter
-
-    if path.is_dir() and (whole := Store(path).model).is_dir():
-        raise FedKSeedError(f"this run's tuned model is no file of coefficients but the folder {whole}; use that")
-    return Adapter.load(path / "adapter.safetensors" if path.is_dir() else path)
 
 
 def _version(value: bool) -> None:

@@ -23,7 +23,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.directions.factors import Basis, Factor, Matrix
-from fedkseed.models.lora_export import Lora, as_lora
+from fedkseed.models.lora_export import Lora, as_lora, nearest_lora
+from fedkseed.models.peft_adapters import Adapters, attach
 from fedkseed.models.quantised import quantise
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.lazy import densify
@@ -96,6 +97,7 @@ def logits(model: nn.Module) -> torch.Tensor:
 
 
 def loaded(base: nn.Module, lora: Lora, folder: Path) -> PeftModel:
+    folder.mkdir(exist_ok=True)
     lora.write(folder, "a/base")
     return PeftModel.from_pretrained(copy.deepcopy(base), folder)
 
@@ -204,14 +206,14 @@ def test_modules_whose_name_ends_like_a_saved_ones_are_stored_too(tmp_path):
 
 def test_full_ranks_are_refused():
     model = model_of(LLAMA)
-    with pytest.raises(FedKSeedError, match=r"hadamard directions change every matrix at full rank.*--format merged"):
+    with pytest.raises(FedKSeedError, match=r"hadamard directions change .* at full rank.*--rank.*--format hf"):
         as_lora(model, ("*",), Pool(1, 16), np.ones(16, np.float32))
 
 
 def test_a_moved_tensor_that_is_no_matrix_is_refused_and_named():
     base = model_of(LLAMA)
     base.model.conv = nn.Conv1d(4, 4, 3).requires_grad_(False)
-    with pytest.raises(FedKSeedError, match=r"model.conv.weight of shape \(4, 4, 3\) was tuned.*Conv1d.*merged"):
+    with pytest.raises(FedKSeedError, match=r"model.conv.weight of shape \(4, 4, 3\) was tuned.*Conv1d.*--format hf"):
         tuned(base, "separable")
     assert "model.layers.0.self_attn.q_proj" in tuned(base, "separable", ("*proj*",))[1].ranks
 
@@ -222,3 +224,72 @@ def test_nothing_to_hold_is_refused(patterns):
     c = np.zeros(16, np.float32) if patterns == ("*",) else np.ones(16, np.float32)
     with pytest.raises(FedKSeedError, match=r"no matrix was changed"):
         as_lora(model, patterns, Pool(1, 16, "separable"), c)
+
+
+def changed(base: nn.Module) -> nn.Module:
+    """A copy of a model whose matrices have changed at full rank, by singular values that fall like 1 / k."""
+    model, rng = copy.deepcopy(base), np.random.default_rng(4)
+    for _, parameter in sorted(model.named_parameters()):
+        noise = torch.from_numpy(rng.standard_normal(parameter.shape).astype(np.float32))
+        if parameter.ndim == 2:
+            left, values, right = torch.linalg.svd(noise, full_matrices=False)
+            noise = left @ torch.diag(1 / (1 + torch.arange(len(values)))) @ right
+        parameter += noise / 10
+    return model
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt-2", "qwen2, tied"])
+def test_the_nearest_lora_leaves_out_what_its_errors_say_and_peft_agrees(kind, tmp_path):
+    base = model_of(MODELS[kind])
+    model, rank = changed(base), 6
+    found = nearest_lora(model, base, rank)
+    before, after = base.state_dict(), model.state_dict()
+    tails = {}
+    for name in found.errors:
+        values = np.linalg.svd((after[name] - before[name]).double().numpy(), compute_uv=False)
+        tails[name] = np.linalg.norm(values[rank:]), np.linalg.norm(values)
+        # a change is known to the rounding of the weights around it, 1e-7 of 1
+        assert found.errors[name] == pytest.approx(tails[name][0] / tails[name][1], rel=1e-4)
+    left, whole = np.array([*tails.values()]).T
+    assert found.error == pytest.approx(np.linalg.norm(left) / np.linalg.norm(whole), rel=1e-4)
+    assert {*found.errors} == {f"{path}.weight" for path in found.lora.ranks} & {*Layout(base).shapes}
+    assert found.errors[found.worst] == max(found.errors.values())
+    again = loaded(base, found.lora, tmp_path)
+    exact = loaded(base, nearest_lora(model, base, 64).lora, tmp_path / "exact")
+    error, gain = (float((logits(one) - logits(model)).abs().max()) for one in (again, exact))
+    assert gain < 1e-4 < 1e-3 < error < float((logits(base) - logits(model)).abs().max())
+
+
+def test_an_untied_models_nearest_lora_is_as_far_away_as_it_says(tmp_path):
+    base = model_of(LLAMA)
+    model = changed(base)
+    found = nearest_lora(model, base, 4)
+    merged = loaded(base, found.lora, tmp_path).merge_and_unload().state_dict()
+    after, before = model.state_dict(), base.state_dict()
+    gaps, moves = ([float((a[n] - b[n]).norm()) for n in found.errors] for a, b in ((merged, after), (before, after)))
+    assert np.linalg.norm(gaps) / np.linalg.norm(moves) == pytest.approx(found.error, rel=1e-4)
+
+
+def test_a_lora_that_peft_wrote_is_read_with_its_scaling(tmp_path):
+    base = model_of(LLAMA)
+    made = attach(copy.deepcopy(base), "lora", Adapters(rank=3, alpha=12, targets=["q_proj", "down_proj"]), 1)
+    for name, parameter in made.named_parameters():
+        if "lora_B" in name:
+            parameter += 0.1
+    made.save_pretrained(tmp_path / "peft")
+    lora = Lora.read(tmp_path / "peft")
+    assert {*lora.ranks.values()} == {3}
+    assert (logits(loaded(base, lora, tmp_path)) - logits(made)).abs().max() < 1e-5
+    assert (logits(base) - logits(made)).abs().max() > 0.05
+
+
+def test_adapters_that_are_no_matrices_are_not_read_as_a_lora(tmp_path):
+    attach(model_of(LLAMA), "prompt", Adapters(virtual_tokens=4), 1).save_pretrained(tmp_path)
+    with pytest.raises(FedKSeedError, match=r"adapters of the kind 'PROMPT_TUNING'.*--format peft"):
+        Lora.read(tmp_path)
+
+
+def test_nothing_changed_has_no_nearest_lora():
+    base = model_of(LLAMA)
+    with pytest.raises(FedKSeedError, match="no matrix was changed"):
+        nearest_lora(copy.deepcopy(base), base, 4)

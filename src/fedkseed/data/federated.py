@@ -154,6 +154,26 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     return _held_out(held_out, categories, [], every, recipe, tokenizer, _wording(recipe))
 
 
+def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> HeldOut:
+    """The rows of a recipe's data as one held-out set: all, or as many as [evaluation] examples says.
+
+    Args:
+        note: is given a line on each file.
+
+    Raises:
+        FedKSeedError: the data can't be read, or has fewer rows within the token limit.
+    """
+    parts = _parts(recipe.data.source, recipe)
+    every = [e for part in parts for e in part.examples]
+    kept, too_long = _encode([Owned(e) for e in every], recipe.data.max_tokens, recipe, tokenizer, _wording(recipe))
+    for line in _lines(parts, [], too_long, [], recipe):
+        note(line)
+    drawn = _drawn([e for e, _ in kept], recipe.evaluation.examples, recipe.seed, recipe.data.source)
+    if not drawn:
+        raise FedKSeedError(f"{recipe.data.source} has no example of {recipe.data.max_tokens} tokens or fewer")
+    return HeldOut(drawn, _options(drawn, every, recipe))
+
+
 def number_of(portion: float, total: int) -> int:
     """The number of rows that a recipe's portion of `total` rows means: itself, or a share of them, rounded."""
     return portion if isinstance(portion, int) else round(portion * total)

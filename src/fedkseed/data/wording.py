@@ -185,6 +185,10 @@ class Wording:
         """A request after the first: without the opening, which stands at the beginning of the conversation."""
         return f"\n\n{_request(request) if self.template == 'plain' else _section(request)}"
 
+    def text(self, example: Example, tokenizer: Any) -> str:
+        """The prompt of one example without earlier turns, as text."""
+        return self.exchanges(example, tokenizer)[0].prompt
+
     def prompt(self, example: Example, tokenizer: Any) -> list[int]:
         """The prompt of one example as tokens."""
         encoded = encode(example, tokenizer, self)

@@ -1,21 +1,24 @@
-"""A tuned model of a factored family as a LoRA folder, which the `peft` library loads onto the base model.
+"""A tuned model as a LoRA folder, which the `peft` library loads onto the base model.
 
-A matrix's change is ΔW = L C Rᵀ with a core C (a × b), so its rank is at most min(a, b): `lora_B` and `lora_A` are
-L and C Rᵀ if a ≤ b, else L C and Rᵀ. alpha is the rank, which makes LoRA's scaling 1. Vectors have no low rank: biases
-of layers, and modules like norms, are stored with their tuned values. The folder is written without the library.
+With a factored family a matrix's change is ΔW = L C Rᵀ with a core C (a × b), so its rank is at most min(a, b):
+`lora_B` and `lora_A` are L and C Rᵀ if a ≤ b, else L C and Rᵀ. Any other change is cut to a rank r by its singular
+vectors: U and Uᵀ ΔW for the r leading ones U. alpha is the rank, which makes LoRA's scaling 1. Vectors have no low
+rank: biases of layers, and modules like norms, are stored with their tuned values. The folder is written without the
+library.
 """
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
@@ -23,11 +26,14 @@ from ..directions import Pool
 from ..directions.factors import Basis
 from ..directions.reference import separable_signs
 from ..errors import FedKSeedError
+from ..files import read_table
 from ..weights.layout import Layout
 from ..weights.lazy import Lazy
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"  # the files of a folder of peft's
 PREFIX = "base_model.model."  # peft's name of the model that it wraps
 Floats = NDArray[np.float32]
+Pair: TypeAlias = tuple[Floats, Floats]  # (rows × r) and (r × columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +91,38 @@ class Lora:
             **({"ensure_weight_tying": True} if self.tied else {}),
         }
 
+    @classmethod
+    def read(cls, folder: Path) -> "Lora":
+        """The LoRA of a folder that peft wrote, with its scaling in its matrices.
+
+        Raises:
+            FedKSeedError: the folder has adapters of another kind, or a LoRA that is more than two matrices.
+        """
+        about = read_table(folder / CONFIG, by_hand=True)
+        if about.get("peft_type") != "LORA" or about.get("use_dora") or about.get("lora_bias"):
+            raise FedKSeedError(
+                f"{folder} holds adapters of the kind {about.get('peft_type')!r}, which are no change of matrices "
+                "alone; export with --format peft"
+            )
+        tensors, ranks = load_file(folder / WEIGHTS), dict[str, int]()
+        for name in [name for name in tensors if name.endswith((".lora_B.weight", ".lora_embedding_B"))]:
+            path = name.removeprefix(PREFIX).rpartition(".lora_")[0]
+            rank = ranks[path] = tensors[name].shape[1]
+            alpha = about.get("alpha_pattern", {}).get(path, about["lora_alpha"])
+            tensors[name] = tensors[name] * (alpha / (math.sqrt(rank) if about.get("use_rslora") else rank))
+        return cls(
+            tensors=tensors,
+            ranks=ranks,
+            saved=tuple(about.get("modules_to_save") or ()),
+            biases=about.get("bias", "none") != "none",
+            transposed=bool(about.get("fan_in_fan_out")),
+            tied=bool(about.get("ensure_weight_tying")),
+        )
+
     def write(self, folder: Path, base: str) -> None:
         """Write both files of the folder, which exists."""
-        save_file(self.tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        (folder / "adapter_config.json").write_text(json.dumps(self.config(base), indent=2) + "\n")
+        save_file(self.tensors, folder / WEIGHTS, metadata={"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(self.config(base), indent=2) + "\n")
 
 
 def require_low_rank(pool: Pool) -> None:
@@ -100,7 +134,7 @@ def require_low_rank(pool: Pool) -> None:
     if not pool.factored:
         raise FedKSeedError(
             f"{pool.family} directions change every matrix at full rank, which LoRA can't hold; "
-            "export the merged model instead: --format merged"
+            "give --rank for the nearest change of that rank, or export the whole model: --format hf"
         )
 
 
@@ -120,17 +154,81 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
     require_low_rank(pool)
     layout = Layout(tuned, patterns)
     pool = pool.fitted(layout.shapes, basis)
-    table, paths = pool.record.core(c), {id(module): path for path, module in tuned.named_modules()}
-    tensors, ranks, kept, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
+    table, pairs = pool.record.core(c), dict[int, Pair]()
     for entry in layout.tuned:
         left, core, right = _factors(pool, entry.number, table)
-        if not core.any():
+        if core.any():
+            small = core.shape[0] <= core.shape[1]
+            pairs[entry.number] = (left, core @ right.T) if small else (left @ core, right.T)
+    return _lora(tuned, layout, pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Nearest:
+    """A LoRA whose change is the nearest of its rank to a tuned model's, and the distance that is left.
+
+    Args:
+        errors: by name: the Frobenius norm of what is left of a matrix's change, over that of the change.
+        error: the same of all matrices together.
+    """
+
+    lora: Lora
+    errors: dict[str, float]
+    error: float
+
+    @property
+    def worst(self) -> str:
+        """The name of the matrix with the greatest error."""
+        return max(self.errors, key=lambda name: self.errors[name])
+
+
+def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> Nearest:
+    """The LoRA of a rank that is nearest to the change from a base model to a tuned one.
+
+    Raises:
+        FedKSeedError: no matrix changed, or a tensor changed that LoRA can't hold.
+    """
+    layout, before = Layout(tuned), {entry.name: entry.tensor for entry in Layout(base).entries}
+    pairs, left, whole = dict[int, Pair](), dict[str, float](), dict[str, float]()
+    for entry in layout.entries:
+        change = (_whole(entry.tensor).float() - _whole(before[entry.name]).float()).numpy()
+        if not change.any():
+            continue
+        if change.ndim != 2:
+            pairs[entry.number] = change, change  # a place that holds no matrix keeps the tuned value
+            continue
+        pairs[entry.number] = pair = _cut(change, rank)
+        whole[entry.name] = float(np.linalg.norm(change.astype(np.float64)))
+        left[entry.name] = float(np.linalg.norm((change - pair[0] @ pair[1]).astype(np.float64)))
+    lora = _lora(tuned, layout, pairs)
+    held = [name for name in left if name.removesuffix(".weight") in lora.ranks]  # others are stored whole
+    error = math.hypot(*(left[name] for name in held)) / math.hypot(*(whole[name] for name in held))
+    return Nearest(lora, {name: left[name] / whole[name] for name in held}, error)
+
+
+def _cut(change: Floats, rank: int) -> Pair:
+    """The two factors of the nearest matrix of a rank: U and Uᵀ ΔW, or ΔW V and Vᵀ, by the shorter side.
+
+    The leading singular vectors are the leading eigenvectors of ΔW ΔWᵀ, or ΔWᵀ ΔW.
+    """
+    wide = change.shape[0] <= change.shape[1]
+    exact = (change if wide else change.T).astype(np.float64)
+    vectors = np.linalg.eigh(exact @ exact.T)[1][:, : -rank - 1 : -1].astype(np.float32)
+    return (vectors, vectors.T @ change) if wide else (change @ vectors, vectors.T)
+
+
+def _lora(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> Lora:
+    """The LoRA of a tuned model from the two factors of each moved tensor's change, by number."""
+    paths = {id(module): path for path, module in tuned.named_modules()}
+    tensors, ranks, kept, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
+    for entry in layout.entries:
+        if entry.number not in pairs:
             continue
         for module, name in entry.places:
             path = paths[id(module)]
             if name == "weight" and _adaptable(module):
-                ranks[path] = min(core.shape)
-                tensors |= _matrices(PREFIX + path, module, left, core, right)
+                ranks[path] = pairs[entry.number][0].shape[1]
+                tensors |= _matrices(PREFIX + path, module, *pairs[entry.number])
             elif name == "bias" and isinstance(module, (nn.Linear, Conv1D)):
                 biases[path] = _value(module, name)
             elif entry.tensor.ndim <= 2 and not any(module.children()):
@@ -138,7 +236,7 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
             else:
                 raise FedKSeedError(
                     f"{entry.name} of shape {tuple(entry.tensor.shape)} was tuned, and LoRA can't hold it in a "
-                    f"{type(module).__name__}; export the merged model instead: --format merged"
+                    f"{type(module).__name__}; export the whole model instead: --format hf"
                 )
     if not ranks:  # peft refuses an adapter that adapts nothing
         raise FedKSeedError("no matrix was changed, so there is nothing that LoRA could hold; use the base model")
@@ -173,9 +271,8 @@ def _repeated(signs: Floats, m: int) -> Floats:
     return made
 
 
-def _matrices(path: str, module: nn.Module, left: Floats, core: Floats, right: Floats) -> Mapping[str, Tensor]:
-    """A module's two matrices by peft's names, of ΔW = L C Rᵀ."""
-    rows, columns = (left, core @ right.T) if core.shape[0] <= core.shape[1] else (left @ core, right.T)
+def _matrices(path: str, module: nn.Module, rows: Floats, columns: Floats) -> Mapping[str, Tensor]:
+    """A module's two matrices by peft's names, of ΔW = (rows × r) (r × columns)."""
     if isinstance(module, nn.Embedding):
         names, pair = ("lora_embedding_A", "lora_embedding_B"), (rows.T, columns.T)
     else:
@@ -195,5 +292,8 @@ def _adaptable(module: nn.Module) -> bool:
 
 def _value(module: nn.Module, name: str) -> Tensor:
     """A tensor's tuned value, in memory of its own."""
-    value = getattr(module, name)
-    return value.whole() if isinstance(value, Lazy) else value.detach().cpu().clone()
+    return _whole(getattr(module, name)).clone()
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    return (tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()).cpu()

@@ -149,15 +149,21 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     return moved(model, device)
 
 
+def row_order(processor: Any, name: str, count: int) -> NDArray[np.int64] | None:
+    """The file's row for each of a tensor's `count` rows; None where more than the order of rows differs."""
+    rows = np.arange(count)
+    moved = processor.process(weights=np.stack([rows, rows + 0.5], 1), name=name).weights
+    order = moved[:, 0].astype(np.int64) if moved.shape == (count, 2) else rows[:0]
+    return order if order.size and np.array_equal(moved, np.stack([order, order + 0.5], 1)) else None
+
+
 def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace, device: str) -> Tensor:
     """One tensor of a file: lazy if it is a quantised matrix whose rows stay whole, else dense."""
     kind, shape = tensor.tensor_type.name, [int(size) for size in reversed(tensor.shape)]
     if kind not in ("F32", "F16", "BF16", "F64") and len(shape) == 2:
-        rows = np.arange(shape[0])
-        moved = processor.process(weights=np.stack([rows, rows + 0.5], 1), name=tensor.name).weights
-        order = moved[:, 0].astype(np.int64) if moved.shape == (shape[0], 2) else rows[:0]
-        if order.size and np.array_equal(moved, np.stack([order, order + 0.5], 1)):
-            raw = tensor.data if np.array_equal(order, rows) else tensor.data[order]
+        order = row_order(processor, tensor.name, shape[0])
+        if order is not None:
+            raw = tensor.data if np.array_equal(order, np.arange(shape[0])) else tensor.data[order]
             return Lazy(Blocks(raw, kind, shape, dtype, device), workspace)
     values = gguf.dequantize(tensor.data, tensor.tensor_type)
     dense = np.array(processor.process(weights=values, name=tensor.name).weights, order="C")

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from ..evaluation.statistics import (
     BALANCED,
+    NOT_EVALUATED,
     Answer,
     Choice,
     Confusion,
@@ -166,6 +167,25 @@ def print_result(result: "Result") -> None:
     console.print(costs)
     if result.output is not None:
         console.print(f"the tuned model is {result.output}", highlight=False)
+
+
+def print_scores(scores: Evaluation, base: Evaluation) -> None:
+    """Print the scores of a model on all sets, and their changes from those of the base model that are known."""
+    for of, found in scores.every.items():
+        before = base.every.get(of, NOT_EVALUATED)
+        for name, values in found.measures.items():
+            console.print(f"{named(of, title_of(name))} {estimate(values)} ({counted(name, len(values))})")
+            if len(first := before.measures.get(name, [])) == len(values):
+                change = paired_change(first, values)
+                console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
+        if found.empty:
+            console.print(f"{named(of, 'empty outputs')} {sum(found.empty)} of {len(found.empty)}")
+        if found.choices:
+            balanced = f"{named(of, BALANCED)} {found.means[BALANCED]:.4f}"
+            console.print(f"{balanced}, most frequent choice {frequent(found.choices)}")
+            if before.choices:
+                console.print(f"McNemar's exact test against the base model: {tested(before, found)}")
+            print_confusion(found.choices, of)
 
 
 def tested(before: Evaluation, after: Evaluation) -> str:
