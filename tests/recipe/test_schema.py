@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError, load_recipe
-from fedkseed.recipe.reading import MAX_BYTES, parse
+from fedkseed.recipe.reading import MAX_BYTES, own_recipe, parse
 
 MODEL = {"model": {"name": "x"}}
 
@@ -22,7 +22,7 @@ def test_the_shipped_recipes_are_valid(request):
     recipes = sorted(
         {*(request.config.rootpath / "recipes").glob("*.toml")} - {request.config.rootpath / "recipes/policy.toml"}
     )
-    assert [path.name for path in recipes if load_recipe(path)] == [path.name for path in recipes] != []
+    assert [path.name for path in recipes if own_recipe(path)] == [path.name for path in recipes] != []
 
 
 def test_the_key_of_the_directions_follows_from_the_seed():
@@ -74,6 +74,85 @@ def test_the_key_of_the_directions_follows_from_the_seed():
 def test_what_is_not_allowed_is_refused_with_a_hint(change, message):
     with pytest.raises(FedKSeedError, match=message):
         parse({**MODEL, **change})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lines", "message"),
+    [
+        ("fedkseed-plus", "lr = 1e-3", r"\[training\] lr would change nothing: .* set \[derivatives\] lr"),
+        ("fedkseed-backprop", "lr = 1e-3", r"\[training\] lr would change nothing: .* set \[derivatives\] lr"),
+        ("fedkseed-plus", "eps = 1e-3", r"\[training\] eps would change nothing: it is of zeroth-order steps"),
+        ("fedkseed-plus", "probes = 2", r"\[training\] probes would change nothing"),
+        ("fedavg", "eps = 1e-3", r"\[training\] eps would change nothing"),
+        ("evofed", "clip = 2.0", r"\[training\] clip would change nothing"),
+        ("fedkseed", "epochs = 2", r"\[training\] epochs would change nothing: .* set \[training\] steps"),
+        (
+            "fedkseed",
+            "[derivatives]\nlr = 1e-3",
+            r"\[derivatives\] lr would change nothing: .* set \[training\]",
+        ),
+        ("fedkseed-pro", "[derivatives]\nsteps = 4", r"\[derivatives\] steps would change nothing"),
+        ("fedavg", "[peft]\nrank = 4", r"\[peft\] rank would change nothing: it is of adapters"),
+    ],
+)
+def test_a_setting_that_the_algorithm_ignores_is_refused_in_a_users_recipe_alone(tmp_path, algorithm, lines, message):
+    path = tmp_path / "r.toml"
+    path.write_text(f'model.name = "x"\n[training]\nalgorithm = "{algorithm}"\n{lines}\n')
+    with pytest.raises(FedKSeedError, match=message):
+        own_recipe(path)
+    path.write_text(load_recipe(path).to_toml())  # a run's own: resumed and reported whatever it states
+    with pytest.raises(FedKSeedError, match=message):
+        own_recipe(path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "lines"),
+    [
+        ("fedkseed", "lr = 1e-3\neps = 1e-3\nprobes = 2\nclip = 9.0"),
+        ("fedkseed", "[derivatives]\nlr = 1e-3\n[clients]\nbackpropagating = 0.5"),
+        ("fedkseed-plus", "steps = 3\nschedule = 'linear'\nepochs = 1\n[derivatives]\nlr = 1e-3"),
+        ("fedavg", "lr = 1e-3\nepochs = 1"),
+        ("fedit", "lr = 1e-3\n[peft]\nrank = 4"),
+        ("decomfl", "lr = 1e-3\neps = 1e-3"),
+    ],
+)
+def test_a_recipe_with_settings_that_count_is_taken_and_so_is_that_of_its_run(tmp_path, algorithm, lines):
+    path = tmp_path / "r.toml"
+    path.write_text(f'model.name = "x"\n[training]\nalgorithm = "{algorithm}"\n{lines}\n')
+    recipe = own_recipe(path)
+    path.write_text(recipe.to_toml())
+    assert own_recipe(path) == recipe
+
+
+def test_values_are_changed_by_dotted_keys(tmp_path):
+    path = tmp_path / "r.toml"
+    path.write_text('seed = 1\nmodel.name = "x"\n[training]\nrounds = 3\nsteps = 7\n')
+    numbers = ["training.rounds=20", "training.rounds = 30", "directions.size=2048", "seed=2", "save=false"]
+    texts = ["training.algorithm=fedavg", "data.columns={ response = 'a' }", "model.name='a = b'", "training.steps="]
+    recipe = load_recipe(path, [*numbers, *texts])
+    assert (recipe.training.rounds, recipe.training.steps, recipe.training.algorithm) == (30, 200, "fedavg")
+    assert (recipe.directions.size, recipe.data.columns, recipe.save) == (2048, {"response": "a"}, False)
+    assert (recipe.model.name, recipe.seed) == ("a = b", 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("training.rounds", "--set takes KEY=VALUE, as training.rounds=20, got 'training.rounds'"),
+        ("training.=3", "--set takes KEY=VALUE"),
+        ("=3", "--set takes KEY=VALUE"),
+        ("seed.x=3", "--set goes into tables, and seed is none"),
+        ("training.roundz=3", r"\[training\] has no key 'roundz'; did you mean 'rounds'"),
+        ("training.rounds=many", r"\[training\] rounds: input should be a valid integer.*'many'"),
+        ("training.rounds=1\nsteps = 2", r"\[training\] rounds: input should be a valid integer"),
+        (f"{'a.' * 9}b=1", "--set takes KEY=VALUE"),
+    ],
+)
+def test_a_change_that_is_none_is_refused(tmp_path, change, message):
+    path = tmp_path / "r.toml"
+    path.write_text('seed = 1\nmodel.name = "x"\n')
+    with pytest.raises(FedKSeedError, match=message):
+        load_recipe(path, [change])
 
 
 SET = {"name": "a", "path": "f.jsonl"}

@@ -1,7 +1,7 @@
 """The table of algorithms by name, read by README, command line, comparisons and contract tests."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -21,7 +21,7 @@ from ..strategies.secure import Secure
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
-from .schema import Derivatives, Privacy, Recipe, Trust
+from .schema import Derivatives, Peft, Privacy, Recipe, Trust
 
 DENSE = ("trimmed", "median", "nnm-trimmed")  # rules for numbers that all clients send along the same directions
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
@@ -151,6 +151,38 @@ class Algorithm:
                 "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
                 "the mean |rho| of `fedkseed rounds`"
             )
+
+    def require_counted(self, recipe: Recipe) -> None:
+        """Refuse settings that a recipe's file states, other than the defaults, and that change nothing.
+
+        A run's recipe states all settings, and so those at their defaults may be there.
+
+        Raises:
+            FedKSeedError: there is one; the message names the setting that counts instead.
+        """
+        name, derives = recipe.training.algorithm, self.differentiates or recipe.clients.backpropagating > 0
+        rules: list[tuple[str, Sequence[str], str]] = []  # table, keys of it that change nothing, reason and remedy
+        if self.local not in (ONE, TWO):
+            if self.pooled:
+                points = f"of two-point steps, and {name} takes none: set [derivatives] lr"
+                rules.append(("training", ("lr",), points))
+            points = f"of zeroth-order steps, and {name} takes none: leave it out"
+            rules.append(("training", ("eps", "probes", "clip"), points))
+        elif not derives:
+            steps = f"of steps that take derivatives, and {name} takes none: set [training] steps"
+            rules.append(("training", ("epochs",), steps))
+        if self.pooled and not derives:
+            alone = "set [training] in its place, or [clients] backpropagating"
+            derivatives = f"of clients that take derivatives, and {name} has none: {alone}"
+            rules.append(("derivatives", (*Derivatives.model_fields,), derivatives))
+        if not self.adapts:
+            rules.append(("peft", (*Peft.model_fields,), f"of adapters, and {name} tunes none: leave it out"))
+        for table, keys, why in rules:
+            part = getattr(recipe, table)
+            for key in keys:
+                default = type(part).model_fields[key].default
+                if key in part.model_fields_set and getattr(part, key) != default:
+                    raise FedKSeedError(f"[{table}] {key} would change nothing: it is {why}")
 
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool of K directions, or one of 2^32 where the algorithm does not reuse seeds.
@@ -339,6 +371,16 @@ def require_known(recipe: Recipe) -> None:
             raise _unknown(name)
         return
     ALGORITHMS[name].require_lr(recipe)
+
+
+def require_counted(recipe: Recipe) -> None:
+    """Refuse settings of a user's recipe that its algorithm ignores; code of the user's is not run, and not looked at.
+
+    Raises:
+        FedKSeedError: see `Algorithm.require_counted`.
+    """
+    if (known := ALGORITHMS.get(recipe.training.algorithm)) is not None:
+        known.require_counted(recipe)
 
 
 def _unknown(name: str) -> FedKSeedError:

@@ -1,6 +1,7 @@
 """Reader of recipe files, with clear error messages. No file, model or code that a recipe names is opened or run."""
 
 import tomllib
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -11,18 +12,22 @@ from ..directions import Pool
 from ..errors import FedKSeedError
 from ..files import read_whole
 from ..wire.records import MAX_BROADCAST
-from .algorithms import require_known
+from .algorithms import require_counted, require_known
 from .schema import Recipe
 
 MAX_BYTES = 1 << 16  # of a recipe, as of one that travels; the longest of ours has 2 KB
 MAX_DOTS = 64  # in a line of TOML: tomllib takes n² memory for a key of n parts, 4.4 GB for 64 KB of "a.a.a."
+MAX_DEPTH = 8  # parts of a dotted key of --set; tables of ours are two deep
 MAX_SHOWN = 200  # characters of a wrong value that an error repeats
 
 Table = TypeVar("Table", bound=BaseModel)
 
 
-def load_recipe(path: str | Path) -> Recipe:
-    """Read a recipe's file.
+def load_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """Read a recipe's file, of a user or of a run.
+
+    Args:
+        changes: values that come before those of the file, as `training.rounds=20`; see `changed`.
 
     Raises:
         FedKSeedError: the file is missing, is not TOML, has an unknown key (the message names the nearest known
@@ -31,9 +36,61 @@ def load_recipe(path: str | Path) -> Recipe:
     path = Path(path)
     data = read_whole(path, MAX_BYTES, f"the recipe {path}")
     try:
-        return parse(tables(data))
+        return parse(changed(tables(data), changes))
     except FedKSeedError as error:
         raise FedKSeedError(f"{path}: {error}") from error
+
+
+def own_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
+    """Read a recipe that a user wants to run, and refuse settings in it that its algorithm would ignore.
+
+    Raises:
+        FedKSeedError: see `load_recipe`; or a setting would be ignored: the message names the one that counts.
+    """
+    recipe = load_recipe(path, changes)
+    try:
+        require_counted(recipe)
+    except FedKSeedError as error:
+        raise FedKSeedError(f"{path}: {error}") from error
+    return recipe
+
+
+def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """The tables of a recipe with some values changed.
+
+    Args:
+        changes: dotted keys with values, as `training.rounds=20`. A value is TOML; text that is none is taken as it is,
+            so that `training.algorithm=fedavg` needs no quotes. Without a value, as `training.eps=`, the key is left
+            out. Of two changes of one key the last counts.
+
+    Raises:
+        FedKSeedError: a change has no `=`, or goes into something that is no table.
+    """
+    for change in changes:
+        key, equals, value = change.partition("=")
+        *place, name = names = [part.strip() for part in key.split(".")]
+        if not equals or not all(names) or len(names) > MAX_DEPTH:
+            raise FedKSeedError(f"--set takes KEY=VALUE, as training.rounds=20, got {_shown(change)}")
+        table = _with(table, place, name, value.strip())
+    return table
+
+
+def _with(table: dict[str, Any], place: Sequence[str], name: str, value: str) -> dict[str, Any]:
+    if not place:
+        return {**{k: v for k, v in table.items() if k != name}, **({name: _value(value)} if value else {})}
+    inner = table.get(place[0], {})
+    if not isinstance(inner, dict):
+        raise FedKSeedError(f"--set goes into tables, and {place[0]} is none: change the recipe's file instead")
+    return {**table, place[0]: _with(inner, place[1:], name, value)}
+
+
+def _value(text: str) -> Any:
+    """The value of a piece of TOML; other text is a value itself."""
+    try:
+        found = tables(f"value = {text}".encode())
+    except FedKSeedError:
+        return text
+    return found["value"] if len(found) == 1 else text
 
 
 def tables(data: bytes) -> dict[str, Any]:
