@@ -69,6 +69,7 @@ def networked(recipe: Recipe) -> Recipe:
     recipe, _ = with_basis(recipe)
     algorithm, training = algorithm_of(recipe.training.algorithm), recipe.training
     wished: dict[str, dict[str, Any]] = {"training": {"batch_size": BATCH}, "trust": {}}
+    wished["evaluation"] = {"stop_when_diverged": False}  # [trust] guard is a server's: it goes back
     if "[trust]" in algorithm.strategy.reads:
         by_client = recipe.privacy is not None and recipe.privacy.unit == "client"  # which no rule must undo
         compared = recipe.secure is None and not by_client  # masked ones can't be compared
@@ -98,7 +99,8 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     directions = recipe.directions.model_copy(update={"basis": None})
     categories = [one for one in recipe.evaluation.sets or () if one.held_out is not None]
     choosing = dict.fromkeys(("metrics", "validation", "best", "patience"))
-    evaluation = recipe.evaluation.model_copy(update={**choosing, "sets": categories or None})
+    rest = {"sets": categories or None, "stop_when_diverged": True}  # its default, whatever the server does
+    evaluation = recipe.evaluation.model_copy(update={**choosing, **rest})
     parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
     return recipe.model_copy(update=parts | {"network": Network()}).to_toml().encode()
 

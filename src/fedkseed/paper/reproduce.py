@@ -180,7 +180,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
                     bars.bars.update(bars.rounds, advance=done)
                     resume(job.directory, Progress(bars))
                 else:
-                    start(job.recipe, job.directory, Progress(bars))
+                    start(_whole(job.recipe), job.directory, Progress(bars))
             except FedKSeedError as error:
                 if not trials or not (job.directory / "recipe.toml").is_file():
                     raise
@@ -198,6 +198,11 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
     found = [job.outcome() for job in jobs if job.directory not in failed]
     known = [outcome for outcome in found if outcome is not None]
     return known if len(known) == len(found) else None
+
+
+def _whole(recipe: Recipe) -> Recipe:
+    """The recipe of a run that does all its rounds: a table compares equal numbers of them, diverged runs included."""
+    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"stop_when_diverged": False})})
 
 
 def _jobs(

@@ -397,6 +397,7 @@ class Evaluation(Part):
     validation: Portion | None = None
     best: str | None = None  # the metric whose best round on the validation part is the tuned model; None: the last
     patience: Count | None = None  # evaluations without a better one, after which a run ends early
+    stop_when_diverged: bool = True  # a server's default: false, it warns; see docs/evaluation.md
     max_tokens: Count | None = None  # of a held-out example; default as for training
     # Of METRICS, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; the loss is always measured. See docs/evaluation.md.
     metrics: list[str] | None = None  # None: loss, and rouge if answers are generated

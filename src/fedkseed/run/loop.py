@@ -30,10 +30,12 @@ from ..weights.adapter import Adapter
 from ..wire.codec import encode
 from .best import best_round, exhausted
 from .chain import Receipt
+from .divergence import diverged, lowest_round, suspicious
 from .privacy import about, exhausted_budget, spent
-from .store import REACH, STOPPED, Store
+from .store import DIVERGED, REACH, STOPPED, Store
 from .watchers import Progress, Silent
 
+ADVICE = "take a smaller lr, or let `fedkseed tune` find one"
 UNDONE = "undone"  # the fact with the rounds that the guard has undone
 NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round: its broadcast gives the whole model
 
@@ -105,6 +107,7 @@ class Result:
     best: int | None = None  # rounds of the tuned model, where [evaluation] best chooses them: `after` is of it
     stopped: str | None = None  # the reason, where a run has ended early
     lora: int | None = None  # see `Finished`
+    diverged: bool = False  # whether that is the reason
 
 
 def work(store: Store, federation: Federation) -> Result:
@@ -123,13 +126,23 @@ def work(store: Store, federation: Federation) -> Result:
     rounds, settings = federation.recipe.training.rounds, federation.recipe.evaluation
     store.remember(REACH, federation.reach)
     before = _evaluated(store, federation, strategy.init())
+    losses: list[float | None] = [report["loss"] for report in store.reports()]
+    evaluated = max(store.evaluations(), default=0)
+    warned = False
     while state.round < rounds:
-        if settings.every and state.round % settings.every == 0:
+        due = settings.every and state.round % settings.every == 0
+        if due or suspicious(losses, evaluated) or state.round == evaluated:  # the last: where a stopped run goes on
+            evaluated = state.round
             _guard(store, federation, state.round, _evaluated(store, federation, state))
             if (reason := exhausted(settings, store.evaluations())) is not None:
                 store.remember(STOPPED, reason)
                 federation.progress.note(reason)
                 break
+            if (reason := diverged(store.evaluations())) is not None and not warned:
+                warned = True
+                federation.progress.note(f"the run diverges: {reason}; {ADVICE}")
+                if settings.stop_when_diverged:
+                    break
         if (reason := exhausted_budget(federation.recipe, federation.clients, state.round + 1)) is not None:
             store.remember(STOPPED, reason)
             federation.progress.note(reason)
@@ -140,10 +153,13 @@ def work(store: Store, federation: Federation) -> Result:
         if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
             keep.add(best)  # without a choice, the evaluations are not read every round
         store.commit(state, report, keep, federation.receipts(), announced(strategy, state))
+        losses.append(report.loss)
         federation.progress.round_done(report)
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
     best = best_round(settings, store.evaluations())
+    if settings.stop_when_diverged and (reason := diverged(store.evaluations())) is not None:
+        best = _end_of_divergence(store, strategy, state.round, best, reason)
     if best is not None:
         state = store.state(strategy.state, best)
         after = _evaluated(store, federation, state, write=True)
@@ -161,7 +177,21 @@ def work(store: Store, federation: Federation) -> Result:
         best=best,
         stopped=store.recall(STOPPED),
         lora=finished.lora,
+        diverged=store.recall(DIVERGED) is not None,
     )
+
+
+def _end_of_divergence(store: Store, strategy: Strategy[Any], done: int, best: int | None, reason: str) -> int:
+    """Note that a run has diverged; returns the round whose model is kept: the best that there still is."""
+    lowest = lowest_round(store.evaluations()) if best is None else best
+    try:
+        store.state(strategy.state, lowest)
+    except FedKSeedError:  # large states are not kept for long
+        lowest = done
+    of = "the base model" if lowest == 0 else f"the model after {lowest} rounds"
+    store.remember(DIVERGED, lowest)
+    store.remember(STOPPED, f"the run diverged: {reason}. {of.capitalize()} is kept. {ADVICE.capitalize()}")
+    return lowest
 
 
 def announced(strategy: Strategy[Any], state: Any) -> bytes:

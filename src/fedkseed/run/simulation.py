@@ -17,6 +17,7 @@ from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.algorithms import chosen
 from ..recipe.basis import with_basis
+from ..recipe.reading import own_recipe
 from ..recipe.schema import Recipe
 from ..round import Report, Transport, answer, run_round
 from ..strategies.secure import simulated_key
@@ -281,12 +282,16 @@ def _prepare(recipe: Recipe, shares: Shares, secret: bytes) -> Answer:
     return Simulation(recipe, shares=shares, serves=False, secret=secret).answer
 
 
-def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> Result:
+def start(recipe: Recipe | str | Path, directory: str | Path, progress: Progress | None = None) -> Result:
     """Run a recipe in a new directory, which is made only after model and data are loaded.
+
+    Args:
+        recipe: a recipe, or the path of its file.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
     """
+    recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
     simulation = Simulation(recipe.absolute(), progress)
     with closing(simulation), Store.create(directory, simulation.recipe.to_toml()) as store:
@@ -294,13 +299,27 @@ def start(recipe: Recipe, directory: Path, progress: Progress | None = None) -> 
         return work(store, simulation.federation)
 
 
-def resume(directory: Path, progress: Progress | None = None) -> Result:
+def resume(directory: str | Path, progress: Progress | None = None, model: str | None = None) -> Result:
     """Continue a run that was stopped, from its last committed round.
+
+    Args:
+        model: the place of the base model, if it has moved since; the run's recipe then names this place.
 
     Raises:
         FedKSeedError: there is no run, another process works on the run, or model or data have changed.
     """
+    directory = Path(directory)
     store = Store(directory)
-    recipe = store.load_recipe()
+    recipe = with_model(store.load_recipe(), model)
     with store.locked(), closing(Simulation(recipe, progress, secret=kept_secret(recipe, directory))) as simulation:
+        if model is not None:
+            store.require_same(simulation.identity)
+            store.change_recipe(recipe.to_toml())
         return work(store, simulation.federation)
+
+
+def with_model(recipe: Recipe, model: str | None) -> Recipe:
+    """The recipe with another place of its base model; None: the recipe itself."""
+    if model is None:
+        return recipe
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()

@@ -56,6 +56,7 @@ COMMIT;
 NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with the number of rounds done at its beginning
 REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
 STOPPED = "stopped"  # the fact with the reason for which a run has ended early
+DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
@@ -132,6 +133,12 @@ class Store:
                 f"{self.recipe} has changed since the run began; bring the old one back, or start a new run"
             )
         return load_recipe(self.recipe)
+
+    @property
+    def tuned(self) -> int | None:
+        """The number of rounds after which the tuned model was; None: the last round's."""
+        best = best_round(self.load_recipe().evaluation, self.evaluations())
+        return self.recall(DIVERGED) if best is None else best
 
     def change_recipe(self, recipe: str) -> None:
         """Write another recipe; a crash leaves either of the two, and both are taken until the new one is there."""
@@ -365,6 +372,7 @@ class Store:
                 "large ones are not kept for long"
             )
         self.remember(STOPPED, None)
+        self.remember(DIVERGED, None)
         with border(f"can't remove {self.adapter}"):  # first: no adapter of deleted rounds must stay
             self.adapter.unlink(missing_ok=True)
             shutil.rmtree(self.model, ignore_errors=True)

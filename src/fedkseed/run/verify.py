@@ -30,7 +30,6 @@ from ..weights.adapter import Adapter
 from ..wire.codec import decode, encode
 from ..wire.records import Run
 from . import chain
-from .best import best_round
 from .chain import Receipt
 from .loop import NEWCOMER, Coefficients, announced, provenance
 from .privacy import kept_secret, with_noise
@@ -85,8 +84,8 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
             raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
-    best = best_round(recipe.evaluation, store.evaluations())
-    _require_adapter(store, recipe, strategy, last if best is None else store.state(strategy.state, best))
+    tuned = store.tuned
+    _require_adapter(store, recipe, strategy, last if tuned is None else store.state(strategy.state, tuned))
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
 
 

@@ -40,7 +40,6 @@ from ..evaluation.statistics import (
 )
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
-from ..run.best import best_round
 from ..run.metrics import METRICS, values
 from ..run.store import STOPPED, Store
 from ..strategies.kseed import State, importance
@@ -170,7 +169,7 @@ def account(store: Store, name: str, first: Store) -> Account:
         model=recipe.model.name,
         data=recipe.data.source,
         planned=recipe.training.rounds,
-        best=best_round(recipe.evaluation, store.evaluations()),
+        best=store.tuned,
         stopped=store.recall(STOPPED),
         rounds=done,
         evaluations=evaluations(store, done),

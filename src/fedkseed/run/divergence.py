@@ -1,0 +1,61 @@
+"""Signs of a run that diverges: its training loss gives a suspicion, its held-out loss decides.
+
+Both follow from the run's reports and evaluations alone, so that a run that was stopped and resumed ends like one that
+was not.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..evaluation.statistics import Evaluation, paired_change
+
+ERRORS = 3.0  # a rise of more than these standard errors is no chance: with normal errors, 1 of 700 evaluations has it
+EVALUATIONS = 2  # in a row
+ROUNDS = 3  # in a row, whose training losses are a suspicion, and from one look at the held-out loss to the next
+RISE = 0.5  # nats over the first round; cohorts differ, too, and so this is a suspicion and no more
+
+
+def suspicious(losses: Sequence[float | None], evaluated: int) -> bool:
+    """Whether the training loss has risen so that the held-out loss should be looked at.
+
+    Args:
+        losses: of all rounds, the median over their clients; None or NaN where there was no finite one.
+        evaluated: number of rounds before the last evaluation.
+    """
+    known = [math.nan if loss is None else loss for loss in losses]
+    if len(known) - evaluated < ROUNDS or len(known) <= ROUNDS or not math.isfinite(known[0]):
+        return False
+    return not any(loss <= known[0] + RISE for loss in known[-ROUNDS:])  # NaN is not
+
+
+def diverged(evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
+    """The sign by which a run's model has become worse than its base model, in words; None: there is none.
+
+    Args:
+        evaluations: of the run, as the store keeps them.
+    """
+    losses = {done: Evaluation.of(found).losses for done, found in sorted(evaluations.items())}
+    base = losses.pop(0, [])
+    if not base or not losses or not math.isfinite(mean(base)):
+        return None
+    last = max(losses)
+    if not math.isfinite(mean(losses[last])):
+        return f"after {last} rounds the held-out loss is {mean(losses[last])}"
+    changes = [paired_change(base, found) for found in list(losses.values())[-EVALUATIONS:]]
+    if len(changes) < EVALUATIONS or not all(change.mean > ERRORS * change.error for change in changes):
+        return None
+    return (
+        f"after {last} rounds the held-out loss is {mean(losses[last]):.4f}, {changes[-1].mean:.4f} ± "
+        f"{changes[-1].error:.4f} above the base model's, as in the evaluation before"
+    )
+
+
+def lowest_round(evaluations: Mapping[int, Mapping[str, Any]]) -> int:
+    """The number of rounds after which the held-out loss was lowest, the first of equals; 0 is the base model."""
+    losses = {done: mean(Evaluation.of(found).losses) for done, found in evaluations.items()}
+    return min(losses, key=lambda done: (losses[done] if math.isfinite(losses[done]) else math.inf, done))
+
+
+def mean(losses: Sequence[float]) -> float:
+    return sum(losses) / len(losses) if losses else math.nan
