@@ -5,6 +5,7 @@ import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.run import simulation
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
@@ -205,6 +207,143 @@ def test_preview_says_what_files_hold_and_shows_each_answer_of_a_conversation(tm
     assert re.fullmatch(f"0+{answer}0+{answer}", "".join(mask.split()))
     assert f"loss on {2 * len(answer)} (bold)" in output
     assert re.search(r"1 it +│ +\d", output)
+
+
+def documented(*arguments: object) -> Any:
+    """The JSON document that a command prints, with nothing else on stdout."""
+    result = fedkseed(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_commands_that_print_tables_print_json_alone(finished, recipe_file, tmp_path):
+    run = documented("run", recipe_file, "--output", tmp_path / "run")
+    losses = Store(finished).evaluations()
+    assert run["digest"] == Adapter.load(finished / "adapter.safetensors").tuned
+    assert run["sets"]["held-out"]["after"]["loss"] == pytest.approx(np.mean(losses[3]["losses"]))
+    assert run["sets"]["held-out"]["change"]["loss"]["error"] > 0
+    assert (run["rounds"], run["diverged"], run["stopped"]) == (3, False, None)
+    listed = documented("rounds", finished)
+    assert [one["done"] for one in listed["rounds"]] == [0, 1, 2, 3]
+    assert listed["rounds"][0]["evaluation"]["loss"] == pytest.approx(np.mean(losses[0]["losses"]))
+    assert documented("eval", finished)["sets"]["held-out"]["after"]["loss"] == pytest.approx(
+        np.mean(losses[3]["losses"])
+    )
+    assert documented("resume", tmp_path / "run")["digest"] == run["digest"]
+    assert documented("verify", finished)["rounds"] == 3
+    shares = documented("preview", recipe_file)
+    assert sum(one["examples"] for one in shares["clients"]) == 24
+    assert shares["held_out"] == 8
+    assert all(row["wrong"] == [] and row["vectors"] > 0 for row in documented("directions"))
+    assert {"figure-9", "table-3"} <= {row["name"] for row in documented("reproduce", "--list")}
+    assert documented("fuzz", "--inputs", 1000)["inputs"] == 1000
+
+
+def test_a_dry_run_counts_what_the_run_then_has_and_leaves_nothing(finished, recipe_file, tmp_path):
+    found = documented("run", recipe_file, "--dry-run", "--output", tmp_path / "run")
+    reports = Store(finished).reports()
+    assert found["bytes_up"] == max(report["bytes_up"] for report in reports)
+    assert found["bytes_down"] >= max(report["bytes_down"] for report in reports) * 0.9  # of numbers that are random
+    assert (found["clients"], found["held_out"], found["rounds"], found["cohort"], found["steps"]) == (4, 8, 3, 2, 3)
+    shares = documented("preview", recipe_file)["clients"]
+    assert [found["examples"][0], found["examples"][2]] == [f(one["examples"] for one in shares) for f in (min, max)]
+    assert found["step_seconds"] > 0 < found["evaluation_seconds"]
+    assert found["peak_memory"] > 1e8
+    assert found["evaluations"] == 2
+    assert not (tmp_path / "run").exists()
+    other = ["--set", "training.algorithm=fedavg", "--set", "training.eps="]
+    printed = fedkseed("run", recipe_file, "--dry-run", *other).output
+    assert "a run of fedavg, which was not begun" in printed
+    assert "4 with" in printed
+
+
+def test_values_of_the_recipe_are_set_on_the_command_line(recipe_file, tmp_path):
+    values = ["--set", "training.rounds=1", "--set", "evaluation.generated = 0"]
+    one = fedkseed("run", recipe_file, *values, "--quiet", "--output", tmp_path / "run")
+    assert one.exit_code == 0, one.output
+    assert len(Store(tmp_path / "run").reports()) == 1
+    assert "round   1" not in one.output
+    assert "held-out loss" in one.output
+    assert "did you mean 'rounds'" in refused("run", recipe_file, "--set", "training.roundz=1")
+
+
+def test_settings_that_would_be_ignored_are_refused_before_anything_is_loaded(recipe_file, tmp_path):
+    for command in ("run", "tune"):
+        line = refused(command, recipe_file, "--set", "training.algorithm=fedkseed-plus")
+        assert "[training] lr would change nothing" in line
+        assert "set [derivatives] lr" in line
+
+
+def test_verbose_shows_where_an_error_arose(recipe_file):
+    result = fedkseed("run", recipe_file, "--set", "model.name=/no/model", "-v")
+    assert result.exit_code == 2
+    assert "Traceback" in result.stderr
+    assert result.stderr.strip().splitlines()[-1].startswith("fedkseed: no model at /no/model")
+
+
+def test_exit_codes_are_in_the_help():
+    text = " ".join(fedkseed("--help").output.split())
+    for code in ("0 done", "2 refused", "3 the run diverged", "130 stopped by Ctrl-C", "1 an error of the program"):
+        assert code in text
+
+
+def test_a_run_whose_recipe_was_edited_is_refused(copy):
+    recipe = copy / "recipe.toml"
+    recipe.write_text(recipe.read_text().replace("steps = 3", "steps = 4"))
+    for command in ("resume", "eval", "rounds"):
+        assert "has changed since the run began; bring the old one back, or start a new run" in refused(command, copy)
+
+
+def test_a_run_goes_on_with_a_model_that_has_moved(finished, copy, model_folder, tmp_path):
+    moved = Path(shutil.copytree(model_folder, tmp_path / "moved"))
+    gone = copy / "recipe.toml"
+    Store(copy).change_recipe(gone.read_text().replace(str(model_folder), str(tmp_path / "gone")))
+    assert fedkseed("rollback", copy, "--to", 2).exit_code == 0
+    assert "no model at" in refused("resume", copy)
+    assert "held-out loss" in fedkseed("eval", copy, "--model", moved).output
+    assert str(moved) not in gone.read_text()
+    assert fedkseed("resume", copy, "--model", moved).exit_code == 0
+    assert Adapter.load(copy / "adapter.safetensors").tuned == Adapter.load(finished / "adapter.safetensors").tuned
+    assert str(moved) in gone.read_text()
+    assert "rounds follow from" in fedkseed("verify", copy).output
+
+
+def test_ctrl_c_names_the_directory_of_the_run(recipe_file, tmp_path, monkeypatch):
+    done = simulation.Simulation.round
+
+    def interrupted(self, state, earlier=None):
+        if state.round == 1:
+            raise KeyboardInterrupt
+        return done(self, state, earlier)
+
+    monkeypatch.setattr(simulation.Simulation, "round", interrupted)
+    result = fedkseed("run", recipe_file, "--output", tmp_path / "mine")
+    assert result.exit_code == 130
+    assert f"its finished rounds are kept: fedkseed resume {tmp_path / 'mine'}" in result.stderr
+    assert Store(tmp_path / "mine").rounds == 1
+
+
+def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(recipe_file, tmp_path):
+    wild = ["--set", "training.lr=0.3", "--set", "evaluation.every=1", "--set", "training.rounds=9"]
+    result = fedkseed("run", recipe_file, *wild, "--output", tmp_path / "run")
+    assert result.exit_code == 3, result.output
+    store = Store(tmp_path / "run")
+    losses = {done: np.mean(found["losses"]) for done, found in store.evaluations().items()}
+    assert store.rounds < 9
+    assert store.tuned == min(losses, key=losses.__getitem__)
+    assert Adapter.load(store.adapter).provenance["rounds"] == store.tuned
+    assert result.output.count("the run diverges: after") == 1
+    assert "take a smaller lr" in result.output
+    kept = store.adapter.read_bytes()
+    assert fedkseed("resume", tmp_path / "run").exit_code == 3
+    assert store.adapter.read_bytes() == kept
+    assert "rounds follow from" in fedkseed("verify", tmp_path / "run").output
+    whole = fedkseed(
+        "run", recipe_file, *wild, "--set", "evaluation.stop_when_diverged=false", "--output", tmp_path / "all"
+    )
+    assert whole.exit_code == 0
+    assert "the run diverges: after" in whole.output
+    assert Store(tmp_path / "all").rounds == 9
 
 
 def test_directions_checks_every_backend():

@@ -3,12 +3,13 @@
 Each command imports its modules when it is called: `fedkseed --help` and commands that only read a run load no PyTorch.
 """
 
+import inspect
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import wraps
 from os import environ
 from pathlib import Path
@@ -17,18 +18,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import __version__
-from .errors import FedKSeedError
+from .errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
 from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, server
-from .tools.display import Bars, console
+from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, print_error, print_json, showing
 
 if TYPE_CHECKING:
+    from .recipe.schema import Recipe
+    from .run.loop import Result
     from .run.watchers import Progress
+
+CODES = (
+    f"Exit codes: 0 done; {REFUSED} refused, with the reason in one line on stderr; {DIVERGED} the run diverged and "
+    f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C; 1 an error of the program itself."
+)
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
+    epilog=CODES,
 )
 
 Directory = Annotated[Path, typer.Argument(help="The directory of a run, as made by `fedkseed run`.")]
@@ -41,27 +50,48 @@ AdapterFile = Annotated[
 TensorBoard = Annotated[
     bool, typer.Option("--tensorboard", help="Also write TensorBoard event files into the run's directory.")
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value in place of the recipe's, as training.rounds=20; none, as training.eps=, leaves the key out. May "
+        "be repeated.",
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="Print one JSON document on stdout in place of tables; all else goes to stderr.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors alone, no progress.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show each step, and of an error where it arose.")]
 Base = Annotated[
     str | None, typer.Option("--model", help="The base model (folder, file or name), if it has moved since the run.")
 ]
 
 
 def _guarded(function: Callable[..., None]) -> Callable[..., None]:
-    """A command whose refusals are one line on stderr and exit code 2."""
+    """A command with --quiet and --verbose, whose refusals are one line on stderr and an exit code."""
 
     @wraps(function)
-    def guarded(*args: Any, **options: Any) -> None:
+    def guarded(*args: Any, quiet: bool, verbose: bool, **options: Any) -> None:
         # progress bars of transformers would run into ours, and into the one line of an error
         environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-        try:
-            function(*args, **options)
-        except FedKSeedError as error:
-            print(f"fedkseed: {error}", file=sys.stderr)
-            raise typer.Exit(2) from None
-        except KeyboardInterrupt:
-            print("fedkseed: stopped; a run keeps its finished rounds: fedkseed resume RUN", file=sys.stderr)
-            raise typer.Exit(130) from None
+        level = QUIET if quiet else VERBOSE if verbose else USUAL
+        with showing(level, options.get("as_json", False)):
+            try:
+                function(*args, **options)
+            except FedKSeedError as error:
+                print_error(error)
+                raise typer.Exit(REFUSED) from None
+            except KeyboardInterrupt:
+                print("fedkseed: stopped", file=sys.stderr)
+                raise typer.Exit(INTERRUPTED) from None
 
+    own, more, kind = inspect.signature(function), {"quiet": Quiet, "verbose": Verbose}, inspect.Parameter.KEYWORD_ONLY
+    added = [inspect.Parameter(name, kind, default=False, annotation=of) for name, of in more.items()]
+    shown: Any = guarded  # typer reads options from the signature
+    shown.__signature__ = own.replace(parameters=[*own.parameters.values(), *added])
+    shown.__annotations__ = function.__annotations__ | more
     return guarded
 
 
@@ -83,55 +113,66 @@ def run(
             "the same, bit for bit."
         ),
     ] = "own",
+    changes: Changes = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Load data and model, measure a few local steps, print what the run would cost, and stop."
+        ),
+    ] = False,
+    as_json: Json = False,
 ) -> None:
     """Run a recipe with all its clients on this machine: tune the model, evaluate it before and after, save it.
 
-    The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round.
+    The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round. A run whose
+    held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
     """
-    from .recipe.reading import load_recipe
+    from .recipe.reading import own_recipe
     from .run.simulation import start
-    from .tools.display import print_result
 
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
-    parsed, directory = load_recipe(recipe), output or Path("runs") / recipe.stem
-    with _progress(parsed.training.rounds, directory, tensorboard) as progress:
+    parsed, directory = own_recipe(recipe, changes or ()), output or Path("runs") / recipe.stem
+    if dry_run:
+        _foretell(parsed, as_json)
+        return
+    with _resumable(directory), _progress(parsed.training.rounds, directory, tensorboard) as progress:
         if engine == "flower":
             from .flower.simulation import run as run_on_flower
 
             result = run_on_flower(parsed, directory, progress)
         else:
             result = start(parsed, directory, progress)
-    print_result(result)
+    _end(result, as_json)
 
 
 @_command
-def resume(directory: Directory, tensorboard: TensorBoard = False) -> None:
+def resume(directory: Directory, tensorboard: TensorBoard = False, model: Base = None, as_json: Json = False) -> None:
     """Continue a run that was stopped or killed, from its last finished round.
 
     The tuned model is the same, bit for bit, as that of a run without a stop.
     """
     from .run.simulation import resume as resume_run
     from .run.store import Store
-    from .tools.display import print_result
 
     recipe = Store(directory).load_recipe()
-    with _progress(recipe.training.rounds, directory, tensorboard) as progress:
-        result = resume_run(directory, progress)
-    print_result(result)
+    with _resumable(directory), _progress(recipe.training.rounds, directory, tensorboard) as progress:
+        result = resume_run(directory, progress, model)
+    _end(result, as_json)
 
 
 @_command
-def rounds(directory: Directory) -> None:
+def rounds(directory: Directory, as_json: Json = False) -> None:
     """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations."""
-    from .run.best import best_round
     from .run.store import STOPPED, Store
-    from .tools.display import print_rounds
+    from .tools.display import print_rounds, rounds_table
 
     store = Store(directory)
-    reports, evaluations = store.reports(), store.evaluations()
-    best = best_round(store.load_recipe().evaluation, evaluations)
-    print_rounds(reports, evaluations, best, store.recall(STOPPED))
+    of = store.reports(), store.evaluations(), store.tuned, store.recall(STOPPED)
+    if as_json:
+        print_json(rounds_table(*of))
+    else:
+        print_rounds(*of)
 
 
 @_command
@@ -167,6 +208,7 @@ def verify(
         list[str] | None,
         typer.Option(help="A head that was printed or sent to you before: is it in this run? May be repeated."),
     ] = None,
+    as_json: Json = False,
 ) -> None:
     """Recompute every round of a run from its kept uploads, and say whether each state follows from them.
 
@@ -189,6 +231,9 @@ def verify(
         for path in history or ():
             require_seen(store, path)
     found = recompute(store, check)
+    if as_json:
+        print_json(asdict(found) | {"heads": {one: require_head(store, one) for one in head or ()}})
+        return
     signed = f"{found.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
     if found.unchecked:
         signed = f"{found.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
@@ -247,6 +292,7 @@ def eval(
         bool, typer.Option("--beside-base", help="With --data: evaluate the base model, too, and show the change.")
     ] = False,
     model: Base = None,
+    as_json: Json = False,
 ) -> None:
     """Evaluate the model of a run, finished or not, on its held-out sets, by default after its last round.
 
@@ -255,10 +301,9 @@ def eval(
     With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned.
     """
     from .evaluation.statistics import NOT_EVALUATED, Evaluation
-    from .run.best import best_round
-    from .run.simulation import Simulation
+    from .run.simulation import Simulation, with_model
     from .run.store import Store
-    from .tools.display import print_scores
+    from .tools.display import print_scores, sets_table
 
     if data is not None:
         from .run.measure import measure
@@ -272,26 +317,31 @@ def eval(
                 open_tuned(tuned, model), data, names, bars, examples=examples or "all", generated=generated,
                 max_tokens=max_tokens, beside_base=beside_base,
             )  # fmt: skip
+        if as_json:
+            print_json({"data": data, "sets": sets_table(base, scores)})
+            return
         console.print(f"{tuned} on {data}:", end=" ", highlight=False)
         print_scores(scores, base)
         return
     if metrics or examples or generated or max_tokens or beside_base:
         raise FedKSeedError("--metrics, --examples, --generated, --max-tokens and --beside-base go with --data FILE")
     store = Store(tuned)
-    recipe = store.load_recipe()
+    recipe = with_model(store.load_recipe(), model)
     # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
     trained = {"training": recipe.training.model_copy(update={"objective": "loss"})}
-    moved = {} if model is None else {"model": recipe.model.model_copy(update={"name": model})}
     with Bars(recipe.training.rounds) as bars:
-        simulation = Simulation(recipe.model_copy(update=trained | moved), bars)
+        simulation = Simulation(recipe.model_copy(update=trained), bars)
         store.require_same(simulation.identity)
         if after is None:
-            after = best_round(recipe.evaluation, store.evaluations())
+            after = store.tuned
         state = store.state(simulation.strategy.state, after)
         if state is None:
             raise FedKSeedError(f"{tuned} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
     base = Evaluation.of(known) if (known := store.evaluations().get(0)) else NOT_EVALUATED
+    if as_json:
+        print_json({"rounds": state.round, "sets": sets_table(base, scores)})
+        return
     console.print(f"after {state.round} rounds:", end=" ")
     print_scores(scores, base)
 
@@ -365,6 +415,8 @@ def generate(
 def preview(
     recipe: RecipeFile,
     client: Annotated[int, typer.Option(help="Number of the client whose first example is shown.", min=0)] = 0,
+    changes: Changes = None,
+    as_json: Json = False,
 ) -> None:
     """Show a training example as tokens with its loss mask, and the split of the data over the clients.
 
@@ -378,7 +430,7 @@ def preview(
     from .randomness import Purpose, generator
     from .recipe.reading import load_recipe
 
-    parsed = load_recipe(recipe)
+    parsed = load_recipe(recipe, changes or ())
     tokenizer = load_tokenizer(parsed.model.name)
     shares = share_out(parsed, tokenizer, lambda line: console.print(Text(line, style="dim")))
     if client >= len(shares.clients):
@@ -386,6 +438,19 @@ def preview(
     first = shares.clients[client][
         int(generator(parsed.seed, Purpose.BATCHES, 0, client).permutation(len(shares.clients[client]))[0])
     ]
+    if as_json:
+        holdings = [Counter(e.example.category for e in share) for share in shares.clients]
+        print_json(
+            {
+                "tokens": first.tokens,
+                "counted": first.counted,
+                "clients": [{"examples": counts.total(), "categories": counts} for counts in holdings],
+                "too_long": shares.too_long,
+                "held_out": len(shares.held_out),
+                "sets": {name: len(one.examples) for name, one in shares.sets.items()},
+            }
+        )
+        return
     text, mask, at = Text(""), "", 0
     for begin, end in first.counted:
         text.append(tokenizer.decode(first.tokens[at:begin]), style="dim")
@@ -418,6 +483,8 @@ def compare(
     algorithm: Annotated[
         list[str] | None, typer.Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
     ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
 ) -> None:
     """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
     from .recipe.algorithms import ALGORITHMS
@@ -426,7 +493,7 @@ def compare(
     from .tools.compare import compare as measure_all
     from .tools.tables import print_costs
 
-    parsed = load_recipe(recipe)
+    parsed = load_recipe(recipe, changes or ())
     names = algorithm or list(dict.fromkeys([*ALGORITHMS, parsed.training.algorithm]))
     if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
@@ -438,7 +505,10 @@ def compare(
             status.update(f"measured {algorithm}" + (f", now {left[0]}" if left else ""))
 
         found = measure_all(parsed, names, done)
-    print_costs(found, parsed.training.steps)
+    if as_json:
+        print_json([asdict(costs) for costs in found])
+    else:
+        print_costs(found, parsed.training.steps)
 
 
 @_command
@@ -494,6 +564,8 @@ def tune(
     output: Annotated[
         Path | None, typer.Option(help="New file for the recipe with the values found in place of its own.")
     ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
 ) -> None:
     """Find the perturbation scale (eps) and learning rate (lr) for a recipe, in minutes.
 
@@ -509,15 +581,18 @@ def tune(
     docs/tune.md has the formulas and an example.
     """
     from .files import write_atomically
-    from .recipe.reading import load_recipe
-    from .tools.tables import print_tuning
+    from .recipe.reading import own_recipe
+    from .tools.tables import print_tuning, tuning_table
     from .tools.tune import tune as find_settings
 
     if output is not None and output.exists():
         raise FedKSeedError(f"{output} exists already; choose another file")
     with Bars(0) as bars:
-        found = find_settings(load_recipe(recipe), minutes, steps, bars)
-    print_tuning(found)
+        found = find_settings(own_recipe(recipe, changes or ()), minutes, steps, bars)
+    if as_json:
+        print_json(tuning_table(found))
+    else:
+        print_tuning(found)
     if output is not None:
         write_atomically(output, found.suggested.to_toml().encode(), 0o666)
         console.print(f"wrote {output}", highlight=False)
@@ -544,6 +619,7 @@ def pin(recipe: RecipeFile) -> None:
 @_command
 def directions(
     device: Annotated[str, typer.Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
+    as_json: Json = False,
 ) -> None:
     """Check that this machine computes the random directions of docs/directions.md, bit for bit.
 
@@ -555,16 +631,20 @@ def directions(
     from .directions.vectors import check
 
     table = Table("backend", "vectors", "wrong")
-    wrong = 0
-    for backend, checked, failed in check(device):
+    found = [(backend, checked, list(failed)) for backend, checked, failed in check(device)]
+    for backend, checked, failed in found:
         table.add_row(backend, str(checked), ", ".join(failed) or "none")
-        wrong += len(failed)
-    console.print(table)
+    wrong = sum(len(failed) for *_, failed in found)
+    if as_json:
+        print_json([dict(zip(("backend", "vectors", "wrong"), row, strict=True)) for row in found])
+    else:
+        console.print(table)
     if wrong:
         raise FedKSeedError(
             f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
         )
-    console.print("all bits agree with docs/directions.md")
+    if not as_json:
+        console.print("all bits agree with docs/directions.md")
 
 
 @_command
@@ -574,6 +654,7 @@ def fuzz(
     start: Annotated[int, typer.Option(help="Number of the first input, to continue an earlier call.", min=0)] = 0,
     processes: Annotated[int, typer.Option(help="Number of processes that try inputs side by side.", min=1)] = 1,
     target: Annotated[str, typer.Option(help="Inputs to break and invent: messages, or files of bases.")] = "messages",
+    as_json: Json = False,
 ) -> None:
     """Test the decoder of network messages with broken and invented ones; docs/wire.md has its guarantees.
 
@@ -588,6 +669,9 @@ def fuzz(
 
     begin = time.perf_counter()
     tally = campaign(inputs, seed, start, processes, lambda line: console.print(line, highlight=False), target)
+    if as_json:
+        print_json({"inputs": tally.inputs, "accepted": tally.accepted, "refused": tally.refused})
+        return
     seconds, table = time.perf_counter() - begin, Table("inputs", "outcome")
     for kind, count in tally.accepted.most_common():
         table.add_row(f"{count:,}", Text(f"accepted: {kind}"))
@@ -634,6 +718,7 @@ def reproduce(
         bool, typer.Option(help="Make table and figure again from the records in OUTPUT/NAME/SCALE; run nothing.")
     ] = False,
     show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Run an experiment of the paper and write its table and figure.
 
@@ -649,20 +734,27 @@ def reproduce(
 
     if show_list or not name:
         table = Table("name", "paper", "what")
-        for known in experiments.names():
-            found = experiments.load(known, scale)
-            table.add_row(known, found.item, found.title)
-        console.print(table)
+        known = [experiments.load(one, scale) for one in experiments.names()]
+        rows = [(one.name, one.item, one.title) for one in known]
+        for row in rows:
+            table.add_row(*row)
+        if as_json:
+            print_json([dict(zip(("name", "paper", "what"), row, strict=True)) for row in rows])
+        else:
+            console.print(table)
         return
     paths = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
     given = {place: str(Path(path).expanduser()) for place, path in paths.items() if path is not None}
+    documents = {}  # experiment -> its JSON
     for wanted in experiments.names() if name == "all" else [name]:
         experiment = experiments.load(wanted, scale)
         if seeds is not None:
             experiment = replace(experiment, seeds=seeds)
         if dry_run:
             found = estimated(experiment, with_tiny(scale, output, given), only, seconds_per_step)
-            print(found.markdown(f"{wanted}, {scale}"))
+            documents[wanted] = {"rows": found.rows, "notes": found.notes}
+            if not as_json:
+                print(found.markdown(f"{wanted}, {scale}"))
             continue
         folder = (
             redrawn(experiment, output)
@@ -671,11 +763,14 @@ def reproduce(
                 experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
             )
         )
+        documents[wanted] = {"folder": None if folder is None else str(folder)}
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")
         else:
             console.print((folder / "table.md").read_text(), highlight=False)
             console.print(f"written to {folder}", highlight=False)
+    if as_json:
+        print_json(documents)
 
 
 certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
@@ -684,6 +779,47 @@ for keys_command in (make, request, add, members, public):
 app.add_typer(certs, name="certs")
 for network_command in (server, client):
     _command(network_command)
+
+
+def _end(result: "Result", as_json: bool) -> None:
+    """Print the result of a run.
+
+    Raises:
+        typer.Exit: it has diverged.
+    """
+    from .tools.display import print_result, result_table
+
+    if as_json:
+        print_json(result_table(result))
+    else:
+        print_result(result)
+    if result.diverged:
+        raise typer.Exit(DIVERGED)
+
+
+def _foretell(recipe: "Recipe", as_json: bool) -> None:
+    """Print what a run would cost."""
+    from .tools.forecast import forecast
+    from .tools.tables import print_forecast
+
+    with Bars(0) as bars:
+        found = forecast(recipe, bars)
+    if as_json:
+        print_json(asdict(found) | {"bytes_of_a_run": found.bytes_of_a_run, "seconds": found.seconds})
+    else:
+        print_forecast(found)
+
+
+@contextmanager
+def _resumable(directory: Path) -> Iterator[None]:
+    """Say on Ctrl-C how the run goes on, if it has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (directory / "run.sqlite").exists()
+        kept = f"its finished rounds are kept: fedkseed resume {directory}" if begun else "the run had not begun"
+        print(f"fedkseed: stopped; {kept}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
 
 
 @contextmanager

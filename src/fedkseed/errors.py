@@ -7,3 +7,6 @@ its text on one line and exits with code 2.
 
 class FedKSeedError(ValueError):
     """Refused input or a failure, with a text for a person; nothing was changed when it is raised."""
+
+
+REFUSED, DIVERGED, INTERRUPTED = 2, 3, 130  # exit codes of commands, see `fedkseed --help`

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import FedKSeedError
+from ..errors import DIVERGED, INTERRUPTED, FedKSeedError
 from ..tools.display import Bars, console
 from .compat import require_flower
 
@@ -169,6 +169,18 @@ def server(
         typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines, which needs nginx installed."),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)] = 8443,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A value in place of the recipe's, as training.rounds=20; may be repeated. Give it again when the "
+            "server goes on.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as one JSON document on stdout; all else goes to stderr.")
+    ] = False,
 ) -> None:
     """Serve a federation: wait for clients on other machines, run the rounds with them, save the tuned model.
 
@@ -177,14 +189,15 @@ def server(
     docs/deployment.md describes the setup.
     """
     require_flower()
-    from ..recipe.reading import load_recipe
+    from ..recipe.reading import own_recipe
     from ..run.store import Store
-    from ..tools.display import print_result
-    from .recipes import largest_request, networked
+    from ..tools.display import print_json, print_result, result_table
+    from .recipes import largest_request, networked, require_networked
     from .server.processes import Host
 
     _prepare()
-    wanted, directory = networked(load_recipe(recipe)).absolute(), output or Path("runs") / recipe.stem
+    wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
+    require_networked(wanted)  # now, and not when the clients are there
     if (directory / "recipe.toml").exists():
         begun = Store(directory).load_recipe()
         if begun.model_copy(update={"network": wanted.network}) != wanted:
@@ -204,8 +217,13 @@ def server(
                 result = running.run()
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last finished round", highlight=False)
-        raise typer.Exit(130) from None
-    print_result(result)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(result_table(result))
+    else:
+        print_result(result)
+    if result.diverged:
+        raise typer.Exit(DIVERGED)
 
 
 def client(

@@ -3,8 +3,14 @@
 This module does not import PyTorch, so that commands that only read a run start at once.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+import json
+import math
+import sys
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -34,12 +40,50 @@ if TYPE_CHECKING:
     from ..run.loop import Result
 
 console = Console(markup=False)  # paths and texts of users may hold brackets
+QUIET, USUAL, VERBOSE = range(3)
+_level: ContextVar[int] = ContextVar("level", default=USUAL)  # of what a command shows beside its results
+
+
+@contextmanager
+def showing(level: int, as_json: bool = False) -> Iterator[None]:
+    """Show more or less than usual of a command's progress; with `as_json`, all but the document goes to stderr."""
+    before, token = console.stderr, _level.set(level)
+    console.stderr = as_json or before
+    try:
+        yield
+    finally:
+        console.stderr = before
+        _level.reset(token)
+
+
+def print_error(error: BaseException) -> None:
+    """Print a refusal as one line on stderr; where more is shown, its origin in the program before it."""
+    if _level.get() == VERBOSE:
+        traceback.print_exception(error)
+    print(f"fedkseed: {error}", file=sys.stderr)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout: numbers that are not finite are null, objects are text."""
+    print(json.dumps(_jsonable(document), indent=1, ensure_ascii=False, default=str))
+
+
+def _jsonable(value: Any) -> Any:
+    """A value whose numbers that JSON can't write are None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(one) for one in value]
+    return value
 
 
 class Bars:
     """Progress on the terminal: one bar for the rounds, if there are any, and one for the present activity."""
 
     def __init__(self, rounds: int) -> None:
+        self.level = _level.get()
         columns = (
             TextColumn("{task.description:34}", markup=False),
             BarColumn(24),
@@ -47,8 +91,9 @@ class Bars:
             TimeRemainingColumn(),
         )
         self.bars = Progress(
-            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True
-        )
+            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True,
+            disable=self.level == QUIET,
+        )  # fmt: skip
         self.rounds = self.bars.add_task("rounds", total=rounds, extra="", visible=rounds > 0)
         self.now = self.bars.add_task("", total=1, extra="", visible=False)
         self.total = rounds
@@ -62,9 +107,12 @@ class Bars:
         self.bars.stop()
 
     def note(self, text: str) -> None:
-        self.bars.console.print(Text(text, style="dim"))
+        if self.level != QUIET:
+            self.bars.console.print(Text(text, style="dim"))
 
     def begin(self, what: str, total: int) -> None:
+        if self.level == VERBOSE:
+            self.note(f"{what}: {total} steps")
         self.bars.reset(self.now, total=total, description=what, visible=True, extra="")
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
@@ -76,7 +124,8 @@ class Bars:
         self.bytes += report.bytes_total
         self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
         text = f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"
-        self.bars.console.print(text, highlight=False)
+        if self.level != QUIET:
+            self.bars.console.print(text, highlight=False)
 
 
 def print_rounds(
@@ -186,6 +235,63 @@ def print_scores(scores: Evaluation, base: Evaluation) -> None:
             if before.choices:
                 console.print(f"McNemar's exact test against the base model: {tested(before, found)}")
             print_confusion(found.choices, of)
+
+
+def result_table(result: "Result") -> dict[str, Any]:
+    """The results of a run as a table of plain values, for JSON."""
+    return {
+        "sets": sets_table(result.before, result.after),
+        "rounds": len(result.reports),
+        "bytes_down": max((report["bytes_down"] for report in result.reports), default=0),
+        "bytes_up": max((report["bytes_up"] for report in result.reports), default=0),
+        "bytes_total": sum(report["bytes_total"] for report in result.reports),
+        "peak_memory": result.peak_memory,
+        "step_seconds": result.step_seconds,
+        "sync_seconds": result.sync_seconds,
+        "weights": result.weights,
+        "digest": result.digest,
+        "output": None if result.output is None else str(result.output),
+        "best": result.best,
+        "stopped": result.stopped,
+        "diverged": result.diverged,
+    }
+
+
+def sets_table(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """The means and paired changes of each held-out set as a table of plain values, for JSON."""
+    from ..recipe.schema import HELD_OUT  # not at the top, see `counted`
+
+    sets = {}
+    for of, now in after.every.items() if after.losses else ():
+        then = before.every.get(of, NOT_EVALUATED)
+        changes = {
+            name: paired_change(values, now.measures[name])
+            for name, values in then.measures.items()
+            if len(now.measures.get(name, ())) == len(values)
+        }
+        sets[of or HELD_OUT] = {
+            "examples": len(now.losses),
+            "before": replace(then, sets={}).means,
+            "after": replace(now, sets={}).means,
+            "change": {name: asdict(change) for name, change in changes.items()},
+        }
+    return sets
+
+
+def rounds_table(
+    reports: Iterable[Mapping[str, Any]],
+    evaluations: Mapping[int, Mapping[str, Any]],
+    best: int | None = None,
+    stopped: str | None = None,
+) -> dict[str, Any]:
+    """The rounds of a run as a table of plain values, for JSON: number of rounds done -> report and evaluation."""
+    known = {report["round"] + 1: report for report in reports}
+    means = {done: Evaluation.of(found).means for done, found in evaluations.items()}
+    rounds = [
+        {"done": done, "report": known.get(done), "evaluation": means.get(done)}
+        for done in sorted(known.keys() | means.keys())
+    ]
+    return {"rounds": rounds, "best": best, "stopped": stopped}
 
 
 def tested(before: Evaluation, after: Evaluation) -> str:

@@ -1,6 +1,8 @@
 """Tables of the costs of algorithms, and of the results of a search for settings."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -9,6 +11,7 @@ from rich.text import Text
 from .compare import AWAY, Costs
 from .display import console, short
 from .eps_ladder import TOLERANCE, Scalars
+from .forecast import Forecast
 from .tune import Trial, Tuning, derives
 
 
@@ -25,6 +28,28 @@ def print_costs(found: Sequence[Costs], steps: int) -> None:
             *(short(n) for n in (costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, memory)),
             *(f"{value:.2g} s" for value in seconds),
         )
+    console.print(table)
+
+
+def print_forecast(found: Forecast) -> None:
+    """Print what a run would cost, one thing a line."""
+    table = Table(title=f"a run of {found.algorithm}, which was not begun", box=SIMPLE_HEAD, show_header=False)
+    least, usual, most = found.examples
+    minutes, left = divmod(round(found.seconds), 60)
+    for name, text in (
+        ("weights tuned", f"{found.weights:,}"),
+        ("clients", f"{found.clients:,} with {least:,} to {most:,} examples, the median {usual:,}"),
+        ("training tokens", f"{found.tokens:,}"),
+        ("left out", f"{found.too_long:,} examples longer than [data] max_tokens"),
+        ("held out", f"{found.held_out:,} examples, evaluated {found.evaluations} times"),
+        ("a round", f"{found.cohort} clients, {found.steps} local steps each; {found.rounds} rounds"),
+        ("bytes a client and round", f"{found.bytes_down:,} down + {found.bytes_up:,} up"),
+        ("bytes of the run", f"{short(found.bytes_of_a_run)}B"),
+        ("memory", f"{found.peak_memory / 1e9:.2f} GB with the model loaded, after some steps"),
+        ("a local step", f"{found.step_seconds:.3g} s"),
+        ("time", f"about {minutes:,} min {left} s with one client at a time, written answers not counted"),
+    ):
+        table.add_row(name, text)
     console.print(table)
 
 
@@ -50,6 +75,27 @@ def print_tuning(found: Tuning) -> None:
     if found.norm is not None:
         lines += ["", f"[{found.table}]", f"norm = {found.norm:g} # 1.5 times the usual norm of a client's change of c"]
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
+
+
+def tuning_table(found: Tuning) -> dict[str, Any]:
+    """The results of a search as a table of plain values, for JSON."""
+    trials = [
+        {"lr": trial.lr, "failure": trial.failure, **asdict(trial.change(found.before))} for trial in found.trials
+    ]
+    scalars = [] if found.scalars is None else [asdict(rung) for rung in found.scalars.rungs]
+    return {
+        "table": "derivatives" if derives(found.recipe) else "training",
+        "eps": found.eps,
+        "lr": found.lr,
+        "clip": found.clip,
+        "norm": found.norm,
+        "steps": found.steps,
+        "clients": found.cohort,
+        "examples": len(found.before),
+        "trials": trials,
+        "scalars": scalars,
+        "spent": found.spent,
+    }
 
 
 def _print_scalars(found: Tuning, scalars: Scalars) -> None:
