@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 from typer.testing import CliRunner
 
-from fedkseed import Adapter, Pool
+from fedkseed import Adapter, Pool, apply, start
 from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
@@ -294,6 +294,12 @@ def test_a_run_whose_recipe_was_edited_is_refused(copy):
         assert "has changed since the run began; bring the old one back, or start a new run" in refused(command, copy)
 
 
+def test_python_takes_paths_as_texts_and_the_directory_of_a_run(finished, recipe_file, model_folder, tmp_path):
+    assert start(str(recipe_file), str(tmp_path / "run")).digest == Adapter.load(str(finished)).tuned
+    tuned = apply(load_model(str(model_folder)), str(tmp_path / "run"))
+    assert Layout(tuned).digest().hex() == Adapter.load(finished / "adapter.safetensors").tuned
+
+
 def test_a_run_goes_on_with_a_model_that_has_moved(finished, copy, model_folder, tmp_path):
     moved = Path(shutil.copytree(model_folder, tmp_path / "moved"))
     gone = copy / "recipe.toml"
@@ -401,6 +407,52 @@ def test_a_folder_without_a_model_is_refused(tmp_path, data_file):
     (tmp_path / "empty").mkdir()
     (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "empty", data_file))
     assert "can't be loaded" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+
+
+def test_a_model_that_sees_later_tokens_is_refused(tmp_path, model_folder, data_file):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = BertConfig(vocab_size=400, hidden_size=48, num_hidden_layers=2, num_attention_heads=4)
+        BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
+    for file in model_folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "bert")
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "bert", data_file))
+    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "is not causal: BertLMHeadModel sees the tokens that it should predict" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_a_tokenizer_is_refused_in_one_clear_line(tmp_path, model_folder, data_file):
+    shutil.copytree(model_folder, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "bare", data_file))
+    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "the folder has no tokenizer.json, no tokenizer*.model" in line
+    assert "put the files of the model's tokenizer beside its weights" in line
+
+
+def test_generate_and_export_of_a_run_that_was_rolled_back_say_how_to_end_it(copy, tmp_path):
+    assert fedkseed("rollback", copy, "--to", 1).exit_code == 0
+    for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out")):
+        assert f"is removed when the run is rolled back; end it with: fedkseed resume {copy}" in refused(*command)
+
+
+def test_one_answer_has_no_error(recipe_file, tmp_path):
+    result = fedkseed("run", recipe_file, "--set", "evaluation.generated=1", "--output", tmp_path / "run")
+    assert "Rouge-L, 1 answers" in result.output
+    assert "inf" not in result.output
+    assert "inf" not in fedkseed("eval", tmp_path / "run").output
+
+
+def test_data_that_is_not_dolly_needs_no_settings_for_what_is_held_out(tmp_path, model_folder, data_file):
+    text = recipe_text(model_folder, data_file, held_out="", examples="")
+    (tmp_path / "r.toml").write_text(text)
+    result = fedkseed("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert result.exit_code == 0, result.output
+    assert "the data has no category 'summarization': a share of 0.1 of its rows is held out" in result.output
+    assert "all 4 held-out examples are evaluated: 64 is the default" in result.output
+    assert len(Store(tmp_path / "run").evaluations()[3]["losses"]) == 4
+    assert fedkseed("eval", tmp_path / "run").exit_code == 0
+    assert "4 are held out" in fedkseed("preview", tmp_path / "r.toml").output
 
 
 def test_a_run_is_not_run_over(finished, copy):

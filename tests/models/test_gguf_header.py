@@ -39,6 +39,17 @@ def changed(data: bytes, after: bytes, offset: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
+def test_a_file_that_is_cut_short_is_refused_with_both_sizes(whole, tmp_path):
+    path = tmp_path / "a.gguf"
+    path.write_bytes(whole)
+    require_sane(path)
+    path.write_bytes(whole[:-100])  # into the last tensor; what is missing at the end is padding to 32 bytes at most
+    with pytest.raises(
+        FedKSeedError, match=r"is damaged: it is cut short: t2 ends at byte \d,\d+, it has .*get it again"
+    ):
+        require_sane(path)
+
+
 ATTACKS = {  # a text, the offset behind it, the new bytes, and the words of the refusal
     "a billion layers": (b"llama.block_count", 4, struct.pack("<I", 1 << 30), "block_count = 1073741824"),
     "layers as a text": (b"llama.block_count", 0, struct.pack("<II", 6, 0), "block_count = 0.0"),

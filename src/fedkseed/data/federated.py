@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from ..recipe.schema import VALIDATION, Recipe
+from ..recipe.schema import VALIDATION, Data, Evaluation, Recipe
 from .batches import Encoded
 from .formats import is_saved
 from .layouts import Example
@@ -19,6 +19,8 @@ from .reading import Part, Reader, is_here
 from .wording import Wording, cut, encode_all, packed
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
+USUAL, USUAL_SHARE = Data.model_fields["held_out"].default, 0.1  # a category of Dolly; the share in its place
+MOST = Evaluation.model_fields["examples"].default  # held-out examples
 MOST_LINES = 12  # files on which a line each is said; of more, the rest is summed up
 Note: TypeAlias = Callable[[str], None]  # says a line to whoever watches
 
@@ -70,6 +72,17 @@ class Shares:
         return digest([*self.clients, self.held_out, *(one.examples for one in self.sets.values())])
 
 
+def _adapted(recipe: Recipe, reported: Sequence[Encoded]) -> list[str]:
+    """Lines on defaults in whose place the data has others: the held-out category, and the number of examples."""
+    said = []
+    if recipe.data.format == "rows" and recipe.data.held_out == USUAL:
+        if not any(one.example.category == USUAL for one in reported):
+            said.append(f"the data has no category {USUAL!r}: a share of {USUAL_SHARE:g} of its rows is held out")
+    if recipe.evaluation.examples == MOST and 0 < len(reported) < MOST:
+        said.append(f"all {len(reported)} held-out examples are evaluated: {MOST} is the default, and they are fewer")
+    return said
+
+
 def digest(parts: Sequence[Sequence[Encoded]]) -> str:
     """A hash over all tokens of some lists of examples, in their order."""
     return sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
@@ -96,6 +109,9 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     clients, kept_back = _keep_back([[kept[i][0] for i in part] for part in parts], recipe)
     held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer, wording)
     _require_unseen({one.name: sets[one.name] for one in recipe.evaluation.sets or () if one.path}, clients)
+    chosen_by = sets[VALIDATION].examples if VALIDATION in sets else []
+    for line in _adapted(recipe, [*held_out.examples, *chosen_by]):
+        note(line)
     return Shares(
         clients=clients,
         held_out=held_out.examples,
@@ -316,6 +332,8 @@ def _held_out(
 def _drawn(there: Sequence[Encoded], asked: int | str, seed: int, who: str, *labels: int) -> list[Encoded]:
     """As many examples as are asked for, drawn from those that are there."""
     count = len(there) if asked == "all" else int(asked)
+    if count == MOST and 2 <= len(there) < count:  # the default, which small data can't reach
+        count = len(there)
     if len(there) < count:
         raise FedKSeedError(
             f"{who} asks for {count} held-out examples, "
@@ -404,11 +422,19 @@ def _find(recipe: Recipe) -> Found:
     return Found(*_hold_out(owned, recipe), names, parts=[part])
 
 
-def _hold_out(owned: Sequence[Owned], recipe: Recipe) -> tuple[list[Example], list[Owned]]:
-    """Held-out and training examples; a whole category is held out, or a random share."""
-    chosen = recipe.data.held_out
+def _hold_out(
+    owned: Sequence[Owned], recipe: Recipe, chosen: str | float | None = None
+) -> tuple[list[Example], list[Owned]]:
+    """Held-out and training examples; a whole category is held out, or a random share.
+
+    Args:
+        chosen: default the recipe's; where that is the default, and no category of the data, USUAL_SHARE.
+    """
+    chosen = recipe.data.held_out if chosen is None else chosen
     if isinstance(chosen, str):
         categories = sorted({one.example.category for one in owned})
+        if chosen == USUAL and chosen not in categories:
+            return _hold_out(owned, recipe, USUAL_SHARE)
         if chosen not in categories:
             raise FedKSeedError(
                 f"[data] held_out is no category of the data: {chosen!r}; it has {', '.join(categories) or 'none'}; "

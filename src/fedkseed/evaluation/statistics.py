@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import comb, sqrt
+from math import comb, inf, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeAlias
@@ -14,13 +14,17 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean and its standard error."""
+    """A mean and its standard error, which is infinite where there is one value, and is then not shown."""
 
     mean: float
     error: float
 
     def __str__(self) -> str:
-        return f"{self.mean:.4f} ± {self.error:.4f}"
+        return self.text()
+
+    def text(self, sign: str = "") -> str:
+        """Mean ± error; with the sign `+` for a change."""
+        return f"{self.mean:{sign}.4f}" + (f" ± {self.error:.4f}" if self.error != inf else "")
 
 
 Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one

@@ -6,6 +6,7 @@ the header: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import mmap
 import struct
+from math import prod
 from pathlib import Path
 
 from ..errors import FedKSeedError
@@ -26,6 +27,9 @@ FORMATS = {
     12: "d",
 }  # kind -> struct's
 STRING, ARRAY = 8, 9
+# Kind of a tensor -> numbers of a block, bytes of a block: float32, float16, Q4_0, Q4_1, Q8_0, bfloat16. Those of other
+# kinds are left to the library that reads them.
+SIZES = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
 MAX_ITEMS = 1 << 22  # of an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
 MAX_DEPTH = 2  # of arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit
@@ -99,14 +103,24 @@ def _walk(header: Header) -> None:
     if (version := header.count("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
     tensors, pairs = header.count(), header.count()
+    alignment, ends = 32, list[tuple[int, str]]()  # of the data, by default; byte at which a tensor ends
     for _ in range(pairs):  # each takes bytes of the file, so that a large number ends with it
         name, value = header.text().decode(errors="replace"), header.value(header.count("I"))
         if name.endswith(".block_count") and not (isinstance(value, int) and 0 <= value <= tensors):
             raise FedKSeedError(f"it has {tensors:,} tensors, and {name} = {value}")
         if name.endswith(WIDTHS) and not (isinstance(value, int) and 0 <= value <= len(header.data)):
             raise FedKSeedError(f"it has {len(header.data):,} bytes, and {name} = {value}")
+        if name == "general.alignment" and isinstance(value, int) and value > 0:
+            alignment = value
     for _ in range(tensors):
-        header.text()
+        name = header.text().decode(errors="replace")
         if (dimensions := header.count("I")) > MAX_DIMENSIONS:
             raise FedKSeedError(f"it has a tensor of {dimensions:,} dimensions")
-        header.skip(8 * dimensions + 4 + 8)  # the sizes, the type, the place of the data
+        numbers, kind, begin = prod(header.count() for _ in range(dimensions)), header.count("I"), header.count()
+        if kind in SIZES:
+            block, size = SIZES[kind]
+            ends.append((begin + numbers // block * size, name))
+    begin = -(-header.at // alignment) * alignment
+    for end, name in ends:
+        if begin + end > len(header.data):
+            raise FedKSeedError(f"it is cut short: {name} ends at byte {begin + end:,}, it has {len(header.data):,}")

@@ -46,8 +46,8 @@ def diverged(evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
     if len(changes) < EVALUATIONS or not all(change.mean > ERRORS * change.error for change in changes):
         return None
     return (
-        f"after {last} rounds the held-out loss is {mean(losses[last]):.4f}, {changes[-1].mean:.4f} ± "
-        f"{changes[-1].error:.4f} above the base model's, as in the evaluation before"
+        f"after {last} rounds the held-out loss is {mean(losses[last]):.4f}, {changes[-1]} above the base model's, and "
+        "so it was in the evaluation before"
     )
 
 

@@ -19,7 +19,7 @@ from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
-from ..models.load import load_model, load_tokenizer
+from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
 from ..randomness import Purpose, generator, share_of
@@ -218,6 +218,7 @@ def build(
     """
     algorithm, options = chosen(recipe), recipe.model
     model = load_model(options.name, options.dtype, options.storage, options.device)
+    require_causal(model, options.name)
     patterns = options.tuned
     if patterns is None:
         patterns = output_weights(model) if algorithm.tuned == "output" else ["*"]

@@ -173,7 +173,7 @@ def print_result(result: "Result") -> None:
 
     def compare(what: str, before: Sequence[float], after: Sequence[float]) -> None:
         change = paired_change(before, after)
-        table.add_row(what, f"{estimate(before)}", f"{estimate(after)}", f"{change.mean:+.4f} ± {change.error:.4f}")
+        table.add_row(what, f"{estimate(before)}", f"{estimate(after)}", change.text("+"))
 
     for of, then in before.every.items():
         now = after.every[of]
@@ -226,7 +226,7 @@ def print_scores(scores: Evaluation, base: Evaluation) -> None:
             console.print(f"{named(of, title_of(name))} {estimate(values)} ({counted(name, len(values))})")
             if len(first := before.measures.get(name, [])) == len(values):
                 change = paired_change(first, values)
-                console.print(f"change from the base model: {change.mean:+.4f} ± {change.error:.4f}")
+                console.print(f"change from the base model: {change.text('+')}")
         if found.empty:
             console.print(f"{named(of, 'empty outputs')} {sum(found.empty)} of {len(found.empty)}")
         if found.choices:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # a server without a model writes an adapter, too
 FORMAT, WITH_BASIS = 1, 2
 MAX_BYTES = 1 << 23  # beside a basis: 2^20 coefficients are 4 MiB; the rest describes them
 PREFIX = "basis/"
+NAME = "adapter.safetensors"  # in a run's directory
 NEEDED = ("model", "dtype", "template", "separator")
 
 
@@ -71,12 +72,13 @@ class Adapter:
         write_atomically(path, save(arrays, metadata={"fedkseed": text}))
 
     @classmethod
-    def load(cls, path: Path) -> "Adapter":
-        """Read and check an adapter file.
+    def load(cls, path: str | Path) -> "Adapter":
+        """Read and check an adapter file, or that of a finished run's directory.
 
         Raises:
             FedKSeedError: the file is missing, cut short, damaged, or of another version.
         """
+        path = Path(path) / NAME if Path(path).is_dir() else Path(path)
         try:
             with border(f"the adapter {path}"):
                 there = path.stat()
@@ -168,12 +170,12 @@ class Adapter:
 
 
 def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
-    """Turn a base model into the tuned one with an adapter file; the model is changed in place.
+    """Turn a base model into the tuned one with an adapter file or a run's directory; the model is changed in place.
 
     Example:
         model = fedkseed.apply(load_model("models/base"), "runs/quickstart/adapter.safetensors")
     """
-    Adapter.load(Path(path)).apply(model)
+    Adapter.load(path).apply(model)
     return model
 
 

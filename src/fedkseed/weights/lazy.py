@@ -138,8 +138,9 @@ class Lazy(Tensor):
         if func not in ABOUT:
             if (isinstance(args[0] if args else None, Lazy) and _writes(func)) or isinstance(kwargs.get("out"), Lazy):
                 raise FedKSeedError(
-                    f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used; "
-                    "call fedkseed.weights.lazy.densify(model) first"
+                    f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used: "
+                    "set [model] mode = 'materialized' (and storage = 'dense') in the recipe, or mode='materialized' "
+                    "of hold(); of an adapter's model, call fedkseed.weights.lazy.densify(model) first"
                 )
             lazy = next(_lazies((*args, *kwargs.values())))
             if isinstance(lazy.source, Applied) and func in WITHOUT_VALUES:
