@@ -195,9 +195,9 @@ def server(
     from .recipes import largest_request, networked, require_networked
     from .server.processes import Host
 
-    _prepare()
     wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
     require_networked(wanted)  # now, and not when the clients are there
+    _prepare()
     if (directory / "recipe.toml").exists():
         begun = Store(directory).load_recipe()
         if begun.model_copy(update={"network": wanted.network}) != wanted:

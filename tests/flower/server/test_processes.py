@@ -16,6 +16,7 @@ from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import count
 from pathlib import Path
+from socket import create_server
 from threading import Thread
 from tomllib import loads
 from types import SimpleNamespace
@@ -28,7 +29,7 @@ from fedkseed.directions import Pool
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.flower import cli as commands
 from fedkseed.flower.certs import make
-from fedkseed.flower.children import SECRET, Child, environment, secret, wait_until, write_program
+from fedkseed.flower.children import SECRET, Child, environment, free_port, secret, wait_until, write_program
 from fedkseed.flower.client import supervisor as node
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
@@ -48,6 +49,7 @@ from fedkseed.strategies.averaging import State
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run, Upload
 
+from ...test_cli import refused
 from ..conftest import Notes
 from ..network import wait_for
 
@@ -246,7 +248,27 @@ def test_a_supernode_that_is_refused_or_stands_still_is_started_again_after_a_wh
         assert set(slept) == {node.LOOK}, "it runs"
     else:
         assert slept[-1] == expected[0]
-        assert expected[1] in said[1]
+        assert expected[1] in said[2]
+    nobody = "nothing answers at host localhost, port 1 (Connection refused): is the server running"
+    assert said[1].startswith(nobody), "at once, and not when Flower gives up"
+
+
+def test_an_address_that_answers_is_not_called_silent(tmp_path):
+    make(tmp_path, 1, ["localhost"], 2)
+    with create_server(("127.0.0.1", 0)) as listening:
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        assert Connection(address, tmp_path / "ca.pem", tmp_path / "client-0").silent() is None
+    there = Connection("no-such-host.invalid:1", tmp_path / "ca.pem", tmp_path / "client-0")
+    assert "nothing answers at host no-such-host.invalid, port 1 (" in str(there.silent())
+
+
+def test_a_server_refuses_at_once_what_a_network_can_not_follow(setting, tmp_path):
+    make(tmp_path / "keys", 3, ["localhost"], 2)
+    (tmp_path / "r.toml").write_text(setting.text())
+    own = ("--certs", tmp_path / "keys", "--output", tmp_path / "run", "--port", free_port())
+    line = refused("server", tmp_path / "r.toml", *own, "--set", "data.held_out=0.1")
+    assert "held_out = 0.1 draws from the rows of all parties, which no party sees; name a category" in line
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

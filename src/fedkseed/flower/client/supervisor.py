@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
 from pathlib import Path
+from socket import create_connection
 from typing import TypeAlias
 
 import tomli_w
@@ -26,6 +27,7 @@ from .consent import Owner, Settings
 LOOK = 0.5  # seconds between two looks at the SuperNode
 FIRST = 5.0  # seconds before a SuperNode that ended is started again, doubled each time
 REFUSED = CONNECTED + 10.0  # seconds before one that was refused is, and the longest wait
+REACH = 5.0  # seconds to reach the server's address
 LONG = 300.0  # seconds of a SuperNode's life after which the next wait is FIRST again
 
 Say: TypeAlias = Callable[[str], object]
@@ -52,6 +54,15 @@ class Connection:
                 )
         if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
             raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
+
+    def silent(self) -> str | None:
+        """The reason for which nothing answers at the server's address, in words; None: something listens there."""
+        host, _, port = self.server.rpartition(":")
+        try:
+            create_connection((host.strip("[]"), int(port)), REACH).close()
+        except OSError as error:
+            return f"nothing answers at host {host}, port {port} ({error.strerror or error})"
+        return None
 
     def ahead(self) -> float | None:
         """Seconds that this machine's clock is ahead of the server's, by the date of an HTTP answer; None: unknown."""
@@ -94,6 +105,8 @@ class Node:
                 while True:
                     begin = time.monotonic()
                     say(f"connecting to {self.connection.server}; logs are in {self.directory}")
+                    if (nothing := self.connection.silent()) is not None:  # Flower says so after 40 s
+                        say(f"{nothing}: is the server running, and is the address right? Trying until it answers")
                     why = self._connect(say, sleep)
                     wait = FIRST if time.monotonic() - begin > LONG else wait
                     pause = max(wait, REFUSED) if why.refused else FIRST if why.anew else wait
