@@ -95,6 +95,7 @@ TESTED_IN = {
     "tools.compare": "recipe/test_algorithms.py",
     "tools.display": "test_cli.py",
     "tools.eps_ladder": "tools/test_tune.py",
+    "tools.forecast": "test_cli.py",
     "tools.pin": "flower/server/test_rounds.py",
     "tools.tables": "tools/test_tune.py",
     "weights.base": "weights/test_written.py",
@@ -191,7 +192,9 @@ def test_light_modules_are_imported_without_pytorch_and_without_one_another_s_we
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["rounds", "--help"], ["run", "--help"], ["server", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *[[c, "--help"] for c in ("rounds", "run", "init", "eval", "server")]]
+)
 def test_help_needs_neither_pytorch_nor_pydantic(arguments):
     code = (
         "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli import app\ntry:\n    app()\nexcept SystemExit: pass\n"

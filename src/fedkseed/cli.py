@@ -147,6 +147,85 @@ def run(
 
 
 @_command
+def init(
+    output: Annotated[Path, typer.Argument(help="New file for the recipe.")] = Path("recipe.toml"),
+    data: Annotated[
+        str | None, typer.Option(help="The data: a file, a folder with a file a client, or dolly-sample.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The base model: a folder, a .gguf file, or owner/name on the hub.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=NAME", help="A column's name, as instruction=question; may be repeated."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="answers or labels, which are chosen from few; default: by the responses.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; default: by the number of rows.", min=2)
+    ] = None,
+    estimate: Annotated[bool, typer.Option(help="Load the model and measure what the run would cost.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write a first recipe for your data, with comments, and say what its run would cost.
+
+    The data is read: its rows, lengths and categories decide the recipe's numbers. On a terminal, data and model are
+    asked for if they are not given.
+    """
+    from tomllib import loads
+
+    from .data.federated import share_out
+    from .files import write_atomically
+    from .models.load import load_tokenizer
+    from .recipe.reading import parse
+    from .tools.draft import TASKS, draft, look
+    from .tools.forecast import forecast
+    from .tools.tables import print_forecast
+
+    if output.exists():
+        raise FedKSeedError(f"{output} exists already; choose another file")
+    if task not in (None, *TASKS):
+        raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
+    columns = dict(_named(one) for one in column or ())
+    source, name = _asked("data", data, "a file with your rows"), _asked("model", model, "a folder or .gguf file")
+    tokenizer = load_tokenizer(name)
+    found = look(source, columns, tokenizer)
+    text = draft(source, columns, name, found, task or found.task, clients)
+    recipe = parse(loads(text))
+    share_out(recipe, tokenizer)  # refuses what a run would refuse
+    costs = None
+    if estimate:
+        with Bars(0) as bars:
+            costs = forecast(recipe, bars)
+    write_atomically(output, text.encode(), 0o666)
+    if as_json:
+        print_json({"output": str(output), "data": asdict(found), "costs": costs and asdict(costs)})
+        return
+    console.print(text, highlight=False, soft_wrap=True)
+    if costs is not None:
+        print_forecast(costs)
+    console.print(f"wrote {output}; run it with: fedkseed run {output}", highlight=False, soft_wrap=True)
+
+
+def _named(column: str) -> tuple[str, str]:
+    """The field and the name of a --column."""
+    field, equals, name = column.partition("=")
+    if not (field and equals and name):
+        raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {column!r}")
+    return field, name
+
+
+def _asked(what: str, given: str | None, hint: str) -> str:
+    """A value that is given, or asked for on a terminal."""
+    if given is not None:
+        return given
+    if not sys.stdin.isatty():
+        raise FedKSeedError(f"--{what} is missing: {hint}; it is asked for on a terminal alone")
+    return typer.prompt(f"{what} ({hint})")
+
+
+@_command
 def resume(directory: Directory, tensorboard: TensorBoard = False, model: Base = None, as_json: Json = False) -> None:
     """Continue a run that was stopped or killed, from its last finished round.
 

@@ -74,10 +74,9 @@ class Shares:
 
 def _adapted(recipe: Recipe, reported: Sequence[Encoded]) -> list[str]:
     """Lines on defaults in whose place the data has others: the held-out category, and the number of examples."""
-    said = []
-    if recipe.data.format == "rows" and recipe.data.held_out == USUAL:
-        if not any(one.example.category == USUAL for one in reported):
-            said.append(f"the data has no category {USUAL!r}: a share of {USUAL_SHARE:g} of its rows is held out")
+    said, usual = [], any(one.example.category == USUAL for one in reported)
+    if recipe.data.format == "rows" and recipe.data.held_out == USUAL and not usual:
+        said.append(f"the data has no category {USUAL!r}: a share of {USUAL_SHARE:g} of its rows is held out")
     if recipe.evaluation.examples == MOST and 0 < len(reported) < MOST:
         said.append(f"all {len(reported)} held-out examples are evaluated: {MOST} is the default, and they are fewer")
     return said

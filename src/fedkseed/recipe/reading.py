@@ -165,12 +165,12 @@ def _shown(value: Any) -> str:
 def _fields(kind: type[BaseModel], place: list[str]) -> dict[str, Any]:
     fields: dict[str, Any] = dict(kind.model_fields)
     for name in place:
-        fields = _table_of(fields[name].annotation).model_fields
+        fields = table_of(fields[name].annotation).model_fields
     return fields
 
 
-def _table_of(annotation: Any) -> Any:
+def table_of(annotation: Any) -> Any:
     """The table in an annotation, which may be optional, or an array of tables."""
     if hasattr(annotation, "model_fields"):
         return annotation
-    return next((table for part in get_args(annotation) if (table := _table_of(part)) is not None), None)
+    return next((table for part in get_args(annotation) if (table := table_of(part)) is not None), None)

@@ -38,11 +38,12 @@ class Model(Part):
     """The base model, its storage, and the part of it that is tuned."""
 
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
-    storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights; see load_model
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"  # of the weights when they are used
+    storage: Literal["dense", "as stored", "Q8_0", "Q4_0", "Q4_1"] = "dense"  # of the base weights in memory
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
+    # Where tuned weights live: docs/engine.md. Models that write to their weights, as RWKV, need "materialized".
     mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
     @model_validator(mode="after")
@@ -57,8 +58,8 @@ class Model(Part):
 class Data(Part):
     """The examples, their wording, and the share held out for evaluation."""
 
-    source: str = "dolly-sample"
-    format: Literal["rows", "natural-instructions"] = "rows"
+    source: str = "dolly-sample"  # a file, a folder (see [clients] split), dolly-sample or intents
+    format: Literal["rows", "natural-instructions"] = "rows"  # the second is a folder of tasks
     protocol: Literal["paper", "official-code"] = "paper"  # where the two differ: see docs/data.md
     # Of rows; None: what fits the columns of each file. See docs/data.md.
     layout: Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"] | None = None
@@ -66,9 +67,10 @@ class Data(Part):
     strict: bool = False  # refuse rows without a response, repeated and too long ones, which are counted otherwise
     # Conversations get the tokenizer's chat template, where it has one and the recipe names no template.
     template: Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"] = "paper"
-    separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response; see Wording
+    separator: Annotated[str, Field(max_length=64)] = "\n"  # between "### Response:" and the response
     max_tokens: Count = 1024  # longer examples are left out
-    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"  # a category, or a share of all rows
+    # A category, or a share of all rows; for data without the category of the default 0.1.
+    held_out: str | Annotated[float, Field(gt=0, lt=1)] = "summarization"
 
     @model_validator(mode="before")
     @classmethod
@@ -95,7 +97,7 @@ class Clients(Part):
     # files: a client for each file or folder in [data] source; column: for each name in the column `client`
     split: Literal["dirichlet", "even", "files", "column", "tasks"] = "dirichlet"
     count: Count | None = None  # default 200; with the last three splits their number, which a given count must equal
-    cohort: Count = 10
+    cohort: Count = 10  # clients of a round
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
     # Of a round's cohort: from all clients, or from those that have not had their turn yet.
     draw: Literal["each round", "in turns"] = "each round"  # with [privacy] in turns, unless it is given
@@ -154,8 +156,9 @@ def _known_family(name: str) -> str:
 class Directions(Part):
     """The pool of K directions of one family. The pool's key follows from the recipe's seed."""
 
+    # hadamard, rademacher, gaussian, hashed, separable, informed or mixed: docs/families.md.
     family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
-    size: Count = 4096
+    size: Count = 4096  # K
     # Whether all clients of a round step along the same directions, so that their scalars align.
     shared: bool = False  # with [secure] true, unless it is given or some clients send K numbers
     basis: str | None = None  # file of `fedkseed basis`, for the families informed and mixed
@@ -191,20 +194,21 @@ OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 class Training(Part):
     """The algorithm and its numbers."""
 
-    algorithm: str = "fedkseed"  # a name of algorithms.py, or FILE.py:NAME of your own; see docs/extending.md
+    algorithm: str = "fedkseed"  # a name of docs/algorithms.md, or FILE.py:NAME of your own: docs/extending.md
     rounds: Count = 40
-    steps: Count = 200  # τ
+    steps: Count = 200  # τ, local steps of a client in a round
     epochs: Count | None = None  # instead of steps, for algorithms that backpropagate; one epoch in the paper
     probes: Count = 1  # P, directions a step
-    batch_size: Count = 1
-    lr: Positive | None = None  # η; None: the paper's for the algorithm, see algorithms.py
+    batch_size: Count = 1  # examples of a step
+    lr: Positive | None = None  # η; None: 3e-7 for zeroth-order steps, 3e-4 for others, the paper's
     eps: Positive = 5e-4  # ε, the perturbation scale
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    schedule: Literal["constant", "linear", "cosine"] = "constant"  # of η over the rounds, down to 0
     clip: Positive | None = None  # largest |ρ|; the paper has no limit
     server_lr: Positive | None = None  # factor of the mean update, default 1; in KSeed's algorithms, evofed, ferret
     server: Literal["sgd", "adam"] = "sgd"  # the optimiser that applies the mean update, in KSeed's algorithms
     wire: Literal["exact", "compact", "sign"] | None = None  # encoding of numbers; None: compact in KSeed's algorithms
-    objective: str = "loss"  # one of OBJECTIVES, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; see docs/objectives.md
+    # loss, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION: docs/objectives.md.
+    objective: str = "loss"
 
     @model_validator(mode="after")
     def _check(self) -> "Training":
@@ -242,7 +246,7 @@ class Peft(Part):
 class Asynchronous(Part):
     """Asynchronous rounds: the server steps whenever `buffer` contributions have come (docs/asynchronous.md)."""
 
-    buffer: Count = 10  # B
+    buffer: Count = 10  # B, contributions of a server's step
     concurrency: Count | None = None  # number of clients that train at any time; None: a cohort
     staleness_power: Annotated[float, Field(ge=0)] = 0.5  # a contribution s rounds old has the weight (1 + s)^−power
     max_staleness: Annotated[int, Field(ge=0)] | None = None  # rounds; clients that would be later are given up
@@ -391,7 +395,7 @@ class Evaluation(Part):
     """The measurements before the first round, after the last, and every few rounds."""
 
     every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations; 0: only before and after
-    examples: Examples = 64
+    examples: Examples = 64  # held-out ones that are evaluated; with 64 all, where there are fewer
     sets: list[HeldOutSet] | None = None  # beside the rows of [data] held_out
     # Of these examples, those that only choose the best round; the others alone are the held-out set that is reported.
     validation: Portion | None = None
@@ -399,7 +403,7 @@ class Evaluation(Part):
     patience: Count | None = None  # evaluations without a better one, after which a run ends early
     stop_when_diverged: bool = True  # a server's default: false, it warns; see docs/evaluation.md
     max_tokens: Count | None = None  # of a held-out example; default as for training
-    # Of METRICS, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION; the loss is always measured. See docs/evaluation.md.
+    # loss (always), choice, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION.
     metrics: list[str] | None = None  # None: loss, and rouge if answers are generated
     generated: Annotated[int, Field(ge=0)] = 0  # answers to write, before and after, for the metrics that score them
     rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # the package whose Rouge-L; the official code: `rouge`
@@ -464,7 +468,7 @@ class Evaluation(Part):
 class Recipe(Part):
     """All settings that decide a run's result."""
 
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0  # of all draws: directions, data, cohorts, batches
     save: bool = True  # write the tuned model at the end; one of coefficients is written in any case
     model: Model
     data: Data = Data()

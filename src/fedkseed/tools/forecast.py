@@ -1,4 +1,4 @@
-"""The costs of a run, told before it: from its data, its messages and a few measured local steps."""
+"""The costs of a run before it is begun: from its data, its messages and a few measured local steps."""
 
 import time
 from collections.abc import Sequence
