@@ -1,9 +1,10 @@
 """Envelopes of messages: a task to a client and its reply, in Flower's records and on a worker's socket alike.
 
-    task     "FKSt", version, 0, client u32, seconds f32, digest of the recipe (16 bytes), length of the recipe u32,
-             length of the certificate u16, nonce of the run (16), issued u64, since u32, number of links u16, head of
-             the run's history (32), stem of its last link (32), the recipe (TOML, or nothing if the client has it), the
-             certificate (DER, of the server, with a recipe only), the links (32 each), the message, the signature (64)
+    task     "FKSt", version, 0 (128: keep the model, train nothing), client u32, seconds f32, digest of the recipe (16
+             bytes), length of the recipe u32, length of the certificate u16, nonce of the run (16), issued u64, since
+             u32, number of links u16, head of the run's history (32), stem of its last link (32), the recipe (TOML, or
+             nothing if the client has it), the certificate (DER, of the server, with a recipe only), the links (32
+             each), the message, the signature (64)
     reply    "FKSt", version, status; then, if the status is DONE, the client's signature (64) and the message, else a
              text
 
@@ -27,6 +28,7 @@ MAGIC, VERSION = b"FKSt", 2
 HEAD = struct.Struct("<4sBB")
 # Client, seconds, digest, bytes of recipe and certificate, nonce, issued, since, links, head, stem.
 TASK = struct.Struct("<If16sIH16sQIH32s32s")
+ASK, KEEP = 0, 128  # a task's number in the head, in the place of a reply's status
 UNSIGNED = bytes(64)  # in place of a signature
 NO_NONCE = bytes(16)
 MAX_RECIPE = 1 << 16  # bytes
@@ -99,6 +101,7 @@ class Task:
     head: bytes = bytes(LINK)  # of that history
     stem: bytes = bytes(LINK)  # of its last link, which is made of this and of the broadcast, see run/chain.py
     signature: bytes = UNSIGNED  # the server's
+    keep: bool = False  # whether the message is the tuned model of a finished run, to be kept: nothing is trained
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.seconds) and self.seconds > 0):
@@ -131,7 +134,8 @@ class Task:
         sizes = len(self.recipe), len(self.certificate)
         links = self.since, len(self.links) // LINK, self.head, self.stem
         fixed = TASK.pack(self.client, self.seconds, self.digest, *sizes, self.nonce, self.issued, *links)
-        return HEAD.pack(MAGIC, VERSION, 0), fixed, self.recipe, self.certificate, self.links, self.message
+        head = HEAD.pack(MAGIC, VERSION, KEEP if self.keep else ASK)
+        return head, fixed, self.recipe, self.certificate, self.links, self.message
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
@@ -140,11 +144,12 @@ class Task:
         Raises:
             FedKSeedError: the task is of another version, cut short, or has values that are not allowed.
         """
-        zero, rest = _open(data)
+        number, rest = _open(data)
         fixed = TASK.size + len(UNSIGNED)
-        if zero or len(rest) < fixed:
+        if number not in (ASK, KEEP) or len(rest) < fixed:
             raise FedKSeedError(
-                f"a task has status 0 and at least {HEAD.size + fixed} bytes, got status {zero} and {len(data)} bytes"
+                f"a task has status {ASK} or {KEEP} and at least {HEAD.size + fixed} bytes, got status {number} and "
+                f"{len(data)} bytes"
             )
         client, seconds, digest, recipe, certificate, nonce, issued, since, count, head, stem = TASK.unpack_from(rest)
         if recipe + certificate + LINK * count > len(rest) - fixed:
@@ -156,7 +161,8 @@ class Task:
         ends = (0, recipe, certified, certified + LINK * count, len(rest) - fixed, len(rest) - TASK.size)
         parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
         text, proof, links, message, signature = parts
-        return cls(client, seconds, digest, text, message, nonce, issued, proof, since, links, head, stem, signature)
+        about = nonce, issued, proof, since, links, head, stem
+        return cls(client, seconds, digest, text, message, *about, signature, number == KEEP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -179,6 +179,14 @@ class Setup:
             FedKSeedError: the algorithm's model is not a function of K coefficients.
         """
         self.load(state)
+        return self.held(state.round)
+
+    def held(self, rounds: int) -> Adapter:
+        """The model as it is, which is that after some rounds, as an adapter.
+
+        Raises:
+            FedKSeedError: the algorithm's model is not a function of K coefficients.
+        """
         if not isinstance(self.weights, Pooled):
             raise FedKSeedError(
                 f"the model of {self.recipe.training.algorithm} is not a function of K coefficients; use save()"
@@ -189,7 +197,7 @@ class Setup:
             base=self.weights.base_digest.hex(),
             tuned=self.weights.digest().hex(),
             patterns=self.patterns,
-            provenance=provenance(self.recipe, state.round),
+            provenance=provenance(self.recipe, rounds),
             basis=self.basis,
         )
 

@@ -249,6 +249,7 @@ def result_table(result: "Result") -> dict[str, Any]:
         "step_seconds": result.step_seconds,
         "sync_seconds": result.sync_seconds,
         "weights": result.weights,
+        "lora": result.lora,
         "digest": result.digest,
         "output": None if result.output is None else str(result.output),
         "best": result.best,

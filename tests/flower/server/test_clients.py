@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Error, Message
 from transformers import AutoModelForCausalLM
 
-from fedkseed import FedKSeedError
+from fedkseed import Adapter, FedKSeedError, apply
 from fedkseed.flower.client.app import client_app
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import Member, Worker
@@ -22,13 +22,15 @@ from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.messages import packed, unpacked
 from fedkseed.flower.server import clients as remote
 from fedkseed.flower.server.clients import Numbers
+from fedkseed.models.load import load_model
 from fedkseed.recipe.schema import Network
 from fedkseed.run.store import Store
+from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
 from ...run.synthetic import flips, refused
-from ..conftest import NODES, OPEN, Notes
+from ..conftest import NODES, OPEN, Notes, recorded
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
 ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"
@@ -69,7 +71,7 @@ def test_the_recipe_travels_once_to_each_client(setting, tmp_path):
         yield from deliver(message)
 
     setting.serve(setting.begin(tmp_path / "run"), counting)
-    assert with_recipe == {(client, first): 1 if first else 2 for client in range(3) for first in (True, False)}
+    assert with_recipe == {(client, first): 1 if first else 3 for client in range(3) for first in (True, False)}
 
 
 def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undisturbed, tmp_path):
@@ -84,6 +86,87 @@ def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undistur
         yield from deliver(message)
 
     assert setting.serve(setting.begin(tmp_path / "run", ALL), killing).digest == undisturbed.digest
+
+
+def keeping(setting, folder):
+    """Workers whose clients keep the tuned model in a file of their own, as those of `fedkseed client` do."""
+    owners = [Owner(str(file), str(setting.model), policy=OPEN) for file in setting.files]
+    files = [folder / f"client-{number}.safetensors" for number in range(3)]
+    made = [Worker(partial(Member, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
+    apps = {
+        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+        for node, worker in zip(NODES, made, strict=True)
+    }
+    return to_apps(apps, {}), files
+
+
+def test_each_client_ends_with_the_tuned_model_and_one_that_was_away_gets_it_later(setting, undisturbed, tmp_path):
+    directory, notes, there = setting.begin(tmp_path / "run"), Notes(), [*NODES]
+    deliver, files = keeping(setting, tmp_path)
+
+    def leaving(message):
+        yield from deliver(message)
+        if round_of(message) == 2 and number_of(message) == 1:
+            there.remove(NODES[1])
+
+    setting.serve(directory, leaving, lambda: there, notes)
+    assert [file.exists() for file in files] == [True, False, True]
+    assert notes.has("2 of 3 clients have kept the tuned model")
+    setting.serve(directory, deliver, lambda: NODES, notes)  # the finished run once more
+    assert notes.has("3 of 3 clients have kept the tuned model")
+    served = Adapter.load(Store(directory).adapter)
+    for file in files:
+        kept = Adapter.load(file)
+        assert kept.coefficients.tobytes() == served.coefficients.tobytes()
+        assert (kept.tuned, kept.provenance["rounds"]) == (undisturbed.digest, 3)
+        model = apply(load_model(str(setting.model)), file)
+        assert Layout(model).digest().hex() == undisturbed.digest
+
+
+def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp_path):
+    choosing = 'examples = 8\nevery = 1\nvalidation = 0.5\nbest = "loss"'
+    directory = setting.begin(tmp_path / "run", examples=choosing, lr="lr = 0.3")  # so that the last is not the best
+    deliver, files = keeping(setting, tmp_path)
+    setting.serve(directory, deliver)
+    tuned = Store(directory).tuned
+    assert tuned is not None
+    assert tuned < 3
+    for file in files:
+        assert Adapter.load(file).provenance["rounds"] == tuned
+        assert Adapter.load(file).tuned == Adapter.load(Store(directory).adapter).tuned
+
+
+def test_a_tuned_model_that_the_history_does_not_name_is_not_kept(setting, tmp_path):
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    task = replace(recorded(setting.first(0)), keep=True)
+    member = Member(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
+    assert Task.decode(task.encode()) == task
+
+    def refuse(broadcast):
+        raise FedKSeedError("another broadcast")
+
+    with pytest.raises(FedKSeedError, match="another broadcast"):
+        member.answer(task, lambda loss: None, refuse)
+    assert not (tmp_path / "kept.safetensors").exists()
+    assert member.answer(task, lambda loss: None) == (task.message, b"")
+    assert not Adapter.load(tmp_path / "kept.safetensors").coefficients.any()
+
+
+def test_an_upload_in_answer_to_the_tuned_model_is_left_out(setting, tmp_path):
+    deliver, notes = setting.deliver(), Notes()
+
+    def training(message):
+        task = Task.decode(unpacked(message))
+        if task.keep and task.client == 1:
+            yield lacking(message)
+        else:
+            yield from deliver(message)
+
+    setting.serve(setting.begin(tmp_path / "run"), training, notes=notes)
+    assert notes.has(
+        "the tuned model: the answer of client 1 is left out: it was sent the tuned model, and answers with"
+    )
+    assert notes.has("2 of 3 clients have kept the tuned model")
 
 
 @pytest.mark.parametrize("code", [2, 4, 5, 8])

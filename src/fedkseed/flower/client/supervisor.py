@@ -19,6 +19,7 @@ import tomli_w
 
 from ...errors import FedKSeedError
 from ...files import border, exclusive, locked, write_atomically
+from ...weights.adapter import NAME as TUNED
 from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
 from . import sockets
@@ -119,6 +120,7 @@ class Node:
     def _connect(self, say: Say, sleep: Sleep) -> "Ended":
         """Start a SuperNode and its executor, and wait until the SuperNode has ended or stands still."""
         node, executor = self._children()
+        tuned = self._tuned()
         seen, text = node.log.stat().st_size if node.log.exists() else 0, ""
         try:
             node.start()
@@ -127,6 +129,9 @@ class Node:
                 log.seek(seen)
                 while True:
                     running = node.running
+                    if (now := self._tuned()) != tuned:
+                        tuned = now
+                        say(f"the run has ended; its tuned model is {self.directory / TUNED}")
                     text = (text + COLOURS.sub("", log.read()))[-20_000:]
                     if UNTRUSTED in text:
                         why = "is not for this host, not signed by this --ca, or not valid by this machine's clock"
@@ -149,6 +154,11 @@ class Node:
         finally:
             node.stop()
             executor.stop()
+
+    def _tuned(self) -> int:
+        """The time at which a tuned model was written, 0 for none."""
+        path = self.directory / TUNED
+        return path.stat().st_mtime_ns if path.exists() else 0
 
     def wrong_clock(self) -> str | None:
         """The error of this machine's clock, in words, if it is large enough for the server to refuse requests."""

@@ -41,6 +41,7 @@ from ...run.setup import build, tokenizer_of
 from ...run.watchers import Silent
 from ...run.workers import computing_with
 from ...strategy import TwoLegs
+from ...weights.adapter import NAME as TUNED
 from ...wire.codec import decode, kind_of
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Change, Run, Secured, Survivors
@@ -90,9 +91,18 @@ class Member:
     Args:
         masks: makes its side of masked uploads; None: it has no key.
         ledger: its account of privacy; None: it answers no recipe with [privacy].
+        keeps: file for the tuned model of a finished run; None: it is not written.
     """
 
-    def __init__(self, owner: Owner, recipe: bytes, masks: Masks | None = None, ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        owner: Owner,
+        recipe: bytes,
+        masks: Masks | None = None,
+        ledger: Ledger | None = None,
+        keeps: Path | None = None,
+    ) -> None:
+        self.keeps = keeps
         self.policy, self.secret, self.masks, self.ledger = owner.policy, owner.secret, masks, ledger
         limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
         self.recipe = consented(recipe, owner)
@@ -125,6 +135,9 @@ class Member:
             bound: raises `FedKSeedError` if a broadcast's digest is not the one that the task's history names.
         """
         limit, self._limit = self._limit or Limit(self.policy), None
+        if task.keep:
+            self._keep(task, bound)
+            return task.message, b""
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
@@ -175,6 +188,22 @@ class Member:
         if kind_of(made) is Change and self.setup.algorithm.pooled:
             self._require_taken(decode(made, Change))
         return whole, made
+
+    def _keep(self, task: Task, bound: Callable[[bytes], None]) -> None:
+        """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
+
+        The history binds the model of the last round, so that all clients get the same. That of an earlier one, which
+        the server's [evaluation] best has chosen, is the server's word.
+        """
+        setup = self.setup
+        message = decode(task.message, setup.strategy.message, Broadcast)
+        if message.round == task.done:
+            bound(_digest(message, task.message))
+        with refusing(Code.MODEL):
+            Run(setup.weights.pool, setup.weights.base_digest).require(message.run)
+            setup.strategy.sync(message, setup.weights)
+            if self.keeps is not None:
+                setup.held(message.round).save(self.keeps)
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy].
@@ -321,7 +350,9 @@ class Worker:
         self.follow, self.signing, self.disclose = follow, signing, disclose
         self._digest = b""
         self._follower: Follower | None = None
-        self._last: tuple[tuple[int, bytes, bytes], Reply] | None = None  # key of the last task, and the reply to it
+        self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = (
+            None  # key of the last task, and the reply to it
+        )
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
@@ -348,7 +379,7 @@ class Worker:
                 self._follower, self._digest = self.follow(task.recipe), task.digest
             if self._follower is None or task.digest != self._digest:
                 return Reply(Status.UNPREPARED)
-            key = task.client, task.nonce, hashlib.sha256(task.message).digest()
+            key = task.client, task.nonce, task.keep, hashlib.sha256(task.message).digest()
             if self._last is not None and self._last[0] == key:  # a server asks again where a reply may be lost
                 return self._last[1]
             self._last = None
@@ -373,7 +404,12 @@ class Worker:
 
 
 def journaled(
-    journal: Journal, owner: Owner, recipe: bytes, masks: Masks | None = None, ledger: Ledger | None = None
+    journal: Journal,
+    owner: Owner,
+    recipe: bytes,
+    masks: Masks | None = None,
+    ledger: Ledger | None = None,
+    keeps: Path | None = None,
 ) -> Member:
     """A client that follows a recipe, which is noted before, and the decision after.
 
@@ -386,7 +422,7 @@ def journaled(
             view = View.of(consented(recipe, owner))
             journal.require_room(view, owner.policy.data.max_views)
             journal.decided(recipe, "followed", view)
-            return Member(owner, recipe, masks, ledger)
+            return Member(owner, recipe, masks, ledger, keeps)
         except RefusedError as error:
             journal.decided(recipe, f"{error.code}: {error}")
             raise
@@ -444,7 +480,8 @@ def serve(directory: Path) -> None:
             owner = replace(owner, secret=secret_of(directory))
         signing = settings.signing(directory)
         masks = None if signing is None else partial(masks_of, directory, signing, owner.members)
-        follow = partial(journaled, Journal(directory), owner, masks=masks, ledger=Ledger(directory))
+        own = {"masks": masks, "ledger": Ledger(directory), "keeps": directory / TUNED}
+        follow = partial(journaled, Journal(directory), owner, **own)
         worker = Worker(follow, signing)
         listener.settimeout(settings.idle)
         while True:

@@ -3,15 +3,18 @@
 import secrets
 import signal
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from ...recipe.algorithms import algorithm_of
-from ...run.loop import Result, work
+from ...run.loop import NEWCOMER, Result, work
 from ...run.privacy import kept_secret, with_noise
 from ...run.store import NONCES, Store
 from ...run.watchers import Progress, Silent
+from ...strategy import Strategy
+from ...wire.codec import encode
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
 from ..envelope import NO_NONCE
@@ -54,7 +57,18 @@ def serve(directory: Path, grid: Grid, progress: Progress | None = None) -> Resu
         remote.signing = ServerSigning.read(directory / "flower", current_nonce(store))
         parts = federation(recipe, remote, progress, remote.signing, kept_secret(recipe, directory))
         remote.history = None if remote.signing is None else store.history
-        return work(store, parts)
+        result = work(store, parts)
+        if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
+            hand_out(store, parts.strategy, remote)
+        return result
+
+
+def hand_out(store: Store, strategy: Strategy[Any], remote: Remote) -> None:
+    """Send the tuned model of a finished run to the clients that are connected."""
+    state = store.state(strategy.state, store.tuned)
+    message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+    kept = remote.hand_out(store.rounds, message)
+    remote.progress.note(f"{len(kept)} of {remote.numbers.count} clients have kept the tuned model")
 
 
 def current_nonce(store: Store) -> bytes:

@@ -142,6 +142,7 @@ class Remote:
         self._online: dict[int, int] = {}
         self._looked = -LOOK
         self._exchange = 0
+        self._keeping = False  # whether clients are sent the tuned model, which they keep
         self._took = 0.0  # seconds that the minimum of the last round took
         self._offences = Counter[int]()  # by client: answers that could not be used
         self._silent = Counter[int]()  # by client: rounds in a row without an answer in time
@@ -202,12 +203,12 @@ class Remote:
         if len(awake := {c: m for c, m in sent.items() if self._resting.get(c, 0) <= round_}) >= max(minimum, 1):
             sent = awake  # else all are needed
         if away := [client for client in sent if client not in self.online()]:
-            self._say(f"round {round_ + 1}: offline, left out unless back in time: {_list(away)}")
-        self.progress.begin(f"round {round_ + 1}, {len(sent)} clients", len(sent))
+            self._say(f"{self._what(round_)}: offline, left out unless back in time: {_list(away)}")
+        self.progress.begin(f"{self._what(round_)}, {len(sent)} clients", len(sent))
         for attempt in range(self.options.attempts):
             if attempt:
                 self._say(
-                    f"round {round_ + 1}: {len(done)} of at least {minimum} clients answered in "
+                    f"{self._what(round_)}: {len(done)} of at least {minimum} clients answered in "
                     f"{self.options.deadline:g} s; trying again, {attempt + 1} of {self.options.attempts}"
                 )
             for client, outcome in self._attempt(round_, sent, whole or sent, minimum, done, refused):
@@ -216,7 +217,7 @@ class Remote:
                     check(client, message)
                 except FedKSeedError as error:
                     refused[client] = str(error)
-                    self._say(f"round {round_ + 1}: the answer of client {client} is left out: {shown(str(error))}")
+                    self._say(f"{self._what(round_)}: the answer of client {client} is left out: {shown(str(error))}")
                     self._offend(client, round_)
                     continue
                 done.add(client)
@@ -226,10 +227,39 @@ class Remote:
                 yield client, message
             if len(done - self._lacks) >= minimum or done.issuperset(sent):
                 if missing := sorted(set(sent) - done):
-                    self._say(f"round {round_ + 1} goes on without {_list(missing)}")
+                    self._say(f"{self._what(round_)} goes on without {_list(missing)}")
                 self._note_silence(round_, {*missing} - {*refused}, done)
                 return
         raise self._too_few(round_, minimum, done, refused)
+
+    def hand_out(self, done: int, message: bytes) -> list[int]:
+        """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
+
+        Nobody is needed: whoever does not answer within the grace of a round gets it when the finished run is served
+        again.
+
+        Args:
+            done: number of finished rounds.
+            message: a broadcast of the model, to a newcomer.
+
+        Returns:
+            The clients that have kept it.
+        """
+
+        def check(client: int, reply: bytes) -> None:
+            if reply:
+                raise FedKSeedError(f"it was sent the tuned model, and answers with {len(reply)} bytes, not with none")
+
+        self._keeping = True
+        try:
+            sent = dict.fromkeys(sorted(self.online()), message)
+            return [client for client, _ in self.transport(done, sent, 0, check)] if sent else []
+        finally:
+            self._keeping = False
+
+    def _what(self, round_: int) -> str:
+        """The name of the exchange for people."""
+        return "the tuned model" if self._keeping else f"round {round_ + 1}"
 
     def _attempt(
         self, round_: int, sent: Mapping[int, bytes], whole: Mapping[int, bytes], minimum: int, done: set[int],
@@ -269,7 +299,7 @@ class Remote:
                         continue
                     tries[client] += 1
                     self._say(
-                        f"round {round_ + 1}: client {client} is silent; it is asked again, a message may be lost"
+                        f"{self._what(round_)}: client {client} is silent; it is asked again, a message may be lost"
                     )
                 asked_at[client] = now
                 ready.append(client)
@@ -288,10 +318,10 @@ class Remote:
                     yield client, outcome
                 elif outcome.status is Status.REFUSED:
                     refused[client] = outcome.text
-                    self._say(f"round {round_ + 1}: client {client} refuses: {outcome.text}")
+                    self._say(f"{self._what(round_)}: client {client} refuses: {outcome.text}")
                 elif outcome.status is Status.FAILED:
                     tries[client] += client in self._online  # a client that is offline is asked when it is back
-                    self._say(f"round {round_ + 1}: client {client} did not answer: {outcome.text}")
+                    self._say(f"{self._what(round_)}: client {client} did not answer: {outcome.text}")
             if done.issuperset(sent):
                 return
             time.sleep(POLL)
@@ -305,7 +335,7 @@ class Remote:
         asked, messages = [], []
         for client, node in tasks.items():
             new = client not in self._holding
-            task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client])
+            task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client], keep=self._keeping)
             if self.history is not None:
                 since = 0 if new else self._seen.get(client, -1) + 1
                 links, head, stem = self.history(since, round_)
@@ -418,7 +448,7 @@ class Remote:
     def _too_few(self, round_: int, minimum: int, done: set[int], refused: Mapping[int, str]) -> FedKSeedError:
         why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(refused.items())[:3])
         return FedKSeedError(
-            f"round {round_ + 1}: {len(done)} clients answered, {minimum} are needed"
+            f"{self._what(round_)}: {len(done)} clients answered, {minimum} are needed"
             + (f" ({why})" if why else "")
             + "; mend the clients, or set [network] minimum, and start the server again: it goes on with this round"
         )
