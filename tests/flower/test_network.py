@@ -45,7 +45,9 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
         clients = [federation.client(number) for number in range(3)]
         assert server.wait() == 0
         assert federation.digest() == undisturbed.digest
-        for client in clients:
+        for number, client in enumerate(clients):
+            client.wait_for(f"the run has ended; its tuned model is {federation.state(number) / 'adapter.safetensors'}")
+            assert Adapter.load(federation.state(number)).tuned == undisturbed.digest
             client.stop()
             assert client.process.returncode == 0
             assert "stopped" in client.output
