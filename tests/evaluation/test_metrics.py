@@ -332,6 +332,7 @@ def run(tmp_path_factory, decided, data_file) -> Path:
     (folder / "own.py").write_text(OWN)
     names = json.dumps(["accuracy", "choice", "exact match", f"{folder}/own.py:score"])
     lines = {"generated": "generated = 3", "examples": f"every = 1\nexamples = 9\nmetrics = {names}", "lr": "lr = 1e-2"}
+    lines["generated"] += "\nstop_when_diverged = false"  # the choices are what is looked at
     recipe_of(folder, decided, data_file, **lines)
     (folder / "printed.txt").write_text(fedkseed("run", folder / "recipe.toml", "--output", folder / "run"))
     return folder / "run"

@@ -10,7 +10,7 @@ import pytest
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.flower.recipes import networked, recipe_for_clients
 from fedkseed.recipe.reading import parse, tables
-from fedkseed.run.divergence import diverged, lowest_round, suspicious
+from fedkseed.run.divergence import diverged, lowers_loss, lowest_round, suspicious
 from fedkseed.run.loop import Federation, Result, WithoutModel, work
 from fedkseed.run.store import STOPPED, Store
 from fedkseed.run.verify import verify
@@ -39,8 +39,10 @@ def after(*rises: float, base: list[float] | None = None) -> dict[int, dict[str,
         (after(-0.2, -0.5), None),
         (after(0.5), None),  # once may be chance
         (after(0.5, 0.6), "after 4 rounds the held-out loss is 4.1000, 0.6000 ± 0.0577 above the base model's"),
-        (after(0.5, 0.1), None),  # within three errors of 0.058
-        (after(0.1, 0.5), None),
+        (after(0.5, 0.15), None),  # within three errors of 0.058
+        (after(0.15, 0.5), None),
+        ({k: {"losses": [loss + 0.09 * (k > 0) for loss in BASE]} for k in (0, 2, 4)}, None),  # small, without error
+        ({k: {"losses": [loss + 0.11 * (k > 0) for loss in BASE]} for k in (0, 2, 4)}, "after 4 rounds"),
         (after(0.5, -0.1, 0.5), None),
         (after(-0.5, 0.2, 0.2), "after 6 rounds"),
         (after(math.nan), "after 2 rounds the held-out loss is nan"),
@@ -69,6 +71,21 @@ def test_two_evaluations_three_errors_above_the_base_model_are_divergence(evalua
 )
 def test_three_rounds_half_a_nat_above_the_first_are_a_suspicion(losses, evaluated, is_it):
     assert suspicious(losses, evaluated) is is_it
+
+
+@pytest.mark.parametrize(
+    ("tables_", "by_loss"),
+    [
+        ({}, True),
+        ({"training": {"objective": "accuracy"}}, False),
+        ({"evaluation": {"every": 1, "validation": 0.5, "best": "loss"}}, True),
+        ({"evaluation": {"every": 1, "validation": 0.5, "metrics": ["accuracy"], "best": "accuracy"}}, False),
+    ],
+)
+def test_a_higher_loss_is_no_sign_where_another_metric_is_meant(tables_, by_loss):
+    assert lowers_loss(parse({"model": {"name": "x"}, **tables_})) is by_loss
+    assert diverged(after(0.5, 0.6), False) is None
+    assert diverged(after(math.nan), False) is not None
 
 
 def test_the_lowest_round_is_the_first_of_equals_and_has_a_number_for_a_loss():

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..evaluation.statistics import Evaluation, paired_change
+from ..recipe.schema import Recipe
 
 ERRORS = 3.0  # a rise of more than these standard errors is no chance: with normal errors, 1 of 700 evaluations has it
+LEAST = 0.1  # nats: a run may get a little worse on rows that no client has, and better afterwards
 EVALUATIONS = 2  # in a row
 ROUNDS = 3  # in a row, whose training losses are a suspicion, and from one look at the held-out loss to the next
 RISE = 0.5  # nats over the first round; cohorts differ, too, and so this is a suspicion and no more
@@ -29,11 +31,17 @@ def suspicious(losses: Sequence[float | None], evaluated: int) -> bool:
     return not any(loss <= known[0] + RISE for loss in known[-ROUNDS:])  # NaN is not
 
 
-def diverged(evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
+def lowers_loss(recipe: Recipe) -> bool:
+    """Whether a run is meant to lower the loss; one for accuracy may raise it."""
+    return recipe.training.objective == "loss" and recipe.evaluation.best in (None, "loss")
+
+
+def diverged(evaluations: Mapping[int, Mapping[str, Any]], by_loss: bool = True) -> str | None:
     """The sign by which a run's model has become worse than its base model, in words; None: there is none.
 
     Args:
         evaluations: of the run, as the store keeps them.
+        by_loss: whether a higher loss is a sign, see `lowers_loss`; one that is not finite always is.
     """
     losses = {done: Evaluation.of(found).losses for done, found in sorted(evaluations.items())}
     base = losses.pop(0, [])
@@ -43,7 +51,8 @@ def diverged(evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
     if not math.isfinite(mean(losses[last])):
         return f"after {last} rounds the held-out loss is {mean(losses[last])}"
     changes = [paired_change(base, found) for found in list(losses.values())[-EVALUATIONS:]]
-    if len(changes) < EVALUATIONS or not all(change.mean > ERRORS * change.error for change in changes):
+    rises = [change.mean > max(LEAST, ERRORS * change.error) for change in changes]
+    if not by_loss or len(rises) < EVALUATIONS or not all(rises):
         return None
     return (
         f"after {last} rounds the held-out loss is {mean(losses[last]):.4f}, {changes[-1]} above the base model's, and "

@@ -30,7 +30,7 @@ from ..weights.adapter import Adapter
 from ..wire.codec import encode
 from .best import best_round, exhausted
 from .chain import Receipt
-from .divergence import diverged, lowest_round, suspicious
+from .divergence import diverged, lowers_loss, lowest_round, suspicious
 from .privacy import about, exhausted_budget, spent
 from .store import DIVERGED, REACH, STOPPED, Store
 from .watchers import Progress, Silent
@@ -128,17 +128,18 @@ def work(store: Store, federation: Federation) -> Result:
     before = _evaluated(store, federation, strategy.init())
     losses: list[float | None] = [report["loss"] for report in store.reports()]
     evaluated = max(store.evaluations(), default=0)
-    warned = False
+    warned, by_loss = False, lowers_loss(federation.recipe)
     while state.round < rounds:
         due = settings.every and state.round % settings.every == 0
-        if due or suspicious(losses, evaluated) or state.round == evaluated:  # the last: where a stopped run goes on
+        again = state.round == evaluated  # where a stopped run goes on
+        if due or again or (by_loss and suspicious(losses, evaluated)):
             evaluated = state.round
             _guard(store, federation, state.round, _evaluated(store, federation, state))
             if (reason := exhausted(settings, store.evaluations())) is not None:
                 store.remember(STOPPED, reason)
                 federation.progress.note(reason)
                 break
-            if (reason := diverged(store.evaluations())) is not None and not warned:
+            if (reason := diverged(store.evaluations(), by_loss)) is not None and not warned:
                 warned = True
                 federation.progress.note(f"the run diverges: {reason}; {ADVICE}")
                 if settings.stop_when_diverged:
@@ -158,7 +159,7 @@ def work(store: Store, federation: Federation) -> Result:
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
     best = best_round(settings, store.evaluations())
-    if settings.stop_when_diverged and (reason := diverged(store.evaluations())) is not None:
+    if settings.stop_when_diverged and (reason := diverged(store.evaluations(), by_loss)) is not None:
         best = _end_of_divergence(store, strategy, state.round, best, reason)
     if best is not None:
         state = store.state(strategy.state, best)
