@@ -69,7 +69,6 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
         ),
         (["--data", "no.jsonl", "--model", "M"], "no data file at no.jsonl"),
         (["--data", "FEW", "--model", "M"], "has 3 rows; a federation of two clients needs 20 at least"),
-        (["--data", "D", "--model", "M", "--column", "response=x"], "no column x; columns found: instruction, context"),
     ],
 )
 def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, model_folder, arguments, message):

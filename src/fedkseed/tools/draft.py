@@ -9,7 +9,9 @@ from typing import Any
 
 import tomli_w
 
-from ..data.reading import Example, read, read_folder
+from ..data.formats import is_saved
+from ..data.layouts import Example
+from ..data.reading import Reader
 from ..data.wording import Wording, encode_all
 from ..errors import FedKSeedError
 
@@ -43,9 +45,10 @@ def look(source: str, columns: Mapping[str, str], tokenizer: Any) -> Look:
     Raises:
         FedKSeedError: the data can't be read, or has fewer than 20 rows.
     """
-    folder = Path(source).expanduser().is_dir()
-    parts = read_folder(source, columns) if folder else [read(source, columns)]
-    rows = [row for part in parts for row in part]
+    reader, path = Reader(dict(columns)), Path(source).expanduser()
+    folder = path.is_dir() and not is_saved(path)
+    clients = [*reader.folder(source).values()] if folder else [[reader.part(source)]]
+    rows = [row for parts in clients for part in parts for row in part.examples]
     if len(rows) < ROWS:
         raise FedKSeedError(f"{source} has {len(rows)} rows; a federation of two clients needs {ROWS} at least")
     named = Counter(row.category for row in rows if row.category)
@@ -55,7 +58,7 @@ def look(source: str, columns: Mapping[str, str], tokenizer: Any) -> Look:
         categories=dict(named.most_common()),
         labels=len({row.response for row in rows}),
         tokens=(int(median(sizes)), sizes[int(0.95 * (len(sizes) - 1))], sizes[-1]),
-        files=len(parts) if folder else None,
+        files=len(clients) if folder else None,
     )
 
 
