@@ -433,7 +433,10 @@ def test_a_folder_without_a_tokenizer_is_refused_in_one_clear_line(tmp_path, mod
 def test_generate_and_export_of_a_run_that_was_rolled_back_say_how_to_end_it(copy, tmp_path):
     assert fedkseed("rollback", copy, "--to", 1).exit_code == 0
     for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out")):
-        assert f"is removed when the run is rolled back; end it with: fedkseed resume {copy}" in refused(*command)
+        assert (
+            f"has no tuned model yet, or its recipe says save = false; go on with: fedkseed resume {copy}"
+            in refused(*command)
+        )
 
 
 def test_one_answer_has_no_error(recipe_file, tmp_path):
