@@ -18,7 +18,7 @@ def test_a_python_example_runs(number, request, tmp_path, monkeypatch, model_fol
     assert len(examples) == 2
     (tmp_path / "recipes").mkdir()
     small = recipe_text(model_folder, data_file, rounds="rounds = 4")
-    (tmp_path / "recipes" / "quickstart.toml").write_text(small)
+    (tmp_path / "recipes" / "dolly.toml").write_text(small)
     monkeypatch.chdir(tmp_path)
     exec(compile(examples[number], "README.md", "exec"), {})  # noqa: S102 - the point of the test
     assert fk.Adapter.load(tmp_path / "adapter.safetensors").provenance["rounds"] == [15, 4][number]

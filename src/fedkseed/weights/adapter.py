@@ -173,7 +173,7 @@ def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
     """Turn a base model into the tuned one with an adapter file or a run's directory; the model is changed in place.
 
     Example:
-        model = fedkseed.apply(load_model("models/base"), "runs/quickstart/adapter.safetensors")
+        model = fedkseed.apply(load_model("models/base"), "runs/dolly/adapter.safetensors")
     """
     Adapter.load(path).apply(model)
     return model
