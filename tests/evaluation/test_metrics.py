@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from tomllib import loads
 
@@ -120,22 +119,6 @@ def test_choice_is_that_of_one_option_at_a_time(side, batch_size, model, tokeniz
     assert len(set(expected)) >= 4  # no option of a category wins everywhere
     assert 0 < sum(found.scores["choice"]) < len(encoded)
     assert sum(passed) == Metrics(options=LABELS).work(encoded, 0) == 24 + 12 * 3 + 12 * 2
-
-
-def test_the_loss_of_a_response_among_the_options_takes_no_pass_more(model, tokenizer, encoded, monkeypatch):
-    alone = evaluate(model, tokenizer, encoded).losses
-    calls, module = [], import_module("fedkseed.evaluation.evaluate")
-    losses = module.example_losses
-    monkeypatch.setattr(module, "example_losses", lambda *args: calls.append(args) or losses(*args))
-    found = evaluate(model, tokenizer, encoded, metrics=Metrics(options=LABELS)).losses
-    assert found == pytest.approx(alone, rel=1e-5)
-    assert not calls
-    shorter = {name: labels[1:] for name, labels in LABELS.items()}  # without the responses of some examples
-    assert evaluate(model, tokenizer, encoded, metrics=Metrics(options=shorter)).losses == pytest.approx(
-        alone, rel=1e-5
-    )
-    missing = sum(e.example.response not in shorter[e.example.category] for e in encoded)
-    assert 0 < missing == sum(len(batch.tokens) for _, batch in calls) < len(encoded)
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)

@@ -64,20 +64,14 @@ def evaluate(
     def passed(examples: Sequence[Encoded], function: Callable[[nn.Module, Batch], Sequence[float]]) -> list[float]:
         return each(examples, lambda some: function(model, collate(some, tokenizer.pad_token_id)))
 
-    choices: list[tuple[str, str]] = []
-    known: dict[int, float] = {}  # losses of responses that are among an example's options: they need no pass more
-    if metrics.options:
-        for i, encoded in enumerate(held_out):
-            options, own = metrics.options[encoded.example.category], encoded.tokens[encoded.prompt :]
-            tails, nats = weigh(model, tokenizer, encoded, options, batch_size)
-            choices.append((encoded.example.response, options[nats.index(min(nats))]))
-            if own in tails:
-                known[i] = nats[tails.index(own)] / len(own)
-            on_progress(len(options) + (i in known))
-    others = iter(passed([e for i, e in enumerate(held_out) if i not in known], example_losses))
-    losses = [known[i] if i in known else next(others) for i in range(len(held_out))]
+    losses = passed(held_out, example_losses)
     scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
-    if choices:
+    choices: list[tuple[str, str]] = []
+    if metrics.options:
+        for encoded in held_out:
+            options = metrics.options[encoded.example.category]
+            choices.append((encoded.example.response, likeliest(model, tokenizer, encoded, options, batch_size)))
+            on_progress(len(options))
         scores["choice"] = [float(true == chosen) for true, chosen in choices]
     asked, shown = held_out[:generated], list[list[str]]()
     answers: list[str] = each(
@@ -92,10 +86,8 @@ def evaluate(
     return Evaluation(losses, rouge, empty, scores, choices, answers=shown)
 
 
-def weigh(
-    model: nn.Module, tokenizer: Any, encoded: Encoded, options: Sequence[str], batch_size: int
-) -> tuple[list[tuple[int, ...]], list[float]]:
-    """The options as tokens, the end of text with them, and their negative log-likelihoods after an example's prompt.
+def likeliest(model: nn.Module, tokenizer: Any, encoded: Encoded, options: Sequence[str], batch_size: int) -> str:
+    """The option with the highest probability after an example's prompt, the end of text with it; of equals the first.
 
     The options are the second half of rows that begin with one prompt: `batch_size` of them at a time.
     """
@@ -106,7 +98,7 @@ def weigh(
         for first in range(0, len(tails), batch_size)
         for loss in option_losses(model, prompt, tails[first : first + batch_size], tokenizer.pad_token_id)
     ]
-    return tails, nats
+    return options[nats.index(min(nats))]
 
 
 def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
