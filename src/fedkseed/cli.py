@@ -866,12 +866,9 @@ def _end(result: "Result", as_json: bool) -> None:
     Raises:
         typer.Exit: it has diverged.
     """
-    from .tools.display import print_result, result_table
+    from .tools.display import show_result
 
-    if as_json:
-        print_json(result_table(result))
-    else:
-        print_result(result)
+    show_result(result, as_json)
     if result.diverged:
         raise typer.Exit(DIVERGED)
 

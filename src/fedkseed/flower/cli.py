@@ -191,7 +191,7 @@ def server(
     require_flower()
     from ..recipe.reading import own_recipe
     from ..run.store import Store
-    from ..tools.display import print_json, print_result, result_table
+    from ..tools.display import show_result
     from .recipes import largest_request, networked, require_networked
     from .server.processes import Host
 
@@ -218,10 +218,7 @@ def server(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last finished round", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    if as_json:
-        print_json(result_table(result))
-    else:
-        print_result(result)
+    show_result(result, as_json)
     if result.diverged:
         raise typer.Exit(DIVERGED)
 

@@ -237,6 +237,14 @@ def print_scores(scores: Evaluation, base: Evaluation) -> None:
             print_confusion(found.choices, of)
 
 
+def show_result(result: "Result", as_json: bool) -> None:
+    """Print the result of a run as tables, or as one JSON document."""
+    if as_json:
+        print_json(result_table(result))
+    else:
+        print_result(result)
+
+
 def result_table(result: "Result") -> dict[str, Any]:
     """The results of a run as a table of plain values, for JSON."""
     return {
