@@ -350,9 +350,8 @@ class Worker:
         self.follow, self.signing, self.disclose = follow, signing, disclose
         self._digest = b""
         self._follower: Follower | None = None
-        self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = (
-            None  # key of the last task, and the reply to it
-        )
+        # The key of the last task, and the reply to it.
+        self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = None
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
