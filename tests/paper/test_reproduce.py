@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load, merge
+from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.records import kept
 from fedkseed.paper.reproduce import parts, redraw, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
-from fedkseed.paper.tables import speed
+from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, speed
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.simulation import Simulation, start
@@ -56,6 +58,28 @@ def counted(monkeypatch) -> list[Path]:
         reproducing, "start", lambda recipe, at, progress: (started.append(at), start(recipe, at, progress))
     )
     return started
+
+
+@pytest.mark.parametrize(
+    ("package", "method", "extra"), [("matplotlib", "fedkseed", "plots"), ("peft", "fedit", "peft")]
+)
+def test_what_is_not_installed_is_said_before_the_first_run(
+    experiment, counted, tmp_path, monkeypatch, package, method, extra
+):
+    found = reproducing.find_spec
+    monkeypatch.setattr(reproducing, "find_spec", lambda name: None if name == package else found(name))
+    methods = {"fedkseed": {}, method: {"training": {"algorithm": method}}}
+    wanted = replace(experiment, methods=methods, axes=experiment.axes | {"method": [*methods]})
+    message = rf"figure-7 needs the package {package}: pip install 'fedkseed\[{extra}\]'; no run was begun"
+    with pytest.raises(FedKSeedError, match=message):
+        reproduce(wanted, tmp_path, {})
+    assert counted == []
+
+
+def test_outputs_without_a_figure_are_those_that_draw_none():
+    shows = {**RUNS, **{name: one.show for name, one in MEASURED.items()}}
+    draws = {name: get_args(show.__annotations__["return"])[1] for name, show in shows.items()}
+    assert {name for name, draw in draws.items() if draw is None} == {*WITHOUT_FIGURE}
 
 
 def rows(path: Path) -> list[dict[str, str]]:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape as glob_escape
 from importlib.metadata import version
+from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -21,18 +22,20 @@ from typing import Any
 from .. import __version__
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
+from ..recipe.algorithms import packages
 from ..recipe.schema import Recipe
 from ..round import Report
 from ..run.metrics import METRICS
 from ..run.simulation import resume, start
 from ..run.store import STOPPED, Store
+from ..run.watchers import Silent
 from ..tools.display import Bars
 from . import records, tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
 from .results import MEASURES, SHARES, Outcome, Table
-from .tables import RUNS
+from .tables import RUNS, WITHOUT_FIGURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +57,11 @@ class Job:
         return Outcome.read(self.directory, self.planned.axes, self.planned.seed)
 
 
-class Progress:
+class Progress(Silent):
     """A watcher with one bar for the rounds of all runs, one for the present activity, and no line a round."""
 
     def __init__(self, bars: Bars) -> None:
         self.bars = bars
-
-    def note(self, text: str) -> None: ...
 
     def begin(self, what: str, total: int) -> None:
         self.bars.begin(what, total)
@@ -69,7 +70,7 @@ class Progress:
         self.bars.advance(count, loss)
 
     def round_done(self, report: Report) -> None:
-        self.bars.bars.update(self.bars.rounds, advance=1)
+        self.bars.count_round(report.seconds)
 
 
 def reproduce(
@@ -97,6 +98,7 @@ def reproduce(
         FedKSeedError: a recipe can't be run, or a path is not given.
     """
     given = with_tiny(experiment.scale, output, given)
+    _require_packages(experiment, given)
     folder = output / experiment.name / experiment.scale
     with border(f"can't make {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -120,6 +122,22 @@ def reproduce(
     if draw is not None:
         save(draw, folder)
     return folder
+
+
+def _require_packages(experiment: Experiment, given: Mapping[str, str]) -> None:
+    """Refuse before the first run what would be refused after it, or after the tenth, for want of a package.
+
+    Raises:
+        FedKSeedError: one is not installed.
+    """
+    needed = {} if experiment.output in WITHOUT_FIGURE else {"matplotlib": "plots"}
+    for planned in [] if experiment.output in MEASURED else experiment.plan([0]):
+        needed |= packages(planned.recipe(given))
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            raise FedKSeedError(
+                f"{experiment.name} needs the package {package}: pip install 'fedkseed[{extra}]'; no run was begun"
+            )
 
 
 def redraw(experiment: Experiment, output: Path) -> Path:

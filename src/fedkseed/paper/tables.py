@@ -312,6 +312,7 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
     return Table(rows, tuple(filter(None, [experiment.note]))), draw
 
 
+WITHOUT_FIGURE = ("scores", "complexity", "overhead")  # outputs that are a table alone
 RUNS: dict[str, Build] = {
     "curves": curves, "against": against, "grid": grid, "scores": scores,
     "marginal": marginal, "probabilities": probabilities, "speed": speed,
