@@ -88,3 +88,9 @@ def test_published_rounds_give_the_published_states():
 
 def test_the_vectors_are_those_that_the_command_writes():
     assert json.loads(vectors.PATH.read_text()) == json.loads(json.dumps(vectors.vectors()))
+
+
+def test_clients_that_weigh_nothing_move_nothing():
+    """Agreement can leave out all of a round, or the one that is tried alone."""
+    none = summed([Contribution.of_change(3, 5, np.ones(4, np.float32), GRID).weighing(0)], 4)
+    assert none.mean(1.0).tolist() == [0.0] * 4

@@ -1,4 +1,4 @@
-"""The test vectors of docs/aggregation.md, tests/strategies/vectors.json. `make vectors` prints them anew.
+"""The test vectors of docs/aggregation.md, src/fedkseed/strategies/vectors.json. `make vectors` prints them anew.
 
 Uploads are the bytes of messages in hexadecimal; numbers of a state are integers, or float64 as `float.hex`.
 """
@@ -6,6 +6,7 @@ Uploads are the bytes of messages in hexadecimal; numbers of a state are integer
 import json
 import math
 from dataclasses import fields
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from fedkseed.strategy import Trust
 from fedkseed.wire.numbers import rounded, scalar
 from fedkseed.wire.records import Change, Upload
 
-PATH = Path(__file__).parent / "vectors.json"
+PATH = Path(str(files("fedkseed.strategies") / "vectors.json"))
 RUN = Run(Pool(1, 16, "hadamard"), bytes(range(32)))
 NONE = np.empty(0, np.uint32)
 CASES = [

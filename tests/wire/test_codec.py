@@ -29,6 +29,15 @@ RNG = np.random.default_rng(0)
 SMALL = Run(Pool(5, 256), bytes(range(32)))
 VECTORS = json.loads(PATH.read_text())
 SPECIMENS = specimens()
+# By number in docs/wire.md, "What a decoder refuses": words of the refusal. Values (11) have words of their own.
+REFUSALS = {
+    1: "at least 60 bytes", 2: "not a fedkseed message", 3: "protocol version", 4: "checksum does not fit",
+    5: "expected a message of kind", 6: "family number", 7: "power of two", 8: "may have flags",
+    9: "must have|at most 16,777,216",
+    10: "not allowed|no number travels as",
+    11: "at least one example|rounded to multiples|beyond|finite|positive number|at least 0|at least one step|"
+    "rows of counts|add up|directions lie below",
+}  # fmt: skip
 every_specimen = pytest.mark.parametrize("name", SPECIMENS)
 
 
@@ -79,6 +88,23 @@ def test_published_messages_encode_and_decode_to_the_bit(vector):
 def test_a_published_difference_is_restored():
     kept, delta, whole = (bytes.fromhex(VECTORS["delta"][name]) for name in ("kept", "delta", "whole"))
     assert restore(delta, kept) == whole
+
+
+@pytest.mark.parametrize("vector", VECTORS["deltas"], ids=lambda vector: vector["name"])
+def test_published_differences_are_answered_by_a_lack_or_refused(vector):
+    delta, kept = bytes.fromhex(vector["delta"]), vector["kept"] and bytes.fromhex(vector["kept"])
+    if vector["outcome"] == "lack":
+        assert restore(delta, kept) is None
+        return
+    with pytest.raises(FedKSeedError, match="a delta"):
+        restore(delta, kept)
+
+
+@pytest.mark.parametrize("vector", VECTORS["refused"], ids=lambda vector: vector["name"])
+def test_published_messages_with_a_defect_are_refused(vector):
+    kind = next(row.record for row in KINDS.values() if row.record.__name__ == vector["kind"])
+    with pytest.raises(FedKSeedError, match=REFUSALS[vector["refusal"]]):
+        decode(bytes.fromhex(vector["bytes"]), kind)
 
 
 def test_published_draws_roundings_and_codes_are_made():
@@ -313,6 +339,20 @@ def test_a_number_that_the_wire_can_not_carry_is_refused_when_a_record_is_made(s
         Lack(run, 0, skipped)
     with pytest.raises(FedKSeedError, match="checksums have 32 bits"):
         Delta(run, 0, skipped, 0, b"")
+
+
+@pytest.mark.parametrize("skipped", [False, True])
+def test_signs_take_no_more_than_sixty_times_their_bytes(skipped):
+    """A float32 is 32 times a bit; checks look at some of them at a time."""
+    scalars = np.ones(1 << 20, np.float32)
+    scalars[: int(skipped)] = np.nan
+    data = encode(Upload(SMALL, 0, 1, 1, 1.0, scalars, "sign"))
+    tracemalloc.start()
+    try:
+        assert decode(data, Upload).skipped == skipped
+        assert tracemalloc.get_traced_memory()[1] < 60 * (1 << 17) + 1_500_000  # the copies of a part
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("name", ["sign", "sign with skipped", "compact change"])

@@ -12,6 +12,7 @@ from fedkseed import FedKSeedError
 from fedkseed.wire.numbers import (
     GRID,
     LARGEST,
+    MAX_SCALARS,
     WIRES,
     bfloat16,
     pack_scalars,
@@ -42,6 +43,17 @@ def test_a_scalar_is_within_the_clip_and_rounded_only_once(found, clip, wire):
     if abs(found) < min(clip, LARGEST) - GRID:
         relative = {"exact": 2.0**-24, "compact": 2.0**-7}[wire]
         assert abs(sent - found) <= abs(found) * relative * (1 + 1e-6) + GRID / 2
+
+
+@pytest.mark.parametrize(("wire", "skipped"), [("exact", False), ("compact", False), ("sign", False), ("sign", True)])
+def test_scalars_in_another_number_of_bytes_or_too_many_are_refused(wire, skipped):
+    size = packed_scalars(9, wire, skipped)
+    for wrong in (0, size - 1, size + 1):
+        with pytest.raises(FedKSeedError, match=f"take {size} bytes; got {wrong}"):
+            unpack_scalars(bytes(wrong), 9, wire, skipped)
+    for many in (MAX_SCALARS + 1, 1 << 40):  # the bytes that they would take are never asked for
+        with pytest.raises(FedKSeedError, match=f"{many:,} scalar gradients, at most 16,777,216, take"):
+            unpack_scalars(bytes(size), many, wire, skipped)
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

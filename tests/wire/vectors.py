@@ -1,4 +1,4 @@
-"""The test vectors of docs/wire.md, tests/wire/vectors.json. `make vectors` prints them anew.
+"""The test vectors of docs/wire.md, src/fedkseed/wire/vectors.json. `make vectors` prints them anew.
 
 Floats are decimal numbers that are exact in their type; null is NaN, or what a message does not have. Bytes are
 hexadecimal.
@@ -6,7 +6,10 @@ hexadecimal.
 
 import json
 import math
-from dataclasses import fields
+import struct
+import zlib
+from dataclasses import fields, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,12 @@ import numpy as np
 from fedkseed.directions import Pool
 from fedkseed.randomness import draw_directions
 from fedkseed.tools.fuzz import pair, specimens
-from fedkseed.wire.codec import KINDS, Record, encode
+from fedkseed.wire.codec import HEADER, KINDS, TRAILER, Record, decode, encode, sealed
 from fedkseed.wire.int8 import compact, pack
 from fedkseed.wire.numbers import scalar
-from fedkseed.wire.records import Run
+from fedkseed.wire.records import Delta, Run
 
-PATH = Path(__file__).parent / "vectors.json"
+PATH = Path(str(files("fedkseed.wire") / "vectors.json"))
 TYPES: dict[str, type] = {  # of arrays; the others are float32
     "directions": np.uint32, "counts": np.uint32, "members": np.uint32, "numbers": np.uint32, "keys": np.uint8,
     "bundles": np.uint8, "there": np.bool_,
@@ -29,6 +32,47 @@ MASKING = ("Secured", "Masked", "Survivors")
 FOUND = [0.0, 1.0, -1.00390625, 1.01171875, 0.3, -0.3, 8.123456789, 1e-50, 1e39, 3.39e38, -3.4e38, math.inf, math.nan]
 CLIPS = [math.inf, float(np.float32(0.3)), float(np.float32(3.4e38))]  # as a broadcast carries them
 NUMBERS = [[], [0.0, 0.0], [1.0, -2.0, 0.3], [1e-31, 0.0], [3.4e38, -1.0], [k / 64 for k in range(-70, 70)]]
+
+
+def single(x: float) -> bytes:
+    return struct.pack("<f", x)
+
+
+# Name, specimen, number of the refusal, and the bytes that take the place of its own.
+DEFECTS = [
+    ("another version", "upload, exact", 3, 4, b"\x03"),
+    ("another kind", "upload, exact", 5, 5, b"\x01"),
+    ("an unknown family", "upload, exact", 6, 6, b"\x63"),
+    ("a pool of 15 for hadamard", "upload, exact", 7, 20, b"\x0e"),
+    ("flags of two wires", "upload, exact", 8, 7, b"\x06"),
+    ("more scalars than bytes", "upload, exact", 9, 68, b"\x07"),
+    ("more than 2^24 scalars", "upload, sign", 9, 68, struct.pack("<I", (1 << 24) + 1)),
+    ("another NaN", "upload, exact", 10, 72, b"\x01\0\xc0\x7f"),
+    ("a bit after the last sign", "upload, sign", 10, 73, b"\x03"),
+    ("a sign of a probe without one", "upload, sign, some skipped", 10, 72, b"\xff"),
+    ("flag 8 and no probe without a sign", "upload, sign, some skipped", 10, 74, b"\0\0"),
+    ("another NaN as loss", "upload, exact", 10, 64, b"\x01\0\xc0\x7f"),
+    ("no examples", "upload, exact", 11, 60, bytes(4)),
+    ("a scalar off the grid", "upload, exact", 11, 72, single(2.0**-17)),
+    ("a scalar beyond 2^20", "upload, exact", 11, 72, single(2.0**21)),
+    ("an infinite scalar", "upload, exact", 11, 72, single(math.inf)),
+    ("a scale with low bits", "broadcast, compact", 10, 84, b"\x01"),
+    ("an infinite scale", "broadcast, compact", 10, 84, single(math.inf)),
+    ("a scale of which 127 are below 1e-30", "change, compact", 10, 84, bytes.fromhex("0089230a")),
+    ("a code of -128", "change, compact", 10, 88, b"\x80"),
+    ("a block whose largest code is not 127", "change, compact", 10, 96, b"\x7e"),
+    ("an infinite coefficient", "broadcast, exact", 11, 84, single(math.inf)),
+    ("lr = 0", "broadcast, exact", 11, 56, bytes(8)),
+    ("a clip of NaN", "broadcast, exact", 11, 72, single(math.nan)),
+    ("no steps", "broadcast, exact", 11, 76, bytes(4)),
+    ("2^40 probes in all", "broadcast, exact", 11, 76, struct.pack("<II", 1 << 20, 1 << 20)),
+    ("a negative probability", "broadcast, exact, probabilities", 11, 148, single(-1.0)),
+    ("no counts a round", "history, nothing missed", 11, 68, bytes(4)),
+    ("counts that do not add up", "history", 11, 80, b"\x03"),
+    ("a direction beyond the pool", "history, directions", 11, 20, struct.pack("<I", 3)),
+    ("a value that is not finite", "values", 11, 72, single(math.nan)),
+    ("counts of a change that do not add up", "change, exact, counts", 11, 84, b"\x05"),
+]
 
 
 def vectors() -> dict[str, Any]:
@@ -47,7 +91,50 @@ def vectors() -> dict[str, Any]:
             for x in FOUND
         ],
         "compact": [{"numbers": n, "bytes": pack(compact(np.array(n, np.float32))).hex()} for n in NUMBERS],
+        "deltas": deltas(),
+        "refused": [
+            {"name": name, "kind": type(specimens()[of]).__name__, "refusal": number, "bytes": data.hex()}
+            for name, of, number, data in refused()
+        ],
     }
+
+
+def deltas() -> list[dict[str, Any]]:
+    """Differences that are answered by a lack, or refused, with the message kept."""
+    kept, _ = pair()
+    good = decode(encode(specimens()["delta"]), Delta)
+    other = Run(replace(good.run.pool, key=good.run.pool.key ^ 1), good.run.base)
+    longer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = longer.compress(bytes(len(kept) - HEADER.size - TRAILER.size + 1)) + longer.flush()
+    cases: list[tuple[str, str, bytes | None, Delta]] = [
+        ("nothing kept", "lack", None, good),
+        ("another message kept", "lack", kept, replace(good, kept=good.kept ^ 1)),
+        ("of another pool", "lack", kept, replace(good, run=other)),
+        ("of another base", "lack", kept, replace(good, run=Run(good.run.pool, bytes(32)))),
+        ("another checksum announced", "refused", kept, replace(good, whole=good.whole ^ 1)),
+        ("a byte after the end of DEFLATE", "refused", kept, replace(good, difference=good.difference + b"\0")),
+        ("DEFLATE cut short", "refused", kept, replace(good, difference=good.difference[:-1])),
+        ("no DEFLATE", "refused", kept, replace(good, difference=b"\xff" * 9)),
+        ("a byte too many", "refused", kept, replace(good, difference=body)),
+    ]
+    return [
+        {"name": name, "outcome": outcome, "kept": old and old.hex(), "delta": encode(delta).hex()}
+        for name, outcome, old, delta in cases
+    ]
+
+
+def refused() -> list[tuple[str, str, int, bytes]]:
+    """Messages that no decoder takes, each but for its defect a specimen: name, specimen, refusal of docs/wire.md."""
+    upload, made = encode(specimens()["upload, exact"]), list[tuple[str, str, int, bytes]]()
+    made += [
+        ("59 bytes", "upload, exact", 1, upload[:59]),
+        ("another magic", "upload, exact", 2, b"PK" + upload[2:]),
+        ("a bit flipped", "upload, exact", 4, upload[:-5] + bytes([upload[-5] ^ 1]) + upload[-4:]),
+    ]
+    for name, of, number, at, new in DEFECTS:
+        whole = encode(specimens()[of])
+        made.append((name, of, number, sealed(whole[:at], new, whole[at + len(new) : -TRAILER.size])))
+    return made
 
 
 def draw(key: int, round_: int, client: int, size: int) -> dict[str, Any]:

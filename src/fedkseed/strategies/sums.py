@@ -97,7 +97,12 @@ class Sum:
         return Sum(self.values + other.values, self.weight + other.weight)
 
     def mean(self, unit: float) -> NDArray[np.float64]:
-        """The mean gradient times `unit`, shape (K,); each number is rounded by IEEE-754 alone."""
+        """The mean gradient times `unit`, shape (K,); each number is rounded by IEEE-754 alone.
+
+        Clients that nobody agrees with weigh 0, and where all do, nothing moves: one alone is tried so, too.
+        """
+        if self.weight == 0:
+            return np.zeros(self.values.shape)
         return self.values.astype(np.float64) / self.weight * unit
 
 

@@ -23,11 +23,10 @@ from ..directions import Pool
 from ..directions.families import numbered
 from ..errors import FedKSeedError
 from .int8 import pack, packed_size, unpack
-from .numbers import NAN, WIRES, pack_bits, pack_scalars, packed_scalars, unpack_bits, unpack_scalars
+from .numbers import MAX_SCALARS, NAN, WIRES, pack_bits, pack_scalars, packed_scalars, unpack_bits, unpack_scalars
 from .records import (
     KEY,
     MAX_BROADCAST,
-    MAX_SCALARS,
     Broadcast,
     Change,
     Delta,

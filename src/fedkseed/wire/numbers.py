@@ -25,6 +25,8 @@ WIRES = ("exact", "compact", "sign")
 # multiple of 5e-4: the grid is finer by a factor of 30. All numbers of bfloat16 from 2^−8 on lie on it.
 GRID = 2.0**-16
 LARGEST = 2.0**20  # the range of ρ, also where a recipe sets no clip
+MAX_SCALARS = 1 << 24  # of one upload: 64 MB
+PART = 1 << 16  # scalars that are checked at once: a check makes four copies of them
 NAN = 0x7FC00000  # the one NaN that travels: bits of a float32, their upper half as bfloat16
 
 
@@ -91,8 +93,13 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
     """The scalar gradients in `packed_scalars(count, wire, skipped)` bytes.
 
     Raises:
-        FedKSeedError: `pack_scalars` never makes these bytes.
+        FedKSeedError: there are more than MAX_SCALARS, or another number of bytes; or `pack_scalars` never makes these.
     """
+    if count > MAX_SCALARS or len(data) != packed_scalars(count, wire, skipped):  # a bit becomes 4 bytes, and more
+        size = packed_scalars(count, wire, skipped)
+        raise FedKSeedError(
+            f"{count:,} scalar gradients, at most {MAX_SCALARS:,}, take {size:,} bytes; got {len(data):,}"
+        )
     if wire == "exact":
         scalars = np.frombuffer(data, "<u4", count).astype(np.uint32).view(np.float32)
     elif wire == "compact":
@@ -113,6 +120,11 @@ def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
     Raises:
         FedKSeedError: they are beyond LARGEST, or were not rounded for this wire.
     """
+    for at in range(0, max(1, len(scalars)), PART):
+        _require_rounded(scalars[at : at + PART], wire)
+
+
+def _require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
     found = scalars[~np.isnan(scalars)]
     beyond = int((np.abs(found) > LARGEST).sum())
     if scalars.dtype != np.float32 or scalars.ndim != 1 or beyond:

@@ -7,9 +7,8 @@ from numpy.typing import NDArray
 
 from ..directions import Pool
 from ..errors import FedKSeedError
-from .numbers import WIRES, require_rounded, rounded
+from .numbers import MAX_SCALARS, WIRES, require_rounded, rounded
 
-MAX_SCALARS = 1 << 24  # of one upload: 64 MB
 MAX_BROADCAST = 1 << 20  # coefficients; a pool of unlimited seeds can't be broadcast
 MAX_MEMBERS = (1 << 16) - 1  # clients of a round with masks
 KEY = 32  # bytes of an X25519 key

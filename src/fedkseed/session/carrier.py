@@ -1,0 +1,48 @@
+"""The carriage of tasks to clients and of their replies: what the rounds of a server need of a transport."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+TRANSPORTS = ("flower", "https")  # folders of theirs in a run's directory
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """A task on its way to a client."""
+
+    node: int  # the transport's name of the client
+    data: bytes  # an encoded `Task`
+    round: int
+    seconds: float  # after which it need not arrive any more
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A reply that has arrived, or the transport's reason why none will."""
+
+    key: str  # of the parcel that it answers
+    node: int  # by which it was sent
+    data: bytes = b""  # an encoded `Reply`, unless there is a reason
+    trouble: str | None = None  # the reason
+    broken: str | None = None  # the defect of a reply that is none
+    gone: bool = False  # whether the client has left
+
+
+class Carrier(Protocol):
+    """A transport. Each of its calls may fail, and is called again."""
+
+    name: str  # for people
+    largest: int  # bytes of the largest parcel
+
+    def nodes(self) -> list[int]:
+        """The clients that are connected now."""
+        ...
+
+    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
+        """Send parcels, and return the key of each; None for one that was not taken."""
+        ...
+
+    def arrived(self, keys: Collection[str]) -> list[Arrival]:
+        """The replies to these parcels that have arrived since the last call."""
+        ...

@@ -1,0 +1,3 @@
+"""The federation of three clients that the tests of the network have."""
+
+from ..flower.conftest import setting as setting
