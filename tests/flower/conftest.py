@@ -1,7 +1,7 @@
 """A federation of three clients with a file each, and the same run in one process to compare with."""
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from fedkseed.recipe.schema import Trust
 from fedkseed.run import chain
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.run.watchers import Silent
+from fedkseed.run.watchers import Silent, Standing
 
 from ..conftest import recipe_text, rows
 
@@ -59,9 +59,14 @@ def recorded(task: Task) -> Task:
 
 @dataclass
 class Notes(Silent):
-    """Keeps what was told."""
+    """Keeps what was told, and how each client stood."""
 
     told: list[str] = field(default_factory=list)
+    standings: dict[int, list[str]] = field(default_factory=dict)
+
+    def clients(self, numbers: Collection[int], standing: Standing) -> None:
+        for number in numbers:
+            self.standings.setdefault(number, []).append(standing)
 
     def note(self, text: str) -> None:
         self.told.append(text)

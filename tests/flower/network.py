@@ -74,11 +74,19 @@ class Network:
 
     Args:
         model: of the clients; None where an installed package carries the recipe's, and the default policy holds.
+        transport: that carries the messages, "flower" or "https".
     """
 
     def __init__(
-        self, folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = ()
+        self,
+        folder: Path,
+        recipe: str,
+        files: list[Path],
+        model: Path | None,
+        hosts: Sequence[str] = (),
+        transport: str = "flower",
     ) -> None:
+        self.transport = transport
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
@@ -91,15 +99,18 @@ class Network:
 
     def server(self, *more: object, within: Sequence[str] = ()) -> Program:
         arguments = ("--certs", self.keys, "--output", self.run, "--port", self.port, *more)
-        return self._start(within, "server.log", "server", self.folder / "recipe.toml", *arguments)
+        command = "serve" if self.transport == "https" else "server"
+        return self._start(within, "server.log", command, self.folder / "recipe.toml", *arguments)
 
-    def client(self, number: int, *more: object, within: Sequence[str] = ()) -> Program:
+    def client(self, number: int, *more: object, within: Sequence[str] = (), host: str = "localhost") -> Program:
         keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
         if self.model is not None:
             own += ("--model", self.model, "--policy", self.folder / "policy.toml")
-        address = ("--server", f"localhost:{self.port}")
-        return self._start(within, f"client-{number}.log", "client", *address, *keys, *own, *more)
+        address = ("client", "--server", f"{host}:{self.port}")
+        if self.transport == "https":
+            address = ("join", f"https://{host}:{self.port}")
+        return self._start(within, f"client-{number}.log", *address, *keys, *own, *more)
 
     def cut_power(self, client: Program, number: int) -> None:
         """All processes of a client are no more, the worker too, and had no time for a word."""
@@ -141,12 +152,18 @@ class Network:
 
 @contextmanager
 def network(
-    folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = (), limit: int = 900
+    folder: Path,
+    recipe: str,
+    files: list[Path],
+    model: Path | None,
+    hosts: Sequence[str] = (),
+    limit: int = 900,
+    transport: str = "flower",
 ) -> Iterator[Network]:
     """A federation whose processes end with the test, after `limit` seconds at the latest; its logs are shown if the
     test fails.
     """
-    made = Network(folder, recipe, files, model, hosts)
+    made = Network(folder, recipe, files, model, hosts, transport)
 
     def late(number: int, frame: object) -> None:
         raise AssertionError(f"the test took more than {limit} s")

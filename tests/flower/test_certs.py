@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.flower.certs import add, check, make, members, public_keys, request, shown
+from fedkseed.flower.certs import add, check, make, members, public_keys, request, revoke, shown
 from fedkseed.flower.certs import public as public_line
 from fedkseed.flower.masking import masking_public
 
@@ -218,3 +218,16 @@ def test_the_commands_lead_from_the_servers_keys_to_a_client_with_a_number(tmp_p
     assert "has all of it already" in certs("make", tmp_path / "keys", "--clients", 2)
     for line in ("fedkseed certs keys --host", "fedkseed certs request --key my-key", "fedkseed certs add keys my-key"):
         assert line in certs("--help")
+
+
+def test_a_revoked_key_is_out_of_the_way_and_kept(tmp_path):
+    keys = tmp_path / "keys"
+    make(keys, 2, ["localhost"], 2)
+    before = (keys / "client-1.pub").read_text()
+    said = certs("revoke", keys, 1)
+    (kept,) = (keys / "revoked").iterdir()
+    assert kept.read_text() == before
+    assert str(kept) in said
+    assert not (keys / "client-1.pub").exists()
+    with pytest.raises(FedKSeedError, match=r"client-1.pub: client 1 has no key here"):
+        revoke(keys, 1)

@@ -24,11 +24,13 @@ from fedkseed import start
 from fedkseed.flower.server.processes import find_nginx
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
+from fedkseed.session.carrier import TRANSPORTS
 
 from .network import Network, kill, network, processes, wait_for
 
 pytestmark = pytest.mark.network
 
+BOTH = pytest.mark.parametrize("transport", TRANSPORTS)
 LONG = {"steps": "steps = 150", "rounds": "rounds = 2"}  # seconds of local steps, so that something can happen in them
 LATER = 300.0  # seconds for what Flower notices by itself: its heartbeats take 60
 
@@ -41,6 +43,10 @@ def slowly(setting, tmp_path_factory) -> str:
 
 def at_work(federation: Network, number: int) -> bool:
     """Is a message with this client?"""
+    if federation.transport == "https":
+        log = federation.folder / f"client-{number}.log"
+        lines = re.findall(r"^round \d+: (\w+)|^(connecting)", log.read_text(), re.MULTILINE) if log.exists() else []
+        return bool(lines) and lines[-1][0] == "training"
     return bool(processes("fedkseed.flower.client.executor", federation.state(number)))
 
 
@@ -56,10 +62,14 @@ def who(federation: Network) -> list[list[int]]:
     return [report["clients"] for report in Store(federation.run).reports()]
 
 
+@BOTH
 @pytest.mark.parametrize(("when", "back"), [("before", "at once"), ("during", "when missed"), ("after", "at once")])
-def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(setting, slowly, tmp_path, when, back):
-    """As by a power cut: its supernode and its worker, too. A new one is refused while the old one still counts."""
-    with network(tmp_path, setting.text("minimum = 3", **LONG), setting.files, setting.model) as federation:
+def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(
+    setting, slowly, tmp_path, when, back, transport
+):
+    """As by a power cut: its supernode and its worker, too. Flower refuses a new one while the old one still counts."""
+    text = setting.text("minimum = 3", **LONG)
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         clients = [federation.client(number) for number in range(3)]
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
@@ -72,33 +82,38 @@ def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(
             wait_for(lambda: not at_work(federation, 2), LATER, federation.everything)
         federation.cut_power(clients[2], 2)
         killed = time.monotonic()
-        if back == "when missed":
+        if back == "when missed" and transport == "flower":
             server.wait_for("client 2 did not answer: it is gone")
             print(f"missed after {time.monotonic() - killed:.0f} s")
         again = federation.client(2)
         assert server.wait(LATER) == 0
         print(f"the run ended {time.monotonic() - killed:.0f} s after the client")
         assert federation.digest() == slowly
-        if when == "before":
+        if when == "before" and transport == "flower":
             assert "its last connection not over yet" in again.output
 
 
-def test_a_client_killed_for_good_is_left_out_and_the_others_complete_the_rounds(setting, tmp_path):
-    with network(tmp_path, setting.text("minimum = 2", **LONG), setting.files, setting.model) as federation:
+@BOTH
+def test_a_client_killed_for_good_is_left_out_and_the_others_complete_the_rounds(setting, tmp_path, transport):
+    text = setting.text("minimum = 2", **LONG)
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         clients = [federation.client(number) for number in range(3)]
         wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
         federation.cut_power(clients[2], 2)
         assert server.wait(LATER) == 0
         assert who(federation) == [[0, 1], [0, 1]]
-        assert "client 2 did not answer: it is gone" in server.output
+        if transport == "flower":
+            assert "client 2 did not answer: it is gone" in server.output
         assert "round 1 goes on without client 2" in server.output
 
 
-def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tmp_path):
+@BOTH
+def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tmp_path, transport):
     """Its worker stands still for a while, as on a machine that swaps."""
-    recipe = setting.text("minimum = 2\ndeadline = 45.0", rounds="rounds = 6")
-    with network(tmp_path, recipe, setting.files, setting.model) as federation:
+    rounds = 60 if transport == "https" else 6  # its rounds take a tenth of a second
+    recipe = setting.text("minimum = 2\ndeadline = 45.0", rounds=f"rounds = {rounds}")
+    with network(tmp_path, recipe, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         for number in range(3):
             federation.client(number)
@@ -108,13 +123,15 @@ def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tm
         server.wait_for("goes on without client 2")
         kill([stopped], signal.SIGCONT)
         assert server.wait(LATER) == 0
-        assert "is too late; it is left out" in server.output
+        given_up = "given up, the server has gone on" in federation.programs[3].output  # over HTTPS it asks every 15 s
+        assert given_up or "is too late; it is left out" in server.output
         assert [0, 1] in who(federation)
         assert who(federation)[-1] == [0, 1, 2]
 
 
+@BOTH
 def test_clients_with_another_model_type_or_version_are_refused_and_the_others_complete_the_rounds(
-    setting, tmp_path, monkeypatch
+    setting, tmp_path, monkeypatch, transport
 ):
     for name, change in (("other", lambda model: model), ("half", lambda model: model.to(torch.bfloat16))):
         shutil.copytree(setting.model, tmp_path / name)
@@ -130,7 +147,7 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
         assert path.read_text() != text
     files = [setting.files[number] for number in (0, 1, 2, 2, 2)]
     recipe = setting.text("minimum = 2", cohort="cohort = 5", rounds="rounds = 2")
-    with network(tmp_path, recipe, files, setting.model) as federation:
+    with network(tmp_path, recipe, files, setting.model, transport=transport) as federation:
         server = federation.server()
         federation.client(0)
         federation.client(1)
@@ -145,6 +162,9 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
             assert f"round 1: client {number} refuses: model" in server.output
             log = (federation.state(number) / "worker.log").read_text()
             assert "the message is for a base model with digest" in log
+        if transport == "https":  # the task is read before a worker is started
+            assert "speaks version 2 of tasks, this one 9; install one release" in federation.programs[5].output
+            return
         assert "round 1: client 4 refuses: release" in server.output
         log = (federation.state(4) / "worker.log").read_text()
         assert "speaks version 2 of tasks, this one 9; install one release" in log
@@ -153,11 +173,12 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
 MARKS = {None: 1, "clients connect to port": 1, "all 3 clients are connected": 3, "local loss": 5}  # and how often
 
 
-def test_a_server_killed_at_ten_random_moments_goes_on_with_the_same_digest(setting, tmp_path):
+@BOTH
+def test_a_server_killed_at_ten_random_moments_goes_on_with_the_same_digest(setting, tmp_path, transport):
     """Of its start, of the time until clients are back, and of the rounds: the last mark is that of a finished one."""
     recipe, moments = setting.text("minimum = 3", rounds="rounds = 30"), random.Random(6)
     alone = start(parse(loads(recipe)), tmp_path / "alone").digest
-    with network(tmp_path, recipe, setting.files, setting.model, limit=1800) as federation:
+    with network(tmp_path, recipe, setting.files, setting.model, limit=1800, transport=transport) as federation:
         for number in range(3):
             federation.client(number)
         for mark in moments.sample([*MARKS], 10, counts=MARKS.values()):
@@ -202,19 +223,25 @@ def two_machines() -> Iterator[tuple[list[str], list[str], str]]:
             subprocess.run(["ip", "netns", "delete", name], check=False, timeout=30)
 
 
+@BOTH
 @ROOT
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
 @pytest.mark.skipif(find_nginx() is None, reason="needs nginx: the server serves another address than loopback")
-def test_a_network_cut_for_a_minute_does_not_show(setting, slowly, tmp_path):
+def test_a_network_cut_for_a_minute_does_not_show(setting, slowly, tmp_path, transport):
     with (
         two_machines() as (here, there, cable),
         network(
-            tmp_path, setting.text("minimum = 3", **LONG), setting.files, setting.model, ["10.77.0.1"]
+            tmp_path,
+            setting.text("minimum = 3", **LONG),
+            setting.files,
+            setting.model,
+            ["10.77.0.1"],
+            transport=transport,
         ) as federation,
     ):
         server = federation.server("--host", "10.77.0.1", within=here)
         for number in range(3):
-            federation.client(number, "--server", f"10.77.0.1:{federation.port}", within=there if number == 2 else here)
+            federation.client(number, within=there if number == 2 else here, host="10.77.0.1")
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
         wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
         system("ip", "-n", cable, "link", "set", "fks0", "down")
@@ -227,12 +254,16 @@ def test_a_network_cut_for_a_minute_does_not_show(setting, slowly, tmp_path):
         assert federation.digest() == slowly
 
 
+@BOTH
 @ROOT
-def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_space(setting, undisturbed, tmp_path):
+def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_space(
+    setting, undisturbed, tmp_path, transport
+):
     (tmp_path / "disk").mkdir()
     system("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path / "disk")
     try:
-        with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        text = setting.text("minimum = 3")
+        with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
             federation.run = tmp_path / "disk" / "run"
             server = federation.server()
             for number in range(3):

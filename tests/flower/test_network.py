@@ -2,6 +2,7 @@
 
 import gzip
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -21,16 +22,19 @@ import tomli_w
 
 from fedkseed import Adapter, FedKSeedError, start
 from fedkseed.files import read_table
-from fedkseed.flower.certs import make
+from fedkseed.flower.certs import make, revoke
 from fedkseed.flower.children import environment, flwr, free_port
+from fedkseed.flower.receipts import checks
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.run.watchers import Silent
 from fedkseed.secure.accounting import epsilon_of
+from fedkseed.session.carrier import TRANSPORTS
 from fedkseed.tools.pin import pin
 
+from ..conftest import rows
 from .network import network, processes, wait_for
 
 pytestmark = [
@@ -39,8 +43,12 @@ pytestmark = [
 ]
 
 
-def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(setting, undisturbed, tmp_path):
-    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(
+    setting, undisturbed, tmp_path, transport
+):
+    text = setting.text("minimum = 3")
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         clients = [federation.client(number) for number in range(3)]
         assert server.wait() == 0
@@ -54,10 +62,39 @@ def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(se
         assert not processes("", tmp_path), "no process is left behind"
         places = [tmp_path / name for name in ("run", "c0", "c1", "c2")]
         made = [*places, *(path for place in places for path in place.rglob("*"))]
-        assert {"state.db", "superlink.log", "run.sqlite", "owner.json", "worker.log"} <= {path.name for path in made}
+        names = {"run.sqlite", "owner.json", "worker.log", "signing.json"}
+        names |= {"state.db", "superlink.log"} if transport == "flower" else set()
+        assert names <= {path.name for path in made}
         open_to_others = [path for path in made if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077]
         assert not open_to_others, "the umask of the commands was 0"
         assert len(bytes.fromhex(Store(federation.run).recall("nonces")[-1][1])) == 16, "tasks were signed"
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_three_commands_show_each_owner_its_gain_and_the_server_a_sum(setting, tmp_path, transport):
+    files_ = [tmp_path / f"{number}.jsonl" for number in range(3)]
+    for number, file in enumerate(files_):
+        made = [{**row, "instruction": f"{row['instruction']} {number}{k}"} for k in range(2) for row in rows()]
+        file.write_text("".join(json.dumps(row) + "\n" for row in made))
+    text = setting.text("minimum = 3", examples="examples = 8\nclients = 0.5", lr="lr = 2e-3")
+    with network(tmp_path, text, files_, setting.model, transport=transport) as federation:
+        policy = (tmp_path / "policy.toml").read_text()
+        (tmp_path / "policy.toml").write_text(policy + "[evaluation]\nkept_back = 0.5\n")
+        (tmp_path / "sends.toml").write_text(policy + "[evaluation]\nkept_back = 0.5\nsend = true\n")
+        server = federation.server("--json")
+        clients = [federation.client(0, "--policy", tmp_path / "sends.toml"), *map(federation.client, (1, 2))]
+        assert server.wait() == 0
+        for number, client in enumerate(clients):
+            client.wait_for(f"the server was sent {'their number and the sum' if number == 0 else 'nothing'}")
+            client.stop()
+        document = json.loads(server.output[server.output.index("\n{\n") :])
+        (sent,) = document["clients"]
+        kept = [read_table(federation.state(number) / "gain.json")["gain"] for number in range(3)]
+        assert (sent["client"], sent["rows"]) == ("client 0", kept[0]["rows"])
+        assert sent["change"]["loss"]["mean"] == pytest.approx(kept[0]["change"]["loss"]["mean"])
+        assert sent["before"] == {}
+        for number, client in enumerate(clients):
+            assert f"on {kept[number]['rows']} rows that this client did not train on: held-out loss" in client.output
 
 
 def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_party(setting, basis_file, tmp_path):
@@ -142,8 +179,12 @@ def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
     assert np.mean(alone.after.losses) < np.mean(alone.before.losses)
 
 
-def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
-    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
+    setting, undisturbed, tmp_path, transport
+):
+    text = setting.text("minimum = 3")
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         for number in range(3):
             federation.client(number)
@@ -334,3 +375,19 @@ def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes
     assert {name for name, used in most.items() if used > 200e6} == set(), most
     written, whole = (Adapter.load(path) for path in (federation.run / "adapter.safetensors", undisturbed.output))
     np.testing.assert_array_equal(written.coefficients, whole.coefficients)
+
+
+def test_a_client_whose_key_is_revoked_while_a_server_over_https_runs_is_left_out_from_then_on(setting, tmp_path):
+    text = setting.text("minimum = 2", rounds="rounds = 40")
+    with network(tmp_path, text, setting.files, setting.model, transport="https") as federation:
+        server = federation.server()
+        clients = [federation.client(number) for number in range(3)]
+        wait_for(lambda: federation.done >= 1, 240, federation.everything)
+        revoke(federation.keys, 2)
+        assert server.wait() == 0
+        assert "clients have other keys; the run goes on from its last finished round" in server.output
+        took_part = [report["clients"] for report in Store(federation.run).reports()]
+        assert took_part[0] == [0, 1, 2]
+        assert took_part[-1] == [0, 1]
+        clients[2].wait_for("the server refuses this key: the key is not registered")
+        assert verify(Store(federation.run), checks(Store(federation.run))).rounds == 40

@@ -13,7 +13,7 @@ from fedkseed.flower.certs import make
 from fedkseed.flower.envelope import Task
 from fedkseed.flower.history import KEPT, History
 from fedkseed.flower.receipts import checks, held_keys, nonce_of, require_seen
-from fedkseed.flower.server.app import current_nonce
+from fedkseed.flower.server.serving import current_nonce
 from fedkseed.flower.signatures import SIGNING, ServerSigning, keys_of_run, private_key, sign, upload_statement
 from fedkseed.run.store import NONCES, Store, pack
 from fedkseed.run.verify import require_head, verify
@@ -222,9 +222,9 @@ def test_a_run_without_keys_has_no_checks(tmp_path):
 def test_one_flipped_bit_in_the_file_of_keys_is_refused(run):
     folder, nonce = run.directory / "flower", current_nonce(run)
     for where in synthetic.flips(folder / SIGNING, 300):
-        for read in (lambda: ServerSigning.read(folder, nonce), lambda: keys_of_run(folder)):
+        for read in (lambda: ServerSigning.read(folder, nonce), lambda: keys_of_run(run.directory)):
             assert synthetic.refused(read), where
-    assert len(keys_of_run(folder)) == CLIENTS
+    assert len(keys_of_run(run.directory)) == CLIENTS
 
 
 def client(run: Store, directory: Path, done: int) -> Path:

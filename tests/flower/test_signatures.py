@@ -30,8 +30,8 @@ from fedkseed.flower.history import History
 from fedkseed.flower.loopback import to_apps
 from fedkseed.flower.messages import packed, unpacked
 from fedkseed.flower.server import clients as remote
-from fedkseed.flower.server.app import current_nonce
 from fedkseed.flower.server.clients import Remote
+from fedkseed.flower.server.serving import current_nonce
 from fedkseed.flower.signatures import (
     SIGNING,
     TASKS,

@@ -102,6 +102,24 @@ def add(directory: Path, file: Path) -> Path:
     return _write(directory / f"client-{len(numbered)}.pub", own + b"\n")
 
 
+def revoke(directory: Path, number: int) -> Path:
+    """Take a client's public key out of a server's directory, and return the place where it is kept.
+
+    A server that runs refuses the key within seconds, and takes it never again for its run.
+
+    Raises:
+        FedKSeedError: there is no such key, or it can't be moved.
+    """
+    path = directory / f"client-{number}.pub"
+    if not path.is_file():
+        raise FedKSeedError(f"there is no {path}: client {number} has no key here (any more)")
+    kept = directory / "revoked" / f"client-{number}-{shown(path).replace(':', '')[:16]}.pub"
+    with border(f"can't move {path}"):
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        path.replace(kept)
+    return kept
+
+
 def shown(public: Path) -> str:
     """The fingerprint of a public file, for two people to compare."""
     return fingerprint(public_key(public.read_bytes(), public)).hex(":", 4)

@@ -3,8 +3,9 @@
 import os
 import signal
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 from typer.core import TyperGroup
@@ -12,6 +13,10 @@ from typer.core import TyperGroup
 from ..errors import DIVERGED, INTERRUPTED, FedKSeedError
 from ..tools.display import Bars, console
 from .compat import require_flower
+
+if TYPE_CHECKING:
+    from ..recipe.schema import Recipe
+    from .client.consent import Owner
 
 CERTS = """Make, request and add the keys of a federation, in four steps.
 
@@ -26,14 +31,91 @@ CERTS = """Make, request and add the keys of a federation, in four steps.
 \b
 3. The owner takes it in, compares its fingerprint with the client's, and sends keys/ca.pem in return:
        fedkseed certs add keys my-key.pub
+   and takes it out again with: fedkseed certs revoke keys 0
 
 \b
 4. Both start:
-       fedkseed server RECIPE --certs keys
-       fedkseed client --key my-key --ca ca.pem --server fl.example.org:8443 --data FILE
+       fedkseed serve RECIPE --certs keys
+       fedkseed join https://fl.example.org:8443 --key my-key --ca ca.pem --data FILE
+   or, over Flower, `fedkseed server` and `fedkseed client`
 
 `fedkseed certs DIRECTORY` is short for `fedkseed certs make DIRECTORY`.
 """
+
+
+# The options that servers and clients of every transport have.
+RecipeFile: TypeAlias = Annotated[Path, typer.Argument(help="A recipe whose clients have split = 'files'.")]
+Certs: TypeAlias = Annotated[Path, typer.Option(help="The directory that `fedkseed certs` has made.")]
+Output: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")
+]
+Port: TypeAlias = Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)]
+Changes: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value in place of the recipe's, as training.rounds=20; may be repeated. Give it again when the "
+        "server goes on.",
+    ),
+]
+AsJson: TypeAlias = Annotated[
+    bool, typer.Option("--json", help="Print the result as one JSON document on stdout; all else goes to stderr.")
+]
+Data: TypeAlias = Annotated[
+    str, typer.Option(help="File of this client's own examples: .jsonl, .jsonl.gz or .parquet.")
+]
+Key: TypeAlias = Annotated[Path, typer.Option(help="This client's private key, as made by `fedkseed certs request`.")]
+Authority: TypeAlias = Annotated[Path, typer.Option(help="The authority's certificate: ca.pem of the server's owner.")]
+Model: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        help="The base model: a folder, a .gguf file, or owner/name on the hub. Needed unless the recipe's model "
+        "is part of an installed Python package."
+    ),
+]
+BasisFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="The basis of the directions, where the server's recipe needs one: the server's file, whose digest is "
+        "checked."
+    ),
+]
+Members: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
+        "alone. Without it the server's word is taken."
+    ),
+]
+Device: TypeAlias = Annotated[
+    str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
+]
+State: TypeAlias = Annotated[
+    Path | None, typer.Option(help="Directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
+]
+PolicyFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        help="A TOML file with what a server's recipe may ask of this client: columns, held-out categories, "
+        "algorithms, batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
+    ),
+]
+Idle: TypeAlias = Annotated[
+    float, typer.Option(help="Seconds without work after which the model is unloaded from memory.", min=1)
+]
+
+
+def require_keys() -> None:
+    """Refuse to go on without the package that makes keys.
+
+    Raises:
+        FedKSeedError: it is missing.
+    """
+    if find_spec("cryptography") is None:
+        raise FedKSeedError(
+            "keys need the package cryptography; install it with: pip install 'fedkseed[https]', or 'fedkseed[flower]'"
+        )
 
 
 class DirectoryFirst(TyperGroup):
@@ -66,7 +148,7 @@ def make(
     Existing files are never overwritten. To renew the server's certificate, remove server.pem and server.key first,
     bring ca.key back, and give --host again. The server keeps the directory; every client gets a copy of ca.pem.
     """
-    require_flower()
+    require_keys()
     from . import certs
 
     made = certs.make(directory, clients, host or [], days)
@@ -99,7 +181,7 @@ def request(
 
     Send the public file to the server's owner, who answers with ca.pem. The private file stays on this machine.
     """
-    require_flower()
+    require_keys()
     from . import certs
 
     public = certs.request(key)
@@ -119,7 +201,7 @@ def add(
 
     Clients that are added after a run has begun take part in new runs.
     """
-    require_flower()
+    require_keys()
     from . import certs
 
     public = certs.add(directory, file)
@@ -131,6 +213,22 @@ def add(
     )
 
 
+def revoke(
+    directory: Annotated[Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")],
+    number: Annotated[int, typer.Argument(help="The client's number, as in client-3.pub.", min=0)],
+) -> None:
+    """Take a client's public key out of the server's directory, where it was stolen or the client has left.
+
+    A server that runs refuses the key within seconds, and never takes it again for its run. The others go on. Give the
+    number to somebody else's key before a new run begins: a run's clients have the numbers 0, 1, … without a gap.
+    """
+    require_keys()
+    from . import certs
+
+    kept = certs.revoke(directory, number)
+    console.print(f"the key of client {number} is revoked; it is kept as {kept}", highlight=False, soft_wrap=True)
+
+
 def members(
     directory: Annotated[Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")],
 ) -> None:
@@ -139,7 +237,7 @@ def members(
     Clients that give them to `fedkseed client --members FILE` mask their uploads for these keys alone. Get the file
     from somebody else than the server's owner, or compare it with each other.
     """
-    require_flower()
+    require_keys()
     from . import certs
 
     print(certs.members(directory), end="")
@@ -152,35 +250,23 @@ def public(
 
     Files of older releases have no key for masks; this line does.
     """
-    require_flower()
+    require_keys()
     from . import certs
 
     print(certs.public(key), end="")
 
 
 def server(
-    recipe: Annotated[Path, typer.Argument(help="A recipe with [clients] split = 'files'.")],
-    certs: Annotated[Path, typer.Option(help="The directory that `fedkseed certs` has made.")],
-    output: Annotated[
-        Path | None, typer.Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")
-    ] = None,
+    recipe: RecipeFile,
+    certs: Certs,
+    output: Output = None,
     host: Annotated[
         str,
         typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines, which needs nginx installed."),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)] = 8443,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A value in place of the recipe's, as training.rounds=20; may be repeated. Give it again when the "
-            "server goes on.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as one JSON document on stdout; all else goes to stderr.")
-    ] = False,
+    port: Port = 8443,
+    changes: Changes = None,
+    as_json: AsJson = False,
 ) -> None:
     """Serve a federation: wait for clients on other machines, run the rounds with them, save the tuned model.
 
@@ -189,25 +275,12 @@ def server(
     docs/deployment.md describes the setup.
     """
     require_flower()
-    from ..recipe.reading import own_recipe
     from ..run.store import Store
     from ..tools.display import show_result
-    from .recipes import largest_request, networked, require_networked
+    from .recipes import largest_request
     from .server.processes import Host
 
-    wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
-    require_networked(wanted)  # now, and not when the clients are there
-    _prepare()
-    if (directory / "recipe.toml").exists():
-        begun = Store(directory).load_recipe()
-        if begun.model_copy(update={"network": wanted.network}) != wanted:
-            raise FedKSeedError(
-                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
-                "--output; only [network] may change"
-            )
-    else:
-        with Store.create(directory, wanted.to_toml()):
-            pass
+    wanted, directory = begun(recipe, changes, output)
     try:
         with Bars(wanted.training.rounds) as bars:
             running = Host(directory, certs, host, port, largest_request(wanted), bars)
@@ -225,46 +298,16 @@ def server(
 
 def client(
     server: Annotated[str, typer.Option(help="HOST:PORT of the server.")],
-    data: Annotated[str, typer.Option(help="File of this client's own examples: .jsonl, .jsonl.gz or .parquet.")],
-    key: Annotated[Path, typer.Option(help="This client's private key, as made by `fedkseed certs request`.")],
-    ca: Annotated[Path, typer.Option(help="The authority's certificate: ca.pem of the server's owner.")],
-    model: Annotated[
-        str | None,
-        typer.Option(
-            help="The base model: a folder, a .gguf file, or owner/name on the hub. Needed unless the recipe's model "
-            "is part of an installed Python package."
-        ),
-    ] = None,
-    basis: Annotated[
-        Path | None,
-        typer.Option(
-            help="The basis of the directions, where the server's recipe needs one: the server's file, whose digest is "
-            "checked."
-        ),
-    ] = None,
-    members: Annotated[
-        Path | None,
-        typer.Option(
-            help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
-            "alone. Without it the server's word is taken."
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
-    ] = "auto",
-    state: Annotated[
-        Path | None, typer.Option(help="Directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
-    ] = None,
-    policy: Annotated[
-        Path | None,
-        typer.Option(
-            help="A TOML file with what a server's recipe may ask of this client: columns, held-out categories, "
-            "algorithms, batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
-        ),
-    ] = None,
-    idle: Annotated[
-        float, typer.Option(help="Seconds without work after which the model is unloaded from memory.", min=1)
-    ] = 1800,
+    data: Data,
+    key: Key,
+    ca: Authority,
+    model: Model = None,
+    basis: BasisFile = None,
+    members: Members = None,
+    device: Device = "auto",
+    state: State = None,
+    policy: PolicyFile = None,
+    idle: Idle = 1800,
 ) -> None:
     """Join a federation as a client: train on a file of this machine for a server elsewhere, until stopped.
 
@@ -276,21 +319,10 @@ def client(
     again.
     """
     require_flower()
-    from .client.consent import Owner
-    from .client.policy import Policy, load_policy
     from .client.supervisor import Connection, Node
 
-    _prepare()
-    path = Path(data).expanduser()
-    place = Path(model).expanduser() if model is not None else None
-    owner = Owner(
-        str(path.resolve()) if path.exists() else data,
-        str(place.resolve()) if place is not None and place.exists() else model,
-        device,
-        load_policy(policy) if policy is not None else Policy(),
-        basis=str(basis.expanduser().resolve()) if basis is not None else None,
-        members=str(members.expanduser().resolve()) if members is not None else None,
-    )
+    prepare()
+    owner = owner_of(data, model, device, policy, basis, members)
     connection = Connection(server, ca.resolve(), key.resolve())
     node = Node(state or Path("runs") / key.name, connection, owner, idle)
     with suppress(KeyboardInterrupt):
@@ -298,7 +330,59 @@ def client(
     console.print("stopped")
 
 
-def _prepare() -> None:
+def begun(recipe: Path, changes: list[str] | None, output: Path | None) -> "tuple[Recipe, Path]":
+    """The recipe of a server, and the directory of its run, which is made or goes on.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
+    """
+    from ..recipe.reading import own_recipe
+    from ..run.store import Store
+    from ..run.trackers import Trackers
+    from ..run.watchers import Silent
+    from .recipes import networked, require_networked
+
+    wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
+    require_networked(wanted)  # now, and not when the clients are there
+    Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
+    prepare()
+    if (directory / "recipe.toml").exists():
+        known = Store(directory).load_recipe()
+        if known.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
+            raise FedKSeedError(
+                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
+                "--output; only [network] and [report] may change"
+            )
+    else:
+        with Store.create(directory, wanted.to_toml()):
+            pass
+    return wanted, directory
+
+
+def owner_of(
+    data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
+) -> "Owner":
+    """The settings that the owner of a client decides.
+
+    Raises:
+        FedKSeedError: there is no such file, or the policy can't be read.
+    """
+    from .client.consent import Owner
+    from .client.policy import Policy, load_policy
+
+    path = Path(data).expanduser()
+    place = Path(model).expanduser() if model is not None else None
+    return Owner(
+        str(path.resolve()) if path.exists() else data,
+        str(place.resolve()) if place is not None and place.exists() else model,
+        device,
+        load_policy(policy) if policy is not None else Policy(),
+        basis=str(basis.expanduser().resolve()) if basis is not None else None,
+        members=str(members.expanduser().resolve()) if members is not None else None,
+    )
+
+
+def prepare() -> None:
     """Keep all files of a command and its children private, and let SIGTERM end it as Ctrl-C does.
 
     Ctrl-C ends the children first, and prints a line.

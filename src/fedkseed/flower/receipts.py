@@ -44,7 +44,7 @@ def checks(store: Store, held: Keys | None = None) -> Signed | None:
         held: the keys of whoever verifies; None: those that the run itself says its clients have had. A server that has
             made all uploads itself can have written its own keys there.
     """
-    keys = dict(enumerate(keys_of_run(store.directory / "flower"))) if held is None else held
+    keys = dict(enumerate(keys_of_run(store.directory))) if held is None else held
     if not keys:
         return None
 

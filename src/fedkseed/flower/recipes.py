@@ -7,7 +7,7 @@ from ..data.formats import SAMPLES
 from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.basis import with_basis
-from ..recipe.schema import OBJECTIVES, Network, Recipe
+from ..recipe.schema import OBJECTIVES, Network, Recipe, Reporting
 from .compat import MAX_MESSAGE
 
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
@@ -43,7 +43,7 @@ def require_networked(recipe: Recipe) -> None:
         raise FedKSeedError(
             f"[evaluation.sets] {kept[0].name!r}: clients = {kept[0].clients} keeps back rows of the clients, which no "
             "server sees over a network: take path, a file of the server's, or held_out, a category that each client "
-            "leaves out of its file"
+            "leaves out of its file; [evaluation] clients asks each client for what it gained"
         )
     if recipe.directions.informed and recipe.directions.basis_digest is None:
         raise FedKSeedError(
@@ -85,7 +85,8 @@ def networked(recipe: Recipe) -> Recipe:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """The recipe as clients get it, without paths of the server's machine, its columns and its settings of the network.
+    """The recipe as clients get it, without paths of the server's machine, its columns, trackers and settings of the
+    network.
 
     Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
     held-out sets they get those that are a category, which they leave out of their files.
@@ -97,12 +98,12 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     data = recipe.data.model_copy(update={"source": kept, "columns": {}, "layout": None})
     clients = recipe.clients.model_copy(update={"count": count})
     directions = recipe.directions.model_copy(update={"basis": None})
-    categories = [one for one in recipe.evaluation.sets or () if one.held_out is not None]
+    categories = [one for one in recipe.evaluation.further if one.held_out is not None]
     choosing = dict.fromkeys(("metrics", "validation", "best", "patience"))
     rest = {"sets": categories or None, "stop_when_diverged": True}  # its default, whatever the server does
     evaluation = recipe.evaluation.model_copy(update={**choosing, **rest})
     parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
-    return recipe.model_copy(update=parts | {"network": Network()}).to_toml().encode()
+    return recipe.model_copy(update=parts | {"network": Network(), "report": Reporting()}).to_toml().encode()
 
 
 def largest_request(recipe: Recipe) -> int:

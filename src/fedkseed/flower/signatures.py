@@ -27,6 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ..errors import FedKSeedError
 from ..files import border, read_table, write_table
+from ..session.carrier import TRANSPORTS
 from .envelope import UNSIGNED, Reply, Status, Task
 from .history import RUNS, History
 from .masking import masking_public
@@ -36,7 +37,7 @@ TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
 UPLOADS = b"fedkseed, version 2: a client answers a broadcast of the server\n"
 HASH = ec.ECDSA(hashes.SHA256())
 HALF = len(UNSIGNED) // 2  # bytes of r, and of s
-SIGNING = "signing.json"  # in the folder flower/ of a run's directory
+SIGNING = "signing.json"  # in the folder of a transport
 
 
 def task_statement(task: Task, fingerprint: bytes) -> bytes:
@@ -156,7 +157,7 @@ class ServerSigning:
 
     @staticmethod
     def write(folder: Path, certs: Path, clients: Sequence[str]) -> None:
-        """Write down in a run's folder flower/ which files sign, and the public keys that are registered.
+        """Write down in a transport's folder which files sign, and the public keys that are registered.
 
         Args:
             clients: public keys by number; empty for a client whose key was removed. Keys that were replaced are kept
@@ -217,11 +218,12 @@ class ServerSigning:
             )
 
 
-def keys_of_run(folder: Path) -> list[list[ec.EllipticCurvePublicKey]]:
-    """The public keys that each client of a run has had, from the run's folder flower/; empty if they have none."""
-    if not (folder / SIGNING).exists():
+def keys_of_run(directory: Path) -> list[list[ec.EllipticCurvePublicKey]]:
+    """The public keys that each client of a run has had, from the folder of its transport; empty if they have none."""
+    kept = next((path for folder in TRANSPORTS if (path := directory / folder / SIGNING).exists()), None)
+    if kept is None:
         return []
-    table = read_table(folder / SIGNING)
+    table = read_table(kept)
     return [
         [public_key(text.encode(), f"an entry of client {number}") for text in (*former, now) if text]
         for number, (now, former) in enumerate(zip(table["clients"], table["former"], strict=True))

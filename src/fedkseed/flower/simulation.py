@@ -3,7 +3,7 @@
 Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from os import environ
@@ -18,9 +18,11 @@ from ..recipe.reading import parse
 from ..recipe.schema import Network, Recipe
 from ..round import answer
 from ..run.loop import Result, work
+from ..run.now import Now
 from ..run.privacy import kept_secret
 from ..run.simulation import Simulation
 from ..run.store import Store
+from ..run.trackers import Trackers
 from ..run.watchers import Progress
 from ..run.workers import computing_with
 from .client.worker import Worker
@@ -46,6 +48,8 @@ class Virtual:
             client = replace(client, member=simulation.members.get(task.client))
             return task.message, answer(simulation.strategy, task.message, client)
 
+    def afterwards(self) -> None: ...
+
 
 # Of this process: models stay loaded from round to round. Server and clients have one owner, who may read all texts.
 _worker = Worker(Virtual, disclose=lambda code, text: text)
@@ -55,7 +59,7 @@ def _answer(task: bytes, context: Any) -> bytes:
     return _worker.reply(task).encode()
 
 
-def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
+def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collection[str] = ()) -> Result:
     """Run a recipe in a new directory; `fedkseed resume` can continue the run without Flower, to the same model.
 
     Raises:
@@ -76,9 +80,12 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
     from flwr.simulation import run_simulation
 
     from .client.app import client_app
+    from .server.carrier import GridCarrier
     from .server.clients import Numbers, Remote
 
-    simulation = Simulation(recipe.absolute(), progress)
+    copies = Trackers([*recipe.report.to, *trackers], progress)
+    now = Now(copies)
+    simulation = Simulation(recipe.absolute(), now)
     recipe = simulation.recipe
     if simulation.setup.algorithm.remembers:
         raise FedKSeedError(
@@ -87,14 +94,15 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
         )
     count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
 
-    with Store.create(directory, recipe.to_toml()) as store:
+    created = Store.create(directory, recipe.to_toml())
+    with created as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(recipe, directory, simulation.secret)
 
         @app.main()
         def main(grid: Grid, context: Any) -> None:
             try:
                 numbers, text = Numbers(directory, count), recipe.to_toml().encode()
-                remote = Remote(grid, numbers, text, count, Network(deadline=DAY, attempts=1), progress)
+                remote = Remote(GridCarrier(grid), numbers, text, count, Network(deadline=DAY, attempts=1), now)
 
                 def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
                     return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)
@@ -115,9 +123,9 @@ def run(recipe: Recipe, directory: Path, progress: Progress) -> Result:
             run_simulation(app, client_app(_answer), num_supernodes=count, backend_config=resources)
         except Exception as error:
             outcome.append(error)
-    found = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
-    if isinstance(found, BaseException):
-        raise found
+        found = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
+        if isinstance(found, BaseException):
+            raise found
     return found
 
 

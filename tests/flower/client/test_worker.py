@@ -21,7 +21,7 @@ from flwr.app import Context, RecordDict
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
 from fedkseed.flower.certs import make
-from fedkseed.flower.client import app as client_app
+from fedkseed.flower.client import relay as client_relay
 from fedkseed.flower.client import sockets
 from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
@@ -65,7 +65,7 @@ def directory(owner, tmp_path_factory):
     yield made
     if locked(made / sockets.LOCK):
         os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
-    for process in client_app._started:  # Python warns of those that nobody has waited for
+    for process in client_relay._started:  # Python warns of those that nobody has waited for
         process.wait(60)
 
 
@@ -118,7 +118,7 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
         lock = tmp_path / "c" / sockets.LOCK
         if locked(lock):
             os.kill(int(lock.read_text()), signal.SIGKILL)
-            client_app._started[-1].wait(60)
+            client_relay._started[-1].wait(60)
 
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):

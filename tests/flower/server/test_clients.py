@@ -25,6 +25,7 @@ from fedkseed.flower.server.clients import Numbers
 from fedkseed.models.load import load_model
 from fedkseed.recipe.schema import Network
 from fedkseed.run.store import Store
+from fedkseed.tools.watch.view import Watched
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
@@ -454,6 +455,10 @@ def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_p
     assert [r["clients"] for r in result.reports] == [[1, 2], [0, 1, 2], [0, 1, 2]]
     assert notes.has("round 1 goes on without client 0")
     assert notes.has("the answer of client 0 to round 1 is too late")
+    assert notes.standings[0][:2] == ["waiting", "training"]
+    assert notes.standings[0].index("late") < notes.standings[0].index("answered")
+    assert notes.standings[0].count("answered") == 3  # two rounds, and the tuned model
+    assert "late" not in notes.standings[1]
 
 
 @pytest.mark.parametrize(("network", "most"), [("", 0.5), ("grace = 0.2", 0.2), ("grace = 30.0", 30.0)])
@@ -595,9 +600,29 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
     (line,) = {line for line in notes.told if "client 2 refuses" in line and line.startswith("round 1")}
     assert line == "round 1: client 2 refuses: model"
+    assert notes.standings[2][:9] == ["waiting", "training", "refused"] * 3
     log = capsys.readouterr().err
     assert "the message is for a base model with digest" in log
     assert "load the same weights, in the same type" in log
+
+
+def test_a_server_is_watched_by_its_directory(setting, tmp_path):
+    directory = setting.begin(tmp_path / "run")
+    watched, views = Watched(directory), []
+    assert watched.look().state == "not begun"
+
+    class Looking(Notes):
+        def clients(self, numbers, standing):
+            super().clients(numbers, standing)
+            views.append(watched.look())
+
+    setting.serve(directory, notes=Looking())
+    assert {view.state for view in views} == {"running"}
+    assert [view.done for view in views] == sorted(view.done for view in views)
+    clients = [view.moment.clients for view in views if view.done == 1 and "training" in view.moment.clients]
+    assert clients[0] == {"training": [0, 1, 2]}
+    assert {"training": [1, 2], "answered": [0]} in clients
+    assert watched.look().state == "ended"
 
 
 def test_a_node_that_nobody_knows_is_told_and_never_asked(setting, undisturbed, tmp_path):
@@ -613,6 +638,7 @@ def test_a_client_that_is_offline_is_skipped_and_said_so(setting, tmp_path):
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
     assert notes.has("going on without client 2")
     assert notes.has("round 1: offline, left out unless back in time: client 2")
+    assert {*notes.standings[2]} == {"offline"}
 
 
 def test_too_few_clients_stop_the_run_and_it_goes_on_when_they_are_back(setting, undisturbed, tmp_path):

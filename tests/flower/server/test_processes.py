@@ -1,5 +1,6 @@
 """A server's processes and a client's, as far as they can be looked at without starting Flower."""
 
+import math
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.directions import Pool
-from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.evaluation.statistics import Estimate, Evaluation, Gain
 from fedkseed.flower import cli as commands
 from fedkseed.flower.certs import make
 from fedkseed.flower.children import SECRET, Child, environment, free_port, secret, wait_until, write_program
@@ -57,6 +58,7 @@ REPORT = Report(0, (0, 2), 344, 94, 876, float("nan"), 0, 1.5, staleness=(0, 0))
 RESULT = Result(
     Evaluation([], [], []), Evaluation([1.0], [], [], sets={"unseen": Evaluation([2.5])}), [{"round": 0}], 5, None, 0.1,
     9, "ab", Path("/run/a"), 3, "stopped early",
+    gains=[Gain("client 1", 12, {}, {}, {"loss": Estimate(-0.5, math.inf)})],
 )  # fmt: skip
 
 ANYWHERE = "0.0.0.0"  # noqa: S104 - nothing is bound
@@ -612,12 +614,12 @@ def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(mon
             raise FedKSeedError("no processes here")
 
     monkeypatch.setattr(host, "Host", Gone)
-    monkeypatch.setattr(commands, "_prepare", lambda: None)
+    monkeypatch.setattr(commands, "prepare", lambda: None)
     recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
     for text, match, minimum in (
         (setting.text("minimum = 3"), "no processes here", 3),
         (setting.text("minimum = 2"), "no processes here", 2),
-        (setting.text("minimum = 1", rounds="rounds = 7"), "only .network. may change", 2),
+        (setting.text("minimum = 1", rounds="rounds = 7"), r"only \[network\] and \[report\] may change", 2),
     ):
         recipe.write_text(text)
         with pytest.raises(FedKSeedError, match=match):

@@ -162,7 +162,7 @@ def test_a_clients_training_rows_have_no_row_of_a_set(setting):
     sets = '[[evaluation.sets]]\nname = "unseen"\nheld_out = "number"\n'
     recipe = parse(loads(setting.text(sets)))
     own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": str(setting.files[0])})})
-    share = own_share(own, load_tokenizer(str(setting.model)))
+    share, _ = own_share(own, load_tokenizer(str(setting.model)))
     assert {e.example.category for e in share} == {"colour"}
     together = share_out(recipe, load_tokenizer(str(setting.model)))
     assert together.clients[0] == share

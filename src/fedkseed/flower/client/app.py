@@ -1,27 +1,16 @@
 """The ClientApp for Flower, which runs in a new process for every message: it hands bytes to the worker and waits."""
 
-import os
-import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...errors import FedKSeedError
-from ...files import locked, private
-from ..envelope import Code, RefusedError, Reply, Status, Task, refusing
+from ..envelope import Code, Reply, Status
 from ..messages import packed, unpacked
-from . import sockets
-
-START = 120.0  # seconds until a worker listens: importing PyTorch from a cold disk
-HAND_IN = 60.0  # seconds to hand in a task, both sides on one machine
-MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
+from .relay import relay as to_worker
 
 Answer: TypeAlias = Callable[[bytes, Context], bytes]  # bytes of a task, Flower's facts of the client -> of a reply
 
@@ -38,77 +27,12 @@ def client_app(answer: Answer) -> ClientApp:
 
 
 def relay(task: bytes, context: Context) -> bytes:
-    """Hand a task to the worker of this client, started if there is none, and return the reply.
-
-    Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
-    nobody foresaw, whose text Flower would send.
-    """
+    """Hand a task to the worker of this client, whose directory Flower's configuration of the node names."""
     directory = context.node_config.get("state")
     if not isinstance(directory, str):
         print("this SuperNode was started without --node-config 'state=\"DIRECTORY\"'", file=sys.stderr)
         return Reply(Status.REFUSED, text=Code.WORKER).encode()
-    status, code = Status.REFUSED, Code.WORKER
-    try:
-        sockets.place(Path(directory))
-        with refusing(Code.TASK):
-            seconds = Task.decode(task).seconds + MARGIN
-        status = Status.FAILED
-        return _relay(task, Path(directory), seconds)
-    except RefusedError as error:
-        code, text = error.code, str(error)
-    except Exception as error:
-        text = str(error) if isinstance(error, FedKSeedError) else traceback.format_exc()
-    with suppress(OSError), (Path(directory) / sockets.LOG).open("a") as log:
-        log.write(f"no answer ({code}): {text}\n")
-    return Reply(status, text=code).encode()
-
-
-def _relay(task: bytes, directory: Path, seconds: float) -> bytes:
-    end = time.monotonic() + START
-    process: subprocess.Popen | None = None
-    while True:
-        try:
-            with sockets.connected(directory, HAND_IN) as connection:
-                sockets.send(connection, task, HAND_IN)
-                return sockets.receive(connection, seconds)
-        except TimeoutError as error:
-            raise FedKSeedError(f"the worker did not answer within {seconds:.0f} s") from error
-        except (ConnectionRefusedError, FileNotFoundError) as error:  # no worker listens (yet)
-            log = directory / sockets.LOG
-            if (
-                process is not None and process.poll() and not locked(directory / sockets.LOCK)
-            ):  # else another worker was faster
-                raise FedKSeedError(f"the worker ended with code {process.returncode}: {_last(log)}") from error
-            if time.monotonic() > end:
-                raise FedKSeedError(f"no worker listens after {START:.0f} s; see {log}") from error
-            process = process or start_worker(directory)
-            time.sleep(0.1)
-        except (FedKSeedError, OSError) as error:
-            raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
-
-
-_started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives
-
-
-def start_worker(directory: Path) -> subprocess.Popen:
-    """Start a worker that outlives this process."""
-    with open(directory / sockets.LOG, "ab", opener=private) as log:
-        process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", "fedkseed.flower.client.worker", str(directory)],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-        )
-    _started.append(process)
-    return process
-
-
-def _last(log: Path) -> str:
-    """The last line of a worker's log."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    return to_worker(task, Path(directory))
 
 
 app = client_app(relay)

@@ -78,11 +78,24 @@ class Work(Part):
         return names
 
 
+class Unseen(Part):
+    """The rows that the client never trains on, by which its owner learns whether it gained."""
+
+    # About this share of the rows, by a hash of their text: the same ones in every run, whatever a recipe says.
+    kept_back: Annotated[float, Field(gt=0, lt=1)] | None = None
+    examples: Annotated[int, Field(ge=2)] = 200  # of them that are evaluated, at most
+    metrics: tuple[Literal["accuracy", "choice"], ...] = ()  # beside the loss; docs/evaluation.md
+    # Whether a server that asks is sent their number and the sum of their changes of the loss, once a run, if there are
+    # at least 10; never where a recipe has [secure] or [privacy], which promise that single answers stay hidden.
+    send: bool = False
+
+
 class Policy(Part):
     """All that the owner of a client decides about the recipes of servers."""
 
     data: Rows = Rows()
     training: Work = Work()
+    evaluation: Unseen = Unseen()
 
     def require(self, recipe: Recipe) -> None:
         """Refuse a recipe that asks for more than the owner allows.
@@ -160,7 +173,7 @@ class Policy(Part):
             )
 
     def followed(self, recipe: Recipe) -> Recipe:
-        """The recipe with the owner's columns, layout and smallest number of examples.
+        """The recipe with the owner's columns, layout, smallest number of examples, and evaluation.
 
         It is not strict: a refusal of repeated rows would tell that there are some.
         """
@@ -168,7 +181,10 @@ class Policy(Part):
         data = recipe.data.model_copy(update=view)
         least = max(self.data.min_examples, self.training.min_batch_size)  # a batch holds no more than all examples
         clients = recipe.clients.model_copy(update={"min_examples": least})
-        return recipe.model_copy(update={"data": data, "clients": clients})
+        own = {"examples": self.evaluation.examples, "metrics": list(self.evaluation.metrics), "generated": 0}
+        size = min(recipe.evaluation.batch_size, self.training.max_batch_size)
+        evaluation = recipe.evaluation.model_copy(update=own | {"batch_size": size})
+        return recipe.model_copy(update={"data": data, "clients": clients, "evaluation": evaluation})
 
 
 def load_policy(path: Path) -> Policy:

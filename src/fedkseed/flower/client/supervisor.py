@@ -1,13 +1,11 @@
 """Supervision of a client's processes: Flower's SuperNode, started again when it ends, and the worker."""
 
 import os
-import signal
 import ssl
-import stat
 import sys
 import time
 from collections.abc import Callable
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http.client import HTTPException, HTTPSConnection
@@ -18,12 +16,15 @@ from typing import TypeAlias
 import tomli_w
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive, locked, write_atomically
+from ...files import border, exclusive, write_atomically
+from ...session.places import require_files
 from ...weights.adapter import NAME as TUNED
 from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
+from ..gain import Kept
 from . import sockets
 from .consent import Owner, Settings
+from .relay import stop_worker
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
 FIRST = 5.0  # seconds before a SuperNode that ended is started again, doubled each time
@@ -47,14 +48,7 @@ class Connection:
         host, _, port = self.server.rpartition(":")
         if not host or not port.isdigit() or not 0 < int(port) < 1 << 16:
             raise FedKSeedError(f"a server is HOST:PORT, got {self.server!r}")
-        for path in (self.ca, self.key):
-            if not path.is_file():
-                raise FedKSeedError(
-                    f"there is no file {path}; `fedkseed certs request` makes a key, and whoever runs the server has "
-                    "ca.pem"
-                )
-        if stat.S_IMODE(self.key.stat().st_mode) & 0o077:
-            raise FedKSeedError(f"others can read the key {self.key}; keep it to yourself: chmod 600 {self.key}")
+        require_files(self.ca, self.key)
 
     def silent(self) -> str | None:
         """The reason for which nothing answers at the server's address, in words; None: something listens there."""
@@ -115,12 +109,12 @@ class Node:
                     sleep(pause)
                     wait = wait if why.anew else min(2 * wait, REFUSED)
             finally:
-                self.stop_worker()
+                stop_worker(self.directory)
 
     def _connect(self, say: Say, sleep: Sleep) -> "Ended":
         """Start a SuperNode and its executor, and wait until the SuperNode has ended or stands still."""
         node, executor = self._children()
-        tuned = self._tuned()
+        tuned, kept = self._tuned(), Kept(self.directory)
         seen, text = node.log.stat().st_size if node.log.exists() else 0, ""
         try:
             node.start()
@@ -132,6 +126,8 @@ class Node:
                     if (now := self._tuned()) != tuned:
                         tuned = now
                         say(f"the run has ended; its tuned model is {self.directory / TUNED}")
+                    if (words := kept.news()) is not None:
+                        say(words)
                     text = (text + COLOURS.sub("", log.read()))[-20_000:]
                     if UNTRUSTED in text:
                         why = "is not for this host, not signed by this --ca, or not valid by this machine's clock"
@@ -190,13 +186,6 @@ class Node:
             Child("SuperNode", node, folder / "supernode.log", env),
             Child("superexec", executor, folder / "superexec.log", env),
         )
-
-    def stop_worker(self) -> None:
-        """End the worker; its unfinished task is lost, which the server notices."""
-        path = self.directory / sockets.LOCK
-        with suppress(OSError, ValueError):  # it has ended just now
-            if path.exists() and locked(path):
-                os.kill(int(path.read_text()), signal.SIGTERM)
 
 
 def write_programs(folder: Path) -> Path:

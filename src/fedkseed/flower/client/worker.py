@@ -29,6 +29,8 @@ import torch
 
 from ...data.federated import own_share
 from ...errors import FedKSeedError
+from ...evaluation.metrics import metrics_of
+from ...evaluation.statistics import Evaluation, gain
 from ...files import exclusive, read_whole, write_atomically
 from ...local.work import LocalWork
 from ...recipe.basis import with_basis
@@ -42,10 +44,12 @@ from ...run.watchers import Silent
 from ...run.workers import computing_with
 from ...strategy import TwoLegs
 from ...weights.adapter import NAME as TUNED
+from ...weights.base import Pooled
 from ...wire.codec import decode, kind_of
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task, refusing
+from ..gain import LEAST, MINE, Kept, Sum, said
 from ..masking import Memory, masking_key, require_member
 from ..signatures import ClientSigning
 from . import sockets
@@ -120,11 +124,14 @@ class Member:
             self.policy.require_weights(self.recipe, self.setup.weights.layout.size)
             limit.require_time()
         with refusing(Code.DATA):
-            self.examples = own_share(self.recipe, tokenizer, log)
+            kept_back = self.policy.evaluation.kept_back or 0.0
+            self.examples, self.unseen = own_share(self.recipe, tokenizer, log, kept_back)
+            self.metrics = metrics_of(self.recipe.evaluation, self.unseen.options)
         limit.require_time()
         self._limit: Limit | None = limit  # None: each later task has its own
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
+        self._later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda whole: None
@@ -136,8 +143,7 @@ class Member:
         """
         limit, self._limit = self._limit or Limit(self.policy), None
         if task.keep:
-            self._keep(task, bound)
-            return task.message, b""
+            return task.message, self._keep(task, bound)
         whole = restore(task.message, self._kept)
         if whole is None:
             return task.message, lack(task.message, task.client)
@@ -189,11 +195,14 @@ class Member:
             self._require_taken(decode(made, Change))
         return whole, made
 
-    def _keep(self, task: Task, bound: Callable[[bytes], None]) -> None:
+    def _keep(self, task: Task, bound: Callable[[bytes], None]) -> bytes:
         """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
 
         The history binds the model of the last round, so that all clients get the same. That of an earlier one, which
         the server's [evaluation] best has chosen, is the server's word.
+
+        Returns:
+            What the server is sent of the client's gain: mostly nothing.
         """
         setup = self.setup
         message = decode(task.message, setup.strategy.message, Broadcast)
@@ -204,6 +213,50 @@ class Member:
             setup.strategy.sync(message, setup.weights)
             if self.keeps is not None:
                 setup.held(message.round).save(self.keeps)
+        if self.keeps is None or not self.unseen.examples:
+            return b""
+        kept = Kept(self.keeps.parent)
+        if self._sends() and kept.allows(task.nonce, task.message):
+            return self._measured(kept, message.round, True)
+        self._later = partial(self._measured, kept, message.round, False)
+        return b""
+
+    def _sends(self) -> bool:
+        """Whether the server asks for the client's gain, and gets it."""
+        recipe, rows = self.recipe, len(self.unseen.examples)
+        hidden = recipe.secure is not None or recipe.privacy is not None
+        asked = recipe.evaluation.clients is not None and self.policy.evaluation.send and not hidden
+        if asked and rows < LEAST:
+            log(f"the server is sent no gain of {rows} rows, {LEAST} are needed: let kept_back be larger")
+        return asked and rows >= LEAST
+
+    def _measured(self, kept: Kept, rounds: int, sends: bool) -> bytes:
+        """Measure the tuned model, which is loaded, and the base model, for the owner; returns what is sent."""
+        weights, examples = self.setup.weights, self.unseen.examples
+        if not isinstance(weights, Pooled):
+            return b""
+        tuned = weights.c.copy()
+        with computing_with(self.threads):
+            after = self._scores()
+            weights.load(np.zeros_like(tuned))
+            before = self._scores()
+            weights.load(tuned)
+        found = gain(MINE, before, after)
+        finite = math.isfinite(found.change["loss"].mean)
+        kept.write(found, rounds, sends and finite)
+        log(said(found, sends and finite))
+        return Sum(len(examples), len(examples) * found.change["loss"].mean).encode() if sends and finite else b""
+
+    def _scores(self) -> Evaluation:
+        examples = self.unseen.examples
+        scores = self.setup.score(examples, "own held-out rows", False, self.metrics)
+        return replace(scores, owners=[MINE] * len(examples))
+
+    def afterwards(self) -> None:
+        """Do what only the client's owner waits for, once the answer was sent."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy].
@@ -317,6 +370,8 @@ class Follower(Protocol):
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
     ) -> tuple[bytes, bytes]: ...
 
+    def afterwards(self) -> None: ...
+
 
 Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
 
@@ -400,6 +455,14 @@ class Worker:
             raise
         except Exception:  # by PyTorch, as for a full GPU, or caused by the recipe's numbers
             return Reply(Status.FAILED, text=self.disclose(Code.ERROR, traceback.format_exc()))
+
+    def afterwards(self) -> None:
+        """Do what nobody but the client's owner waits for, after the reply was sent."""
+        if self._follower is not None:
+            try:
+                self._follower.afterwards()
+            except Exception:  # as for a full disk: the next task is answered all the same
+                log(f"the client's own evaluation has failed: {traceback.format_exc()}")
 
 
 def journaled(
@@ -497,6 +560,8 @@ def _serve_one(worker: Worker, connection: socket) -> None:
     task = sockets.receive(connection, HAND_IN)
     reply = worker.reply(task, lambda: sockets.gone(connection))
     sockets.send(connection, reply.encode(), HAND_IN)
+    connection.close()
+    worker.afterwards()
 
 
 if __name__ == "__main__":

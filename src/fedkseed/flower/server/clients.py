@@ -1,9 +1,9 @@
-"""The transport of a round, to clients behind a Flower Grid.
+"""The transport of a round, to clients behind a carrier: Flower, or plain HTTPS.
 
 A round ends when all clients that can answer have answered, a little after the minimum has, or at its deadline. No
 message from the network can break a round: answers that are late, duplicate, broken, refused, or from an unknown node
-are reported and left out, and a client that sends them again and again is not asked for a while. An error of Flower's
-does not end a round either, unless it lasts until the deadline.
+are reported and left out, and a client that sends them again and again is not asked for a while. An error of the
+carrier's does not end a round either, unless it lasts until the deadline.
 """
 
 import math
@@ -14,25 +14,23 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
-from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
-
 from ...errors import FedKSeedError
 from ...files import read_table, write_table
 from ...recipe.schema import Network
 from ...run.watchers import Progress
+from ...session.carrier import Arrival, Carrier, Parcel
 from ...wire.codec import kind_of
 from ...wire.records import Lack
-from ..compat import AGAIN, ERRORS, GONE, LATE, MAX_MESSAGE
+from ..compat import AGAIN, LATE
 from ..envelope import LINK, Reply, Status, Task, digest_of, shown
-from ..messages import packed, unpacked
+from ..gain import Sum
 from ..signatures import ServerSigning
 
 NUMBERS = "clients.json"  # in a run's directory
 POLL = 0.2  # seconds between two looks for answers; 3 in Flower's own loop
 LOOK = 1.0  # seconds between two looks at the list of connected clients
 TRIES = 3  # number of times that a client is asked in vain before a deadline
-PAUSE = 1.0  # seconds after an error of Flower's
+PAUSE = 1.0  # seconds after an error of the carrier's
 GRACE = 10.0  # seconds at least that the others have after the minimum has answered, see `Network.grace`
 OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds in which it is not asked after them
 
@@ -41,7 +39,7 @@ Value = TypeVar("Value")
 
 
 class Numbers:
-    """The map from Flower's node ids to our numbers of clients, kept in a run's directory.
+    """The map from a carrier's nodes to our numbers of clients, kept in a run's directory.
 
     Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they connect.
 
@@ -116,7 +114,7 @@ class Asked:
 
 
 class Remote:
-    """The clients behind a Grid.
+    """The clients behind a carrier.
 
     Args:
         recipe: the clients' recipe as TOML; sent to each client once, and again to clients that have lost it.
@@ -125,10 +123,11 @@ class Remote:
     """
 
     def __init__(
-        self, grid: Grid, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress,
+        self, carrier: Carrier, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress,
         signing: ServerSigning | None = None,
     ) -> None:  # fmt: skip
-        self.grid, self.numbers, self.recipe, self.options, self.progress = grid, numbers, recipe, options, progress
+        self.carrier, self.numbers, self.recipe = carrier, numbers, recipe
+        self.options, self.progress = options, progress
         self.digest, self.minimum, self.signing = digest_of(recipe), minimum, signing
         # (since, rounds done) -> the links from the state after `since` rounds on, head and stem; None: none is sent
         self.history: Callable[[int, int], tuple[list[bytes], bytes, bytes]] | None = None
@@ -143,11 +142,12 @@ class Remote:
         self._looked = -LOOK
         self._exchange = 0
         self._keeping = False  # whether clients are sent the tuned model, which they keep
+        self._measuring = False  # whether they may take a deadline for it, since some measure their gain
         self._took = 0.0  # seconds that the minimum of the last round took
         self._offences = Counter[int]()  # by client: answers that could not be used
         self._silent = Counter[int]()  # by client: rounds in a row without an answer in time
         self._resting: dict[int, int] = {}  # client -> the round in which it is asked again
-        self._trouble: dict[str, Exception] = {}  # by kind of call of Flower's: the error, if the last one failed
+        self._trouble: dict[str, Exception] = {}  # by kind of the carrier's calls: the error, if the last one failed
 
     def gather(self) -> None:
         """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
@@ -160,6 +160,8 @@ class Remote:
             if len(online) != seen:
                 seen = len(online)
                 self._say(f"{seen} of {self.numbers.count} clients are connected; waiting for {self._others(online)}")
+                self.progress.clients([*self.numbers.expected.difference(online)], "offline")
+                self.progress.clients([*online], "waiting")
             if time.monotonic() >= end:
                 if len(online) >= self.minimum:
                     self._say(f"going on without {self._others(online)}")
@@ -175,7 +177,7 @@ class Remote:
     def online(self) -> dict[int, int]:
         """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
         if time.monotonic() - self._looked >= LOOK:
-            nodes = self._tried("list the clients", lambda: list(self.grid.get_node_ids()), [*self._online.values()])
+            nodes = self._tried("list the clients", self.carrier.nodes, [*self._online.values()])
             self._online, self._looked = self.numbers.of(nodes), time.monotonic()
             for node in set(nodes) - set(self._online.values()) - self._strangers:
                 self._strangers.add(node)
@@ -204,6 +206,8 @@ class Remote:
             sent = awake  # else all are needed
         if away := [client for client in sent if client not in self.online()]:
             self._say(f"{self._what(round_)}: offline, left out unless back in time: {_list(away)}")
+        self.progress.clients(away, "offline")
+        self.progress.clients([client for client in sent if client not in away], "waiting")
         self.progress.begin(f"{self._what(round_)}, {len(sent)} clients", len(sent))
         for attempt in range(self.options.attempts):
             if attempt:
@@ -217,45 +221,54 @@ class Remote:
                     check(client, message)
                 except FedKSeedError as error:
                     refused[client] = str(error)
+                    self.progress.clients([client], "refused")
                     self._say(f"{self._what(round_)}: the answer of client {client} is left out: {shown(str(error))}")
                     self._offend(client, round_)
                     continue
                 done.add(client)
                 self._lacks |= {client} if kind_of(message) is Lack else set()
                 self.signatures[client] = outcome.signature
+                self.progress.clients([client], "answered")
                 self.progress.advance()
                 yield client, message
             if len(done - self._lacks) >= minimum or done.issuperset(sent):
                 if missing := sorted(set(sent) - done):
                     self._say(f"{self._what(round_)} goes on without {_list(missing)}")
+                    late = {*missing} - {*refused}
+                    self.progress.clients(late & {*self._online}, "late")
+                    self.progress.clients(late - {*self._online}, "offline")
                 self._note_silence(round_, {*missing} - {*refused}, done)
                 return
         raise self._too_few(round_, minimum, done, refused)
 
-    def hand_out(self, done: int, message: bytes) -> list[int]:
+    def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, Sum | None]:
         """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
 
-        Nobody is needed: whoever does not answer within the grace of a round gets it when the finished run is served
-        again.
+        Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
+        gets it when the finished run is served again.
 
         Args:
             done: number of finished rounds.
             message: a broadcast of the model, to a newcomer.
+            measuring: whether clients were asked for their gain.
 
         Returns:
-            The clients that have kept it.
+            The clients that have kept it, each with its gain, if it has sent one.
         """
 
         def check(client: int, reply: bytes) -> None:
-            if reply:
+            if reply and not measuring:
                 raise FedKSeedError(f"it was sent the tuned model, and answers with {len(reply)} bytes, not with none")
+            if reply:
+                Sum.decode(reply)
 
-        self._keeping = True
+        self._keeping, self._measuring = True, measuring
         try:
             sent = dict.fromkeys(sorted(self.online()), message)
-            return [client for client, _ in self.transport(done, sent, 0, check)] if sent else []
+            answers = self.transport(done, sent, 0, check) if sent else ()
+            return {client: Sum.decode(reply) if reply else None for client, reply in answers}
         finally:
-            self._keeping = False
+            self._keeping = self._measuring = False
 
     def _what(self, round_: int) -> str:
         """The name of the exchange for people."""
@@ -276,7 +289,7 @@ class Remote:
 
         Raises:
             FedKSeedError: the minimum can't be reached any more, since clients refuse or were asked in vain too often.
-            Exception: an error of Flower's that lasts until the deadline.
+            Exception: an error of the carrier's that lasts until the deadline.
         """
         begin, enough = time.monotonic(), minimum == 0
         end = begin + self.options.deadline
@@ -285,7 +298,8 @@ class Remote:
             if not enough and len(done - self._lacks) >= minimum:  # a wish for the whole broadcast is no answer
                 enough, self._took = True, now - begin
             # Where nobody is needed, clients do again what the others have done in the call before.
-            if enough and now - begin >= self._took + (self.options.grace or max(GRACE, self._took / 2)):
+            grace = self.options.deadline if self._measuring else self.options.grace or max(GRACE, self._took / 2)
+            if enough and now - begin >= self._took + grace:
                 return
             online = self.online()
             owing = [client for client in sent if client not in done and client not in refused]
@@ -318,9 +332,11 @@ class Remote:
                     yield client, outcome
                 elif outcome.status is Status.REFUSED:
                     refused[client] = outcome.text
+                    self.progress.clients([client], "refused")
                     self._say(f"{self._what(round_)}: client {client} refuses: {outcome.text}")
                 elif outcome.status is Status.FAILED:
                     tries[client] += client in self._online  # a client that is offline is asked when it is back
+                    self.progress.clients([client], "waiting" if client in self._online else "offline")
                     self._say(f"{self._what(round_)}: client {client} did not answer: {outcome.text}")
             if done.issuperset(sent):
                 return
@@ -329,10 +345,15 @@ class Remote:
             raise next(iter(self._trouble.values()))  # a new process may help
 
     def _ask(self, tasks: Mapping[int, int], sent: Mapping[int, bytes], round_: int, seconds: float) -> list[int]:
-        """Send clients their tasks (`tasks`: client -> node); returns the clients whose tasks Flower did not take."""
+        """Send clients their tasks; returns the clients whose tasks the carrier did not take.
+
+        Args:
+            tasks: client -> node.
+        """
         if not tasks or seconds <= 0:
             return []
-        asked, messages = [], []
+        asked, parcels = [], []
+        before = {one.client for one in self._asked.values() if one.exchange == self._exchange}
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client], keep=self._keeping)
@@ -342,30 +363,29 @@ class Remote:
                 task = replace(task, since=since, links=b"".join(links), head=head, stem=stem)
                 self._heads[client] = head
             data = (task if self.signing is None else self.signing.signed(task)).encode()
-            if len(data) > MAX_MESSAGE:
-                raise FedKSeedError(f"Flower takes messages of {MAX_MESSAGE:,} bytes, this one has {len(data):,}")
-            again = any((a.client, a.exchange) == (client, self._exchange) for a in self._asked.values())
-            content, ttl = packed(data), seconds + (0 if again else LATE)
-            messages.append(Message(content, node, MessageType.TRAIN, ttl=ttl, group_id=str(round_ + 1)))
+            if len(data) > (largest := self.carrier.largest):
+                raise FedKSeedError(
+                    f"{self.carrier.name} takes messages of {largest:,} bytes, this one has {len(data):,}"
+                )
+            parcels.append(Parcel(node, data, round_, seconds + (0 if client in before else LATE)))
             asked.append(Asked(client, node, self._exchange, round_, new))
-        none: list[str | None] = [None] * len(asked)
-        pushed = self._tried("send tasks", lambda: list(self.grid.push_messages(messages)), None)
-        if pushed is None:
+        keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
+        if keys is None:
             return []
-        keys = pushed or none
         self._asked |= {key: task for key, task in zip(keys, asked, strict=True) if key}
+        self.progress.clients([task.client for key, task in zip(keys, asked, strict=True) if key], "training")
         return [task.client for key, task in zip(keys, asked, strict=True) if not key]
 
     def _replies(self, round_: int) -> Iterator[tuple[int, Reply]]:
         """Replies to the present call of `transport`, with their clients; others are reported and left out."""
         if not self._asked:
             return
-        for message in self._tried("fetch answers", lambda: list(self.grid.pull_messages(list(self._asked))), []):
-            asked = self._asked.pop(message.metadata.reply_to_message_id, None)
+        for arrival in self._tried("fetch answers", lambda: self.carrier.arrived(list(self._asked)), []):
+            asked = self._asked.pop(arrival.key, None)
             if asked is None:
                 self._say("a reply came twice, or to no task; it is left out")
                 continue
-            outcome = self._read(message, asked)
+            outcome = self._read(arrival, asked)
             if outcome.status is Status.DONE:
                 self._holding.add(asked.client)
                 self._seen[asked.client] = max(asked.round, self._seen.get(asked.client, -1))
@@ -374,24 +394,24 @@ class Remote:
                 if asked.with_recipe:
                     outcome = Reply(Status.FAILED, text="it says that it has no recipe, and was sent one")
             if asked.exchange != self._exchange:
-                if not message.has_error():
+                if arrival.trouble is None:
                     late = f"the answer of client {asked.client} to round {asked.round + 1} is too late; it is left out"
                     self._say(late)
                 continue
             yield asked.client, outcome
 
-    def _read(self, message: Message, asked: Asked) -> Reply:
-        if message.has_error():
-            code = message.error.code
-            if code == GONE:  # the list of connected clients may be older, and the client would be asked again at once
-                self._online.pop(asked.client, None)
-            text = ERRORS.get(code, f"Flower's error {code}")
-            return Reply(Status.FAILED, text=f"{text} ({shown(message.error.reason or '')[:200]})")
-        if message.metadata.src_node_id != asked.node:
+    def _read(self, arrival: Arrival, asked: Asked) -> Reply:
+        if arrival.gone:  # the list of connected clients may be older, and the client would be asked again at once
+            self._online.pop(asked.client, None)
+        if arrival.trouble is not None:
+            return Reply(Status.FAILED, text=arrival.trouble)
+        if arrival.node != asked.node:
             self._offend(asked.client, asked.round)
-            return Reply(Status.FAILED, text=f"its reply is by node {message.metadata.src_node_id}, not {asked.node}")
+            return Reply(Status.FAILED, text=f"its reply is by node {arrival.node}, not {asked.node}")
         try:
-            return Reply.decode(unpacked(message))
+            if arrival.broken is not None:
+                raise FedKSeedError(arrival.broken)
+            return Reply.decode(arrival.data)
         except FedKSeedError as error:
             self._offend(asked.client, asked.round)
             return Reply(Status.FAILED, text=f"its reply is broken: {error}")
@@ -430,7 +450,7 @@ class Remote:
                 self._rest(client, round_, passed)
 
     def _tried(self, what: str, call: Callable[[], Value], otherwise: Value) -> Value:
-        """The result of a call of Flower's; in place of an error, which is reported, another value.
+        """The result of a call of the carrier's; in place of an error, which is reported, another value.
 
         The first of several errors in a row is reported, and `_attempt` raises those that last.
         """
@@ -438,7 +458,8 @@ class Remote:
             result = call()
         except Exception as error:
             if what not in self._trouble:
-                self._say(f"Flower can't {what} ({type(error).__name__}: {shown(str(error))[:200]}); trying again")
+                why = f"{type(error).__name__}: {shown(str(error))[:200]}"
+                self._say(f"{self.carrier.name} can't {what} ({why}); trying again")
             self._trouble[what] = error
             time.sleep(PAUSE)
             return otherwise

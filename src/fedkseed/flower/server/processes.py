@@ -9,7 +9,6 @@ All of them, and the ServerApp, end when this process does. The folder `flower/`
 except for `state.db`, in which the SuperLink keeps the clients' keys.
 """
 
-import ipaddress
 import json
 import os
 import shutil
@@ -28,6 +27,7 @@ from ...files import border, exclusive, locked, read_table, write_atomically, wr
 from ...run.loop import Result
 from ...run.store import Store
 from ...run.watchers import Progress
+from ...session.places import disk_of, is_loopback
 from .. import certs
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, secret, superexec, wait_until, write_program
 from ..compat import ADDRESS, FLEET, KEEP_ALIVE, REGISTERED, UNREGISTERED
@@ -37,7 +37,6 @@ from .status_file import Follower
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
 FRUITLESS = 3  # restarts of processes without a finished round between them, before the server gives up
-SPACE = 1 << 20  # bytes; with less free space the disk counts as full: SQLite and all logs need some
 LOOK = 0.2  # seconds between two looks at the journal and the processes
 CONNECTION = "server"  # the name of the SuperLink in Flower's configuration
 KEYS = 2.0  # seconds between two looks at the clients' keys
@@ -96,13 +95,6 @@ http {
   }
 }
 """)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def find_nginx() -> str | None:
@@ -179,15 +171,8 @@ class Host:
         Raises:
             FedKSeedError: the run ended with an error, processes die again and again, or the disk is full.
         """
-        try:
+        with disk_of(self.directory):
             return self._run()
-        except FedKSeedError as error:
-            if shutil.disk_usage(self.directory).free >= SPACE:
-                raise
-            raise FedKSeedError(  # one message for a full disk, which each process reports in its own words
-                f"the disk of {self.directory} is full: make space and start the server again; it goes on from the "
-                f"last finished round ({error})"
-            ) from error
 
     def _run(self) -> Result:
         while True:

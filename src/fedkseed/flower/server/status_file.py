@@ -11,16 +11,16 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from ...errors import FedKSeedError
-from ...evaluation.statistics import Evaluation
+from ...evaluation.statistics import Evaluation, Gain
 from ...files import border, part_of, private
 from ...round import Report
 from ...run.loop import Result
-from ...run.watchers import Progress
+from ...run.watchers import Progress, Silent
 
 JOURNAL = "progress.jsonl"  # in a run's directory
 
 
-class Journal:
+class Journal(Silent):
     """A `Progress` that writes to the journal, and prints notes and rounds, for people, to Flower's log."""
 
     def __init__(self, directory: Path) -> None:
@@ -124,4 +124,5 @@ class Follower:
 def _result(value: dict[str, Any]) -> Result:
     before, after = Evaluation.of(value["before"]), Evaluation.of(value["after"])
     output = None if value["output"] is None else Path(value["output"])
-    return Result(**(value | {"before": before, "after": after, "output": output}))
+    gains = [Gain.of(table) for table in value["gains"]]
+    return Result(**(value | {"before": before, "after": after, "output": output, "gains": gains}))

@@ -1,0 +1,285 @@
+"""A server of a fleet over HTTPS: clients that wait, uploads a second, the time of a round; Flower beside it.
+
+    python benchmarks/fleet.py [--only waiting rounds flower] [--clients 1000 10000] [--waiting 19000] [--json]
+
+The server is `fedkseed serve` without a model, with its defaults (rule, agreement, signatures, receipts). Clients are
+those of a load generator in two processes of its own: real sockets, TLS, keys, sessions, signed uploads of FedKSeed,
+compact, K = 4,096, 200 steps; they train nothing. All share one machine. A client that waits is an open file of the
+server (ulimit -Hn).
+
+    waiting   clients that are connected and wait: memory of the server for each, its processor time while they do
+    rounds    rounds in which every client takes part and answers at once; the first, in which clients get the recipe,
+              is not counted
+    flower    clients that ask Flower's SuperLink for work, as in benchmarks/scale.py
+"""
+
+import argparse
+import asyncio
+import os
+import resource
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import tomli_w
+
+from bytes import SIZES, STEPS
+from fedkseed import Upload, decode, encode
+from fedkseed.flower.certs import make as make_keys
+from fedkseed.flower.children import free_port
+from fedkseed.flower.envelope import Reply, Status, Task
+from fedkseed.flower.signatures import fingerprint, private_key, sign, upload_statement
+from fedkseed.https.hub import HELLO
+from fedkseed.https.stub import Stub
+from fedkseed.run.store import Store
+from fedkseed.wire.delta import restore
+from fedkseed.wire.numbers import scalars
+from fedkseed.wire.records import Broadcast
+from table import Row, show
+
+MB = 1e6
+PROCESSES = 2  # of the generator
+ROUNDS = 3  # of which the first is not counted
+IDLE = 60.0  # seconds for which clients wait and the server's time is measured
+PATIENCE = 1800.0
+RECIPE = {
+    "seed": 1,
+    "model": {"name": "none", "digest": "00" * 32, "tuned": ["*"]},
+    "data": {"source": "none", "held_out": "summarization"},
+    "clients": {"split": "files", "min_examples": 1},
+    "directions": {"family": "hadamard", "size": SIZES["fedkseed"]},
+    "training": {"algorithm": "fedkseed", "rounds": ROUNDS, "steps": STEPS, "eps": 1e-3, "lr": 1e-6, "wire": "compact"},
+}
+
+
+def open_files() -> None:
+    """Let this process and its children open as many files as the system allows."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+class Line:
+    """One connection of a client to the server."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer, self.headers = reader, writer, ""
+
+    async def ask(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        """The status and body of the answer to a request."""
+        length = f"content-length: {len(body)}\r\n" if body else ""
+        self.writer.write(f"{method} {path} HTTP/1.1\r\nhost: localhost\r\n{self.headers}{length}\r\n".encode() + body)
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode().lower()
+        _, _, size = head.partition("content-length: ")
+        data = await self.reader.readexactly(int(size.split()[0])) if size else b""
+        return int(head.split()[1]), data
+
+
+async def client(number: int, keys: Path, port: int, context: ssl.SSLContext, kept: dict[bytes, bytes], gate) -> None:
+    """Take part until the server ends.
+
+    Args:
+        kept: whole broadcasts by the digest of the message that brought them, which all clients of a process share.
+        gate: limits how many connect at once.
+    """
+    key = private_key(keys / f"client-{number}")
+    async with gate:
+        line = Line(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
+        _, challenge = await line.ask("GET", "/v1/challenge")
+        name = fingerprint(key.public_key())
+        status, found = await line.ask("POST", "/v1/session", challenge + name + sign(key, HELLO + challenge + name))
+        assert status == 200, found
+    token = found.decode().partition('"token":"')[2].partition('"')[0]
+    line.headers = f"authorization: Bearer {token}\r\n"
+    rng = np.random.default_rng(number)
+    with suppress(ConnectionError, asyncio.IncompleteReadError):
+        while True:
+            status, data = await line.ask("GET", "/v1/task?wait=240")
+            if status == 204:
+                continue
+            if status != 200:
+                return
+            stub = Stub.decode(data)
+            files = {name: (await line.ask("GET", f"/v1/file/{name.hex()}"))[1] for name in stub.names if any(name)}
+            task = Task.decode(stub.task(files.__getitem__))
+            if task.keep:
+                made, whole = b"", task.message
+            else:
+                if stub.names[2] not in kept:  # others of this process have restored the same difference
+                    bases = [None, *kept.values()]
+                    kept[stub.names[2]] = next(found for base in bases if (found := restore(task.message, base)))
+                whole = kept[stub.names[2]]
+                asked = decode(whole, Broadcast)
+                numbers = scalars(8 * rng.standard_t(4, STEPS), asked.wire)
+                made = encode(Upload(asked.run, asked.round, number, 1, 1.0, numbers, asked.wire))
+            signature = sign(key, upload_statement(task.nonce, number, task.head, whole, made))
+            reply = Reply(Status.DONE, made, signature=signature).encode()
+            await line.ask("POST", f"/v1/task/{stub.key.hex()}", reply)
+
+
+def generate(numbers: range, keys: Path, port: int) -> None:
+    """Be the clients of some numbers."""
+    open_files()
+
+    async def all_of_them() -> None:
+        context, kept, gate = ssl.create_default_context(cafile=str(keys / "ca.pem")), dict[bytes, bytes](), 50
+        places = asyncio.Semaphore(gate)
+        await asyncio.gather(*(client(number, keys, port, context, kept, places) for number in numbers))
+
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    asyncio.run(all_of_them())
+
+
+class Server:
+    """`fedkseed serve` in a folder, for some clients."""
+
+    def __init__(self, folder: Path, keys: Path, clients: int) -> None:
+        self.folder, self.keys, self.port, self.clients = folder, keys, free_port(), clients
+        network = {"minimum": clients, "patience": PATIENCE, "deadline": PATIENCE}
+        recipe = RECIPE | {"clients": RECIPE["clients"] | {"cohort": clients}, "network": network}
+        folder.mkdir()
+        (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(  # noqa: S603 - this program itself
+                [
+                    sys.executable, "-m", "fedkseed", "serve", str(self.folder / "recipe.toml"), "--certs",
+                    str(self.keys), "--output", str(self.folder / "run"), "--port", str(self.port), "--strangers",
+                    "100000",
+                ],
+                stdout=log, stderr=log, stdin=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+        try:
+            self.until("clients connect to port")
+            yield
+        finally:
+            self.process.terminate()
+            self.process.wait()
+
+    @contextmanager
+    def joined(self, clients: int) -> Iterator[None]:
+        """The first `clients` clients, in processes of their own."""
+        spawn = get_context("spawn")
+        parts = [range(begin, clients, PROCESSES) for begin in range(PROCESSES)]
+        made = [spawn.Process(target=generate, args=(part, self.keys, self.port), daemon=True) for part in parts]
+        for one in made:
+            one.start()
+        try:
+            yield
+        finally:
+            for one in made:
+                one.terminate()
+                one.join()
+
+    def until(self, text: str) -> None:
+        """Wait until the server has said a text."""
+        end = time.monotonic() + PATIENCE
+        while text not in (said := (self.folder / "log").read_text()):
+            if time.monotonic() > end or self.process.poll() is not None:
+                raise TimeoutError(f"{text!r} was not said: {said[-2000:]}")
+            time.sleep(0.1)
+
+    def status(self, name: str) -> int:
+        """A number of the server's process, as the system counts it."""
+        lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+
+    def processor(self) -> float:
+        """Processor seconds of the server so far."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def waiting(clients: int, keys: Path) -> Row:
+    """A row about clients that are connected and wait for another, who never comes."""
+    with tempfile.TemporaryDirectory(prefix="fks") as name:
+        server = Server(Path(name) / "s", keys, clients + 1)
+        with server.running():
+            before, began = server.status("VmRSS"), time.monotonic()
+            with server.joined(clients):
+                server.until(f"{clients} of {clients + 1} clients are connected")
+                connected, memory = time.monotonic() - began, server.status("VmRSS")
+                busy = server.processor()
+                time.sleep(IDLE)
+                busy = server.processor() - busy
+    return {
+        "clients": clients,
+        "seconds to connect": connected,
+        "connections a second": clients / connected,
+        "server's memory, MB": memory / MB,
+        "KB a client": (memory - before) / clients / 1e3,
+        "its CPU s in an idle minute": busy * 60 / IDLE,
+    }
+
+
+def rounds(clients: int, keys: Path) -> Row:
+    """A row about rounds in which all clients answer at once."""
+    with tempfile.TemporaryDirectory(prefix="fks") as name:
+        server = Server(Path(name) / "s", keys, clients)
+        with server.running(), server.joined(clients):
+            server.until("goes on without" if clients == 0 else f"all {clients} clients are connected")
+            busy = server.processor()
+            server.until("clients have kept the tuned model")
+            peak, busy = server.status("VmHWM"), server.processor() - busy
+            store = Store(server.folder / "run")
+            reports = store.reports()[1:]
+    seconds = sum(report["seconds"] for report in reports) / len(reports)
+    return {
+        "clients": clients,
+        "seconds a round": seconds,
+        "uploads a second": clients / seconds,
+        "server's CPU ms an upload": busy / clients / (ROUNDS + 1) * 1e3,
+        "server's peak memory, MB": peak / MB,
+        "left out": clients * len(reports) - sum(len(report["clients"]) for report in reports),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("waiting", "rounds", "flower")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])
+    parser.add_argument("--waiting", type=int, nargs="+", default=[1_000, 19_000])
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    open_files()
+    tables: dict[str, tuple[str, Sequence[partial[Row]]]] = {}
+    with tempfile.TemporaryDirectory(prefix="fks") as name:
+        keys = Path(name) / "keys"
+        needed = [*options.clients] * ("rounds" in options.only) + [n + 1 for n in options.waiting] * (
+            "waiting" in options.only
+        )
+        folders = {}
+        for count in sorted({*needed}):  # each server has its own directory of keys: their number is that of clients
+            folders[count] = keys.with_name(f"keys-{count}")
+            make_keys(folders[count], count, ["localhost"], 40)
+        if "waiting" in options.only:
+            jobs = [partial(waiting, count, folders[count + 1]) for count in options.waiting]
+            tables["waiting"] = "clients that wait over HTTPS", jobs
+        if "rounds" in options.only:
+            jobs = [partial(rounds, count, folders[count]) for count in options.clients]
+            tables["rounds"] = "rounds over HTTPS", jobs
+        if "flower" in options.only:
+            from scale import polls
+
+            tables["flower"] = "clients that ask Flower's SuperLink for work", [partial(polls, 3, "nginx")]
+        for title, jobs in tables.values():
+            found = []
+            for job in jobs:
+                found.append(job())
+                print(found[-1], file=sys.stderr)
+            show(title, found, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""The remaining rounds of a run with clients on other machines, whatever carries its messages."""
+
+import secrets
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ...evaluation.statistics import Gain
+from ...recipe.algorithms import algorithm_of
+from ...recipe.schema import Recipe
+from ...run.loop import NEWCOMER, Result, work
+from ...run.now import Now
+from ...run.privacy import kept_secret, with_noise
+from ...run.store import GAINS, NONCES, Store
+from ...run.trackers import Trackers
+from ...run.watchers import Progress
+from ...session.carrier import Carrier
+from ...strategy import Strategy
+from ...wire.codec import encode
+from ..envelope import NO_NONCE
+from ..recipes import recipe_for_clients
+from ..signatures import ServerSigning
+from .clients import Numbers, Remote
+from .rounds import federation
+
+
+def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) -> Result:
+    """Carry out the remaining rounds of a run with the clients behind a carrier.
+
+    Args:
+        folder: the transport's own in the run's directory, with what signs and the clients' keys.
+
+    Raises:
+        FedKSeedError: there is no run, another process works on the run, its model or data have changed, or too few
+            clients have answered. All finished rounds are kept.
+    """
+    store = Store(directory)
+    trackers = Trackers(store.load_recipe().report.to, progress)
+    now = Now(trackers)
+    with store.locked(), trackers.copying(directory), now.shown_in(directory):
+        recipe = store.load_recipe()
+        numbers = Numbers(directory, recipe.clients.count)
+        recipe = with_noise(recipe, numbers.count)
+        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
+        text = recipe_for_clients(recipe, numbers.count)
+        remote = Remote(carrier, numbers, text, minimum, recipe.network, now)
+        remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
+        parts = federation(recipe, remote, now, remote.signing, kept_secret(recipe, directory))
+        remote.history = None if remote.signing is None else store.history
+        result = work(store, parts)
+        if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
+            hand_out(store, parts.strategy, remote, measuring=asks_for_gains(recipe, progress))
+        return replace(result, gains=[Gain.of(table) for table in store.recall(GAINS) or ()])
+
+
+def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
+    """Whether clients are asked what they gained; with masked uploads, none is asked for what is its alone."""
+    if recipe.evaluation.clients is not None and recipe.secure is not None:
+        progress.note("[secure] hides what is of one client: each measures its own gain, and the server is sent none")
+    return recipe.evaluation.clients is not None and recipe.secure is None
+
+
+def hand_out(store: Store, strategy: Strategy[Any], remote: Remote, measuring: bool = False) -> None:
+    """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
+    state = store.state(strategy.state, store.tuned)
+    message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+    kept = remote.hand_out(store.rounds, message, measuring)
+    remote.progress.note(f"{len(kept)} of {remote.numbers.count} clients have kept the tuned model")
+    sent = [found.gain(client) for client, found in sorted(kept.items()) if found is not None]
+    if measuring:
+        names = {gain.client for gain in sent}
+        before = [table for table in store.recall(GAINS) or () if table["client"] not in names]
+        store.remember(GAINS, before + [asdict(gain) for gain in sent])
+        remote.progress.note(f"{len(sent)} of them have sent what they gained, as their owners allow")
+
+
+def current_nonce(store: Store) -> bytes:
+    """The random bytes that tell this run's tasks and answers from those of any other run, and of any other history.
+
+    They are drawn when there are none since the beginning, or since the last rollback.
+    """
+    known = store.recall(NONCES) or [[0, None]]
+    if known[-1][1] is None:
+        known[-1][1] = secrets.token_bytes(len(NO_NONCE)).hex()
+        store.remember(NONCES, known)
+    return bytes.fromhex(known[-1][1])

@@ -1,0 +1,127 @@
+"""The commands of a federation over HTTPS: serve, join."""
+
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import DIVERGED, INTERRUPTED, FedKSeedError
+from ..flower.cli import (
+    AsJson,
+    Authority,
+    BasisFile,
+    Certs,
+    Changes,
+    Data,
+    Device,
+    Idle,
+    Key,
+    Members,
+    Model,
+    Output,
+    PolicyFile,
+    Port,
+    RecipeFile,
+    State,
+    begun,
+    owner_of,
+    prepare,
+)  # fmt: skip
+from ..session.places import is_loopback, require_files
+from ..tools.display import Bars, console
+
+PACKAGES = ("cryptography", "httpx", "starlette", "uvicorn")
+
+
+def require_https() -> None:
+    """Refuse to go on without the packages of this transport.
+
+    Raises:
+        FedKSeedError: one is missing.
+    """
+    if lacking := [name for name in PACKAGES if find_spec(name) is None]:
+        raise FedKSeedError(f"HTTPS needs the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
+
+
+def serve(
+    recipe: RecipeFile,
+    certs: Certs,
+    output: Output = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines.")
+    ] = "127.0.0.1",
+    port: Port = 8443,
+    tls: Annotated[
+        bool,
+        typer.Option(
+            "--tls/--no-tls",
+            help="Whether this process has the certificate; without, it listens on this machine alone, behind a proxy "
+            "that has it (deploy/nginx-https.conf).",
+        ),
+    ] = True,
+    strangers: Annotated[
+        float,
+        typer.Option(
+            help="Requests a second of one address that have no session yet; more where many clients are behind one.",
+            min=1,
+        ),
+    ] = 50,
+    changes: Changes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a federation over plain HTTPS: wait for clients, run the rounds with them, save the tuned model.
+
+    The same recipe, keys, refusals and digest as over Flower (fedkseed server), in one process, for many clients: each
+    keeps one connection, on which it waits for its task. The command may be stopped or killed at any moment: the same
+    command goes on from the last finished round. docs/session.md has all requests that a client can make.
+    """
+    require_https()
+    if not tls and not is_loopback(host):
+        raise FedKSeedError(f"without TLS this server listens on this machine alone, not on {host}: leave --host out")
+    from ..tools.display import show_result
+    from .server import Address, run
+
+    wanted, directory = begun(recipe, changes, output)
+    try:
+        with Bars(wanted.training.rounds) as bars:
+            result = run(directory, wanted, certs.resolve(), Address(host, port, tls, strangers), bars)
+    except KeyboardInterrupt:
+        console.print("stopped; the same command goes on from the last finished round", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+    show_result(result, as_json)
+    if result.diverged:
+        raise typer.Exit(DIVERGED)
+
+
+def join(
+    url: Annotated[str, typer.Argument(help="The server's address, as https://fl.example.org:8443.")],
+    data: Data,
+    key: Key,
+    ca: Authority,
+    model: Model = None,
+    basis: BasisFile = None,
+    members: Members = None,
+    device: Device = "auto",
+    state: State = None,
+    policy: PolicyFile = None,
+    idle: Idle = 1800,
+) -> None:
+    """Join a federation over plain HTTPS: train on a file of this machine for a server elsewhere, until stopped.
+
+    As `fedkseed client` does over Flower: the examples stay on this machine, the recipe of the server is followed
+    within the limits of --policy, no program that the server sends is run, and asked.jsonl in the --state directory has
+    every recipe that was asked for. A lost connection is made again, also after this command was killed and called
+    again.
+    """
+    require_https()
+    from .join import Attendance
+
+    prepare()
+    owner = owner_of(data, model, device, policy, basis, members)
+    require_files(ca, key)
+    client = Attendance(state or Path("runs") / key.name, url, ca, key, owner, idle)
+    with suppress(KeyboardInterrupt):
+        client.serve(lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
+    console.print("stopped")

@@ -1,0 +1,260 @@
+"""A client over HTTPS: one connection, on which it waits for a task, fetches its files and sends the reply.
+
+The model is in the worker, a process of its own that ends when it is idle (flower/client/worker.py); this process loads
+no PyTorch, and while it waits it does nothing at all.
+"""
+
+import secrets
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from socket import SHUT_RDWR, socket
+from typing import NoReturn
+
+import httpx
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+
+from ..errors import FedKSeedError
+from ..files import exclusive
+from ..flower.client import sockets
+from ..flower.client.consent import Owner, Settings
+from ..flower.client.relay import relay, stop_worker
+from ..flower.compat import MAX_MESSAGE
+from ..flower.envelope import Reply, Status, Task
+from ..flower.gain import Kept
+from ..flower.signatures import fingerprint, private_key, sign
+from ..weights.adapter import NAME as TUNED
+from .hub import HELLO
+from .stub import LARGEST, Stub
+
+BEAT = 15.0  # seconds between two signs of life while the worker computes
+TIMEOUT = 60.0  # seconds for a request that does not wait
+FIRST, LONGEST = 1.0, 60.0  # seconds before a server that did not answer is tried again: the first time, and at most
+KEPT = 16  # files that are kept: a recipe and a certificate come again after each restart of a worker
+
+Say = Callable[[str], object]
+
+
+class SessionError(Exception):
+    """The end of a session: another has to be begun."""
+
+
+class Work:
+    """A task in the hands of the worker, on a thread of its own.
+
+    Args:
+        stub: of the task; one that asks the same later only changes the key of the reply.
+    """
+
+    def __init__(self, stub: Stub, task: bytes, directory: Path) -> None:
+        self.stub, self.about = stub, Task.decode(task)
+        self.reply: bytes | None = None
+        self.done = threading.Event()
+        self._connection: socket | None = None
+        self._given_up = False
+        threading.Thread(target=self._run, args=(task, directory), daemon=True).start()
+
+    def asks_the_same(self, stub: Stub, task: Task) -> bool:
+        """Whether another task has the same answer: a server asks again where a reply may be lost."""
+        own = self.about
+        return stub.names[2] == self.stub.names[2] and (own.nonce, own.head, own.client, own.digest, own.keep) == (
+            task.nonce, task.head, task.client, task.digest, task.keep
+        )  # fmt: skip
+
+    def give_up(self) -> None:
+        """Let the worker stop: nobody waits for the answer any more."""
+        self._given_up = True
+        if self._connection is not None:
+            with suppress(OSError):
+                self._connection.shutdown(SHUT_RDWR)
+
+    def _run(self, task: bytes, directory: Path) -> None:
+        def opened(connection: socket) -> None:
+            self._connection = connection
+            if self._given_up:
+                self.give_up()
+
+        self.reply = relay(task, directory, opened)
+        self.done.set()
+
+
+class Attendance:
+    """A client of a server, which takes part until it is stopped.
+
+    Args:
+        directory: for this client's settings, logs and what it must not forget.
+        url: of the server, as https://fl.example.org:8443.
+        ca: the authority that must have signed the server's certificate.
+        key: the client's private key.
+    """
+
+    def __init__(self, directory: Path, url: str, ca: Path, key: Path, owner: Owner, idle: float) -> None:
+        self.directory, self.url = directory.resolve(), url.rstrip("/")
+        parsed = httpx.URL(self.url)
+        if parsed.scheme != "https" or not parsed.host or parsed.path != "/":
+            raise FedKSeedError(f"a server is https://HOST:PORT, got {url!r}")
+        self.settings = Settings(owner, idle, str(key.resolve()), str(ca.resolve()))
+        self.settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
+        sockets.place(self.directory)
+        self.key: EllipticCurvePrivateKey = private_key(key)
+        try:
+            context = ssl.create_default_context(cafile=str(ca))
+        except (OSError, ssl.SSLError) as error:
+            raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
+        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
+        # Of the headers that a request needs none but the session's: they are most of an idle hour's bytes.
+        self.http = httpx.Client(base_url=self.url, verify=context, limits=limits, timeout=TIMEOUT, trust_env=False)
+        for name in ("accept", "accept-encoding", "user-agent", "connection"):
+            del self.http.headers[name]
+        self._token, self._wait = "", 0.0
+        self._files: dict[bytes, bytes] = {}
+        self._gain = Kept(self.directory)
+
+    def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
+        """Take part in rounds until stopped; a server that does not answer is tried again and again.
+
+        Raises:
+            FedKSeedError: another client uses the directory, or the directory can't be written.
+        """
+        self.settings.write(self.directory)
+        with exclusive(
+            self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
+        ):
+            say(f"connecting to {self.url}; logs are in {self.directory}")
+            pause, said = FIRST, ""
+            try:
+                while True:
+                    try:
+                        number = self.begin()
+                        say(f"connected as client {number}")
+                        pause, said = FIRST, ""
+                        self._attend(say)
+                    except SessionError as ended:
+                        text = str(ended)
+                    except httpx.TransportError as error:
+                        text = f"no answer from {self.url} ({error or type(error).__name__}): is the server running?"
+                    self._say_gain(say)
+                    if text != said:
+                        say(f"{text}; trying again until it answers")
+                    said = text
+                    # Spread, so that a server that is back is not asked by all of its clients at once.
+                    sleep(pause * (0.5 + secrets.randbelow(1024) / 1024))
+                    pause = min(2 * pause, LONGEST)
+            finally:
+                self.http.close()
+                stop_worker(self.directory)
+
+    def begin(self) -> int:
+        """Begin a session, and return the number that the server knows this client by.
+
+        Raises:
+            SessionError: the server refuses it.
+        """
+        challenge = self._get("/v1/challenge", 32)
+        name = fingerprint(self.key.public_key())
+        proof = challenge + name + sign(self.key, HELLO + challenge + name)
+        response = self.http.post("/v1/session", content=proof)
+        if response.status_code != 200:
+            raise SessionError(f"the server refuses this key: {response.text.strip()[:200]}")
+        try:
+            found = response.json()
+            self._token, self._wait = str(found["token"]), float(found["wait"])
+            return int(found["client"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SessionError(f"the server begins a session in other words than this release knows: {error}") from None
+
+    def _attend(self, say: Say) -> NoReturn:
+        """Answer tasks until the session ends."""
+        work: Work | None = None
+        try:
+            while True:
+                self._say_gain(say)
+                if work is not None and work.done.wait(BEAT):
+                    self._send(work, say)
+                    work = None
+                stub = self._next(work)
+                if stub is None:
+                    continue
+                task = stub.task(self._file)
+                about = Task.decode(task)
+                if work is not None and work.asks_the_same(stub, about):
+                    work.stub = stub
+                    continue
+                if work is not None:
+                    work.give_up()
+                    say(f"{_round(work.about)}: given up, the server has gone on")
+                if not about.keep:
+                    say(f"{_round(about)}: training")
+                work = Work(stub, task, self.directory)
+        except FedKSeedError as error:  # a broken file or task
+            raise SessionError(str(error)) from error
+        finally:
+            if work is not None:
+                work.give_up()
+
+    def _say_gain(self, say: Say) -> None:
+        """Print the client's gain once it is measured, which may be after the server has ended."""
+        if (words := self._gain.news()) is not None:
+            say(words)
+
+    def _next(self, work: Work | None) -> Stub | None:
+        """The next task; None if there is none yet."""
+        wait = self._wait if work is None else 0.0
+        after = "" if work is None else work.stub.key.hex()
+        data = self._get(f"/v1/task?wait={wait:g}&after={after}", LARGEST, TIMEOUT + wait)
+        return Stub.decode(data) if data else None
+
+    def _send(self, work: Work, say: Say) -> None:
+        """Send the worker's reply, until the server has it, or says that nobody waits for it."""
+        data = work.reply or b""
+        headers = {"authorization": f"Bearer {self._token}"}
+        response = self.http.post(f"/v1/task/{work.stub.key.hex()}", content=data, headers=headers)
+        if response.status_code == 401:
+            raise SessionError("the session has ended")
+        taken = response.status_code == 204
+        reply = Reply.decode(data)
+        if reply.status is Status.DONE and work.about.keep:
+            say(f"the run has ended; its tuned model is {self.directory / TUNED}")
+        elif reply.status is Status.DONE:
+            size = f"{len(work.about.message):,} bytes down, {len(reply.message):,} up"
+            say(f"{_round(work.about)}: {f'answered, {size}' if taken else 'too late'}")
+        elif reply.status is not Status.UNPREPARED:
+            say(f"{_round(work.about)}: not answered ({reply.text}); {self.directory / sockets.LOG} says why")
+
+    def _file(self, name: bytes) -> bytes:
+        """The file of a digest; the task checks it."""
+        if name not in self._files:
+            self._files[name] = self._get(f"/v1/file/{name.hex()}", MAX_MESSAGE, named=False)
+            for old in [*self._files][:-KEPT]:
+                del self._files[old]
+        return self._files[name]
+
+    def _get(self, path: str, most: int, timeout: float = TIMEOUT, named: bool = True) -> bytes:
+        """The body of an answer; empty for one without.
+
+        Args:
+            named: whether the request names the session; files are anybody's who knows their digest.
+
+        Raises:
+            SessionError: the server refuses the request, or sends more bytes than `most`.
+        """
+        headers = {"authorization": f"Bearer {self._token}"} if named and self._token else {}
+        data = bytearray()
+        with self.http.stream("GET", path, headers=headers, timeout=httpx.Timeout(timeout, connect=TIMEOUT)) as answer:
+            for part in answer.iter_bytes():
+                data += part
+                if len(data) > most:
+                    raise SessionError(f"the server sends more than {most:,} bytes for {path}")
+            if answer.status_code == 401:
+                raise SessionError("the session has ended")
+            if answer.status_code not in (200, 204):
+                text = bytes(data[:200]).decode(errors="replace").strip()
+                raise SessionError(f"the server refuses {path}: {answer.status_code} {text}")
+        return bytes(data)
+
+
+def _round(task: Task) -> str:
+    return "the tuned model" if task.keep else f"round {task.done + 1}"
