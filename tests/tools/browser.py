@@ -46,12 +46,12 @@ class Browser:
         assert "error" not in answer, answer
         return answer["result"]
 
-    def open(self, page: Path, *, width: int = 1280, scheme: str = "light") -> None:
-        """Show a file in a window of some width, in the light or dark scheme, and wait until it is loaded."""
+    def open(self, page: Path | str, *, width: int = 1280, scheme: str = "light") -> None:
+        """Show a file or an address in a window of some width, light or dark, and wait until it is loaded."""
         self.events.clear()
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
         self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        self.send("Page.navigate", url=page.resolve().as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.resolve().as_uri())
         while not self._seen("Page.loadEventFired"):
             self.events.append(self._next())
         self.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")

@@ -1,9 +1,11 @@
 """A first recipe: it follows from the data, has comments, and runs as it is."""
 
 import json
+import re
 
 import pytest
 
+from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import own_recipe
 from fedkseed.run.store import Store
@@ -76,3 +78,52 @@ def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, mod
     places = {"D": data_file, "M": model_folder, "FEW": tmp_path / "few.jsonl"}
     assert message in refused("init", tmp_path / "r.toml", *(places.get(one, one) for one in arguments))
     assert not (tmp_path / "r.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "owners"),
+    [
+        (lambda k: {"department": ["hr", "it", "law"][k % 3]}, ("department", 3)),
+        (lambda k: {"Hospital ID": k % 4, "site": ["a", "b"][k % 2]}, ("site", 2)),  # the fewest values
+        (lambda k: {"client": ["a", "b", "c"][k % 3], "site": ["a", "b"][k % 2]}, ("client", 3)),
+        (lambda k: {"userId": f"u{k % 5}"}, ("userId", 5)),
+        (lambda k: {"colour": ["red", "blue"][k % 2]}, None),  # a name that says nothing of an owner
+        (lambda k: {"author": f"a{k}"}, None),  # a value a row
+        (lambda k: {"site": "a"}, None),  # one value
+        (lambda k: {"site": ["a", "", "b"][k % 3]}, None),  # rows without one
+    ],
+)
+def test_a_column_that_looks_like_the_owner_of_a_row_is_found(tmp_path, model_folder, more, owners):
+    made = [{**row, **more(k)} for k, row in enumerate(rows())]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    assert look(str(tmp_path / "a.jsonl"), {}, load_tokenizer(str(model_folder))).owners == owners
+
+
+def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_path, model_folder):
+    made = [{**row, "Abteilung department": f"d{k % 3}"} for k, row in enumerate(rows())]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    asked = ["--data", tmp_path / "a.jsonl", "--model", model_folder, "--no-estimate"]
+    assert fedkseed("init", tmp_path / "r.toml", *asked).exit_code == 0
+    text = (tmp_path / "r.toml").read_text()
+    assert own_recipe(tmp_path / "r.toml").clients.split == "dirichlet"
+    assert "# The column 'Abteilung department' has 3 values" in text
+    followed = re.sub(r"(?m)^(split|count|alpha) .*\n", "", text)
+    followed = re.sub(r'(?m)^# (split = "column")$', r"\1", followed)
+    (columns,) = re.findall(r"(?m)^# and in \[data\]: (columns .*)$", followed)
+    (tmp_path / "followed.toml").write_text(followed.replace("[data]\n", f"[data]\n{columns}\n", 1))
+    (tmp_path / "more.toml").write_text(re.sub(r"(?m)^# (patience|clients) ", r"\1 ", text))
+    named = ["--column", "client=Abteilung department"]
+    assert fedkseed("init", tmp_path / "named.toml", *asked, *named).exit_code == 0
+    tokenizer = load_tokenizer(str(model_folder))
+    for name in ("followed", "named"):
+        recipe = own_recipe(tmp_path / f"{name}.toml")
+        assert share_out(recipe, tokenizer).names == ["d0", "d1", "d2"], name
+    assert own_recipe(tmp_path / "more.toml").evaluation.best == "loss"
+    assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path, data_file, model_folder):
+    asked = ["--data", data_file, "--model", model_folder, "--column", "response=answer"]
+    assert "has no column 'answer'; found: instruction, context, response" in refused(
+        "init", tmp_path / "r.toml", *asked
+    )

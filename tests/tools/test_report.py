@@ -1,9 +1,10 @@
 """The report: its numbers are the store's, hostile texts stay texts, and a real browser shows all of it."""
 
 import json
+import math
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from importlib.resources import files
 from pathlib import Path
@@ -13,12 +14,20 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
-from fedkseed.evaluation.statistics import Confusion, Evaluation, McNemar, balanced_accuracy, paired_change
+from fedkseed.evaluation.statistics import (
+    Confusion,
+    Estimate,
+    Evaluation,
+    Gain,
+    McNemar,
+    balanced_accuracy,
+    paired_change,
+)
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.metrics import METRICS, Metric
 from fedkseed.run.simulation import start
-from fedkseed.run.store import Store
+from fedkseed.run.store import GAINS, Store
 from fedkseed.strategies.kseed import State, importance
 from fedkseed.tools import report
 
@@ -98,6 +107,21 @@ def early(tmp_path_factory, model_folder, data_file) -> Path:
     sets = f'[[evaluation.sets]]\nname = "<b>sizes"\npath = "{folder}/sizes.jsonl"\n'
     sets += '[[evaluation.sets]]\nname = "legs"\nheld_out = "number"\n'
     return make(folder, recipe_text(model_folder, data_file, **changes) + sets, "early")
+
+
+@pytest.fixture(scope="module")
+def departments(tmp_path_factory, model_folder) -> Path:
+    """A run whose clients have names and keep rows back, one of them a single row."""
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "parts").mkdir()
+    for name, count in (("<i>hr", 30), ("it", 5)):
+        text = "".join(json.dumps(row) + "\n" for row in rows()[:count])
+        (folder / "parts" / f"{name}.jsonl").write_text(text)
+    changes = {
+        "count": 'split = "files"', "held_out": "held_out = 0.2", "examples": "examples = 4\nclients = 0.25",
+        "alpha": "", "rounds": "rounds = 2",
+    }  # fmt: skip
+    return make(folder, recipe_text(model_folder, folder / "parts", **changes), "departments")
 
 
 @pytest.fixture
@@ -299,6 +323,15 @@ def test_the_command_writes_the_page_and_refuses_what_is_no_run(plain, pro, tmp_
     assert "name the file to write, as report.html" in result.stderr
 
 
+def test_what_clients_have_sent_is_their_gain(plain, tmp_path):
+    copy = Store(Path(shutil.copytree(plain, tmp_path / "served")))
+    assert report.account(copy, "served", copy).gains == []
+    sent = Gain("client 1", 20, {}, {}, {"loss": Estimate(-0.25, math.inf)})
+    copy.remember(GAINS, [asdict(sent)])
+    (shown,) = embedded(report.page([copy.directory]))["runs"][0]["gains"]
+    assert shown == asdict(sent) | {"verdict": "unclear", "change": {"loss": {"mean": -0.25, "error": None}}}
+
+
 # ------------------------------------------------------------------------------------------------ in a browser
 
 
@@ -347,7 +380,7 @@ def test_further_sets_have_tiles_curves_and_tables_and_the_tuned_model_is_that_o
     assert page.run("document.querySelector('.notice').innerText") == one.stopped
     tiles = re.sub(r"\n+", "\n", page.run("document.querySelector('.tiles').innerText"))
     assert f"Held-out loss\n{shown.loss.mean:.4f}" in tiles
-    assert f"the tuned model, best on the validation part: after {one.best} round" in tiles
+    assert f"the tuned model: after {one.best} round" in tiles
     for name in ("<b>sizes: loss", "legs: loss", "validation: loss"):
         found = shown.others[name]
         assert found.change is not None
@@ -360,6 +393,25 @@ def test_further_sets_have_tiles_curves_and_tables_and_the_tuned_model_is_that_o
     captions = page.run("[...document.querySelectorAll('#choices caption')].map(c => c.textContent)")
     assert [caption.split("true response")[0] for caption in captions] == ["", "validation, ", "<b>sizes, ", "legs, "]
     assert page.run("document.querySelectorAll('#page b').length") == 0  # the name of a set is text
+
+
+def test_each_client_has_a_row_with_its_name(show, departments, plain):
+    gains = report.gains_of(Store(departments))
+    assert [(one.client, one.rows) for one in gains][1] == ("it", 1)
+    cells = "[...document.querySelectorAll('#each-client tr')].map(r => [...r.children].map(c => c.innerText.trim()))"
+    page = show(departments)
+    head, *shown = page.run(cells)
+    assert head == ["client", "rows", "loss before", "loss after", "change of the loss", "Rouge-L"]
+    for one, row in zip(gains, shown, strict=True):
+        assert row[:4] == [one.client, str(one.rows), f"{one.before['loss']:.4f}", f"{one.after['loss']:.4f}"]
+        assert f"{abs(one.change['loss'].mean):.4f}" in row[4]
+        assert ("±" in row[4]) == (one.rows > 1)
+    assert page.run("document.querySelectorAll('#page i').length") == 0  # a name is text
+    took = page.run("[...document.querySelectorAll('#rounds tbody tr')].map(r => r.lastElementChild.innerText)")
+    assert took[1:] == ["<i>hr, it"] * 2
+    both = show(departments, plain)
+    assert both.run("document.querySelectorAll('#each-client table').length") == 1
+    assert both.run("document.querySelector('#each-client caption').innerText") == "departments"
 
 
 def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):
@@ -514,6 +566,21 @@ def test_runs_that_send_far_more_than_others_share_a_log_scale(show, plain, larg
         "[...document.querySelectorAll('#traffic-and-time figure:nth-child(2) .tick')].map(t => t.textContent)"
     )
     assert {"10 kB", "100 kB"} <= set(ticks)
+
+
+def test_the_comparison_is_whole_in_a_small_window(show, plain, pro):
+    page = show(plain, pro, width=390)
+    cells = page.run("""[...document.querySelectorAll('header td, header tbody th')].map(cell => {
+        const box = cell.getBoundingClientRect();
+        return [box.left, box.right, cell.scrollWidth - cell.clientWidth, cell.dataset.column ?? ''];
+    })""")
+    assert len(cells) == 2 * 9 + 3 * 3  # two runs; three keys in which the recipes differ
+    assert all(left >= 0 and right <= 390 and hidden <= 0 for left, right, hidden, _ in cells)
+    assert {column for *_, column in cells if column} >= {"algorithm", "held-out loss", "Rouge-L", "time", "pro"}
+    assert page.run("getComputedStyle(document.querySelector('header thead')).display") == "none"
+    wide = show(plain, pro, width=1280)
+    assert wide.run("getComputedStyle(document.querySelector('header thead')).display") == "table-header-group"
+    assert wide.run("getComputedStyle(document.querySelector('header td')).display") == "table-cell"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

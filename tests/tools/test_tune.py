@@ -17,7 +17,7 @@ from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.tools.eps_ladder import LADDER, Rung, Scalars, judge, measure
+from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
 from fedkseed.tools.tune import FACTOR, TRIALS, Bench, Trial, Tuning, limits, rates, try_rates, tune
 from fedkseed.weights.layout import Layout
 

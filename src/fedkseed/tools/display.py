@@ -6,15 +6,19 @@ This module does not import PyTorch, so that commands that only read a run start
 import json
 import math
 import sys
+import time
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from contextvars import ContextVar
 from dataclasses import asdict, replace
+from datetime import timedelta
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -25,15 +29,19 @@ from ..evaluation.statistics import (
     Choice,
     Confusion,
     Evaluation,
+    Gain,
     McNemar,
     counted,
     estimate,
+    gain_of_all,
+    gains_table,
     most_frequent,
     named,
     paired_change,
     title_of,
 )
 from ..run.metrics import line, telling
+from ..run.pace import Pace
 
 if TYPE_CHECKING:
     from ..round import Report
@@ -41,6 +49,7 @@ if TYPE_CHECKING:
 
 console = Console(markup=False)  # paths and texts of users may hold brackets
 QUIET, USUAL, VERBOSE = range(3)
+MOST_CLIENTS = 20  # of the table of gains; of more, those that gained most and those that lost most
 _level: ContextVar[int] = ContextVar("level", default=USUAL)  # of what a command shows beside its results
 
 
@@ -54,6 +63,13 @@ def showing(level: int, as_json: bool = False) -> Iterator[None]:
     finally:
         console.stderr = before
         _level.reset(token)
+
+
+@contextmanager
+def own_bars_alone() -> Iterator[None]:
+    """Hide the bars that another library shows on stderr, where no progress is wanted."""
+    with redirect_stderr(StringIO()) if _level.get() == QUIET else nullcontext():
+        yield
 
 
 def print_error(error: BaseException) -> None:
@@ -79,6 +95,20 @@ def _jsonable(value: Any) -> Any:
     return value
 
 
+class TimeLeft(ProgressColumn):
+    """The time until a bar's end, which counts down between two steps.
+
+    The column of `rich` forgets steps that were more than 30 s ago, and so shows no time for rounds of a minute.
+    """
+
+    max_refresh = 0.5  # seconds
+
+    def render(self, task: Task) -> Text:
+        ends = task.fields["ends"]
+        left = "-:--:--" if ends is None else timedelta(seconds=max(0, round(ends - time.time())))
+        return Text(str(left), style="progress.remaining")
+
+
 class Bars:
     """Progress on the terminal: one bar for the rounds, if there are any, and one for the present activity."""
 
@@ -88,14 +118,15 @@ class Bars:
             TextColumn("{task.description:34}", markup=False),
             BarColumn(24),
             MofNCompleteColumn(),
-            TimeRemainingColumn(),
+            TimeLeft(),
         )
         self.bars = Progress(
             *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True,
             disable=self.level == QUIET,
         )  # fmt: skip
-        self.rounds = self.bars.add_task("rounds", total=rounds, extra="", visible=rounds > 0)
-        self.now = self.bars.add_task("", total=1, extra="", visible=False)
+        self.rounds = self.bars.add_task("rounds", total=rounds, extra="", ends=None, visible=rounds > 0)
+        self.now = self.bars.add_task("", total=1, extra="", ends=None, visible=False)
+        self.pace, self.began = Pace(), 0.0  # the second: when the present activity began
         self.total = rounds
         self.bytes = 0
 
@@ -108,24 +139,47 @@ class Bars:
 
     def note(self, text: str) -> None:
         if self.level != QUIET:
-            self.bars.console.print(Text(text, style="dim"))
+            self._say(Text(text, style="dim"))
 
     def begin(self, what: str, total: int) -> None:
         if self.level == VERBOSE:
             self.note(f"{what}: {total} steps")
-        self.bars.reset(self.now, total=total, description=what, visible=True, extra="")
+        self.bars.reset(self.now, total=total, description=what, visible=True, extra="", ends=None)
+        self.began = time.time()
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
         self.bars.update(self.now, advance=count)
+        done, now = self._of(self.now).completed, time.time()
+        if done:
+            left = (self._of(self.now).total or done) - done
+            self.bars.update(self.now, ends=now + (now - self.began) / done * left)
         if loss is not None:
             self.bars.update(self.now, extra=f"loss {loss:.3f}")
 
     def round_done(self, report: "Report") -> None:
         self.bytes += report.bytes_total
-        self.bars.update(self.rounds, completed=report.round + 1, extra=f"{self.bytes / 1000:.1f} kB so far")
+        self.bars.update(self.rounds, completed=report.round, extra=f"{self.bytes / 1000:.1f} kB so far")
+        self.count_round(report.seconds)
         text = f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"
         if self.level != QUIET:
-            self.bars.console.print(text, highlight=False)
+            self._say(Text(text))
+
+    def clients(self, numbers: Collection[int], standing: str) -> None:
+        """Show nothing: the bar of the present activity says enough, and `fedkseed watch` says more."""
+
+    def count_round(self, seconds: float) -> None:
+        """Advance the bar of the rounds by one, which took some seconds."""
+        self.pace.round_done(seconds)
+        self.bars.update(self.rounds, advance=1)
+        task = self._of(self.rounds)
+        self.bars.update(self.rounds, ends=self.pace.end(int((task.total or 0) - task.completed)))
+
+    def _say(self, text: Text) -> None:
+        """Print a line above the bars: on a terminal as wide as that, in a log in one piece."""
+        self.bars.console.print(text, highlight=False, soft_wrap=not console.is_terminal)
+
+    def _of(self, number: TaskID) -> Task:
+        return self.bars.tasks[self.bars.task_ids.index(number)]
 
 
 def print_rounds(
@@ -193,10 +247,12 @@ def print_result(result: "Result") -> None:
         console.print(table)
         for of, now in after.every.items():
             print_confusion(now.choices, of)
+        print_gains(result.gains)
         _print_answers(before.answers, after.answers)
         _print_choice(result.best, result.stopped)
     else:
-        console.print(f"{_tuned(result)}; nothing was evaluated", highlight=False)
+        console.print(f"{_tuned(result)}; nothing was evaluated here", highlight=False)
+        print_gains(result.gains)
     costs = Table("cost", Column("value", overflow="fold"))  # a digest must not be cut
     if reports:
         down, up = max(r["bytes_down"] for r in reports), max(r["bytes_up"] for r in reports)
@@ -237,6 +293,35 @@ def print_scores(scores: Evaluation, base: Evaluation) -> None:
             print_confusion(found.choices, of)
 
 
+def print_gains(found: Sequence[Gain]) -> None:
+    """Print a table with a row a client: the loss of the base model and of the tuned one on the client's own rows."""
+    if not found:
+        return
+    names = [name for name in dict.fromkeys(name for one in found for name in one.change) if name != "loss"]
+    scored = bool(found[0].before)
+    table = Table(title="each client's own held-out rows, which it did not train on")
+    for name in ("client", "rows", *(("loss before", "after") if scored else ()), "change", "", *map(title_of, names)):
+        table.add_column(name, justify="left" if name in ("client", "") else "right")
+    shown, half = list(found), MOST_CLIENTS // 2
+    if len(found) > MOST_CLIENTS:
+        shown.sort(key=lambda one: one.change["loss"].mean)
+        shown = [*shown[:half], *shown[-half:]]
+    for number, one in enumerate(shown):
+        if number == half and len(found) > len(shown):
+            table.add_row(Text("…"))
+        loss = [f"{means['loss']:.4f}" for means in (one.before, one.after)] if scored else []
+        others = [one.change[name].text("+") if name in one.change else "" for name in names]
+        table.add_row(Text(one.client), f"{one.rows:,}", *loss, one.change["loss"].text("+"), one.verdict, *others)
+    console.print(table)
+    verdicts = Counter(one.verdict for one in found)
+    counts = ", ".join(f"{verdicts[word]:,} {word}" for word in ("gained", "lost", "unclear") if verdicts[word])
+    console.print(
+        f"{counts} of {len(found):,} clients (unclear: within two standard errors); over all rows the loss changed by "
+        f"{gain_of_all(found):+.4f}",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+
+
 def show_result(result: "Result", as_json: bool) -> None:
     """Print the result of a run as tables, or as one JSON document."""
     if as_json:
@@ -249,6 +334,7 @@ def result_table(result: "Result") -> dict[str, Any]:
     """The results of a run as a table of plain values, for JSON."""
     return {
         "sets": sets_table(result.before, result.after),
+        "clients": gains_table(result.gains),
         "rounds": len(result.reports),
         "bytes_down": max((report["bytes_down"] for report in result.reports), default=0),
         "bytes_up": max((report["bytes_up"] for report in result.reports), default=0),
@@ -331,11 +417,12 @@ def cut(text: str, most: int = 240) -> str:
 
 
 def _print_choice(best: int | None, stopped: str | None) -> None:
-    """Print which round's model is the tuned one, where a recipe lets its validation part choose; see `Result`."""
+    """Print which round's model is the tuned one, where a choice was made or the run diverged; see `Result`."""
     if stopped is not None:
         console.print(stopped, highlight=False, soft_wrap=True)
     if best is not None:
-        console.print(f"the best on the validation part, and the tuned model: after {best} rounds", highlight=False)
+        none = "the tuned model is the base model: no round that was evaluated was better"
+        console.print(f"the tuned model is that after {best} rounds" if best else none, highlight=False)
 
 
 def print_confusion(choices: Sequence[Choice], of: str = "") -> None:

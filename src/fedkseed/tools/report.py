@@ -2,7 +2,8 @@
 
 This module collects the numbers, and the scripts in `assets/` draw them in the browser. The numbers are in one JSON
 block, in which `<` is escaped; the scripts put texts into the page as text nodes only, so a category or a name that
-looks like HTML stays text. The page's own security policy forbids any request and any other script.
+looks like HTML stays text. The page's own security policy forbids any other script and any request, but for those of
+`fedkseed watch --serve` to its own server.
 """
 
 import base64
@@ -29,10 +30,13 @@ from ..evaluation.statistics import (
     Confusion,
     Estimate,
     Evaluation,
+    Gain,
     McNemar,
     balanced_accuracy,
     counted,
     estimate,
+    gains,
+    gains_table,
     most_frequent,
     named,
     paired_change,
@@ -41,7 +45,7 @@ from ..evaluation.statistics import (
 from ..files import write_atomically
 from ..recipe.algorithms import ALGORITHMS
 from ..run.metrics import METRICS, values
-from ..run.store import STOPPED, Store
+from ..run.store import GAINS, STOPPED, Store
 from ..strategies.kseed import State, importance
 
 
@@ -122,6 +126,7 @@ class Account:
     against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
     directions: Directions | None
     clients: Holdings | None
+    gains: list[dict[str, Any]]  # of each client whose own rows were measured
     recipe: str
 
 
@@ -138,8 +143,12 @@ def write_report(runs: Sequence[Path], output: Path) -> None:
 
 def page(runs: Sequence[Path]) -> str:
     """The page as HTML text."""
-    stores = [Store(directory) for directory in runs]
-    names = _names(runs)
+    names = names_of(runs)
+    return document(", ".join(names), content([Store(directory) for directory in runs], names))
+
+
+def content(stores: Sequence[Store], names: Sequence[str]) -> str:
+    """The page's data as JSON."""
     accounts = [account(store, name, stores[0]) for store, name in zip(stores, names, strict=True)]
     names_of_scores = [name for one in accounts for found in one.evaluations for name in found.others]
     scores = {name: -1 if name.endswith(": loss") else 1 for name in names_of_scores}  # the sign of an improvement
@@ -147,15 +156,23 @@ def page(runs: Sequence[Path]) -> str:
         "version": __version__,
         "metrics": [{key: getattr(m, key) for key in ("name", "title", "unit", "always")} for m in METRICS],
         "scores": [{"name": name, "title": title_of(name), "good": good} for name, good in scores.items()],
+        "titles": {name: title_of(name) for one in accounts for gain in one.gains for name in gain["change"]},
         "runs": [asdict(one) for one in accounts],
         "differences": differences(stores),
     }
-    style, script = _asset("report.css"), _asset("charts.js") + _asset("report.js")
+    return json.dumps(_plain(data), allow_nan=False, separators=(",", ":"))
+
+
+def document(title: str, data: str, live: bool = False) -> str:
+    """The page as HTML text, with its data; `live`: with a script that asks the page's own server for newer data."""
+    style = _asset("report.css")
+    script = "".join(map(_asset, ["charts.js", "report.js", *(["live.js"] if live else [])]))
+    policy = f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'"
     return Template(_asset("report.html")).substitute(
-        title=html.escape(", ".join(names)),
-        policy=f"default-src 'none'; img-src data:; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        title=html.escape(title),
+        policy=policy + ("; connect-src 'self'" if live else ""),
         style=style,
-        data=json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c"),
+        data=data.replace("<", "\\u003c"),
         script=script,
     )
 
@@ -176,6 +193,7 @@ def account(store: Store, name: str, first: Store) -> Account:
         against_first=None if store is first else against(store, first),
         directions=directions(kseed_state(store, recipe.training.algorithm)),
         clients=holdings(store, done),
+        gains=gains_table(gains_of(store)),
         recipe=store.recipe.read_text(encoding="utf-8"),
     )
 
@@ -282,6 +300,17 @@ def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
     return Holdings(**known, taken=[taken[client] for client in range(len(known["examples"]))])
 
 
+def gains_of(store: Store) -> list[Gain]:
+    """The gain of each client by the tuned model, or by that of the latest evaluation; those that clients have sent."""
+    if (sent := store.recall(GAINS)) is not None:
+        return [Gain.of(table) for table in sent]
+    known = store.evaluations()
+    if 0 not in known:
+        return []
+    tuned = max(known) if (chosen := store.tuned) not in known else chosen
+    return gains(Evaluation.of(known[0]), Evaluation.of(known[tuned])) if tuned else []
+
+
 def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
     """The keys in which the recipes differ, with the value of each run."""
     tables = [_flat(store.load_recipe().model_dump()) for store in stores]
@@ -289,7 +318,7 @@ def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
     return {key: value for key, value in values.items() if any(v != value[0] for v in value)}
 
 
-def _names(runs: Sequence[Path]) -> list[str]:
+def names_of(runs: Sequence[Path]) -> list[str]:
     """The directories' names, or whole paths where names are equal."""
     names = [run.resolve().name for run in runs]
     return [str(run) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]

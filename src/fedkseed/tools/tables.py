@@ -8,9 +8,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from ..run.eps_ladder import TOLERANCE, Scalars
+from ..run.harness import TaskScore
 from .compare import AWAY, Costs
 from .display import console, short
-from .eps_ladder import TOLERANCE, Scalars
 from .forecast import Forecast
 from .tune import Trial, Tuning, derives
 
@@ -77,6 +78,17 @@ def print_tuning(found: Tuning) -> None:
     _say("\n".join(["", "[derivatives]" if derives(found.recipe) else "[training]", *lines]))
 
 
+def print_tasks(found: Sequence[TaskScore]) -> None:
+    """Print the scores of tasks, a metric a row."""
+    beside = any(score.base is not None for score in found)
+    table = Table("task", "metric", *(["base", "tuned", "change"] if beside else ["tuned"]), box=SIMPLE_HEAD)
+    for score in found:
+        before = [str(score.base)] if beside else []
+        change = [score.change.text("+") if score.change is not None else ""] if beside else []
+        table.add_row(Text(score.task), Text(score.metric), *before, str(score.tuned), *change)
+    console.print(table)
+
+
 def tuning_table(found: Tuning) -> dict[str, Any]:
     """The results of a search as a table of plain values, for JSON."""
     trials = [
@@ -133,8 +145,8 @@ def _print_trials(found: Tuning) -> None:
             table.add_row(f"{trial.lr:g}", "", "", Text(trial.failure))
             continue
         change, apart = trial.change(found.before), trial.change(found.best.losses)
-        other = "" if trial is found.best else f"{apart.mean:+.5f} ± {apart.error:.5f}"
-        table.add_row(f"{trial.lr:g}", f"{change.mean:+.5f} ± {change.error:.5f}", other, _verdict(found, trial))
+        other = "" if trial is found.best else apart.text("+", 5)
+        table.add_row(f"{trial.lr:g}", change.text("+", 5), other, _verdict(found, trial))
     console.print(table)
     same = found.alike
     _say(f"on {len(found.before)} examples of clients; ± is one standard error over them, paired by example")

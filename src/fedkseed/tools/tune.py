@@ -19,10 +19,10 @@ from ..local.work import LocalWork
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
+from ..run.eps_ladder import Clock, Scalars, measure
 from ..run.simulation import Simulation
 from ..run.watchers import Progress
 from ..strategy import Strategy
-from .eps_ladder import Clock, Scalars, measure
 
 EXAMPLES = 64  # number of the clients' training examples on which trials are compared
 LOCAL_STEPS = 32  # of all clients of a trial together
@@ -204,7 +204,7 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
             break
         found.trials.append(trial := bench.trial(_with(recipe, strategy, lr=lr), lr))
         change = trial.change(found.before)
-        simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.mean:+.5f} ± {change.error:.5f}"))
+        simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.text('+', 5)}"))
         longest = max(longest, clock() - begin)
     simulation.setup.load(simulation.strategy.init())
 

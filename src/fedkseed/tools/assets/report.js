@@ -1,16 +1,23 @@
 // The page: one section a question. Its data is `account` of report.py, one a run.
 
-const page = JSON.parse(document.getElementById("data").textContent);
-const runs = page.runs.map((run, k) => ({
-  ...run,
-  look: { name: run.name, colour: `c${k % 8}`, dash: `dash${Math.floor(k / 8) % 3}` },
-  shape: SHAPES[k % SHAPES.length],
-  last: run.evaluations.find((e) => e.done === run.best) ?? run.evaluations.at(-1), // of the tuned model
-  base: run.evaluations.find((e) => e.done === 0),
-  time: run.rounds.at(-1)?.seconds_total ?? 0,
-  bytes: run.rounds.at(-1)?.bytes ?? 0,
-}));
-const several = runs.length > 1;
+let page, runs, several;
+let FAR; // Do some runs send so much more than others that one scale can't show both?
+
+function take(data) {
+  page = data;
+  runs = page.runs.map((run, k) => ({
+    ...run,
+    look: { name: run.name, colour: `c${k % 8}`, dash: `dash${Math.floor(k / 8) % 3}` },
+    shape: SHAPES[k % SHAPES.length],
+    last: run.evaluations.find((e) => e.done === run.best) ?? run.evaluations.at(-1), // of the tuned model
+    base: run.evaluations.find((e) => e.done === 0),
+    time: run.rounds.at(-1)?.seconds_total ?? 0,
+    bytes: run.rounds.at(-1)?.bytes ?? 0,
+  }));
+  several = runs.length > 1;
+  FAR = most(runs.map((run) => run.bytes)) > 50 * extent(runs.map((run) => run.bytes).filter(Boolean))[0];
+}
+
 const PAIRED =
   "Changes are paired, on the same held-out examples, ± one standard error over these examples; " +
   "what another seed would change is not in it. Unclear: within two standard errors.";
@@ -18,9 +25,6 @@ const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"
 const loss = (v) => fixed(v, 4);
 const heading = (title) => (title.includes(":") ? title : title[0].toUpperCase() + title.slice(1));
 const most = (values) => extent(values)[1];
-
-// Do some runs send so much more than others that one scale can't show both?
-const FAR = most(runs.map((run) => run.bytes)) > 50 * extent(runs.map((run) => run.bytes).filter(Boolean))[0];
 
 const AXES = {
   rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
@@ -100,7 +104,7 @@ function tiles(run) {
     final &&
       tile("Rounds", `${rounds.length} of ${run.planned}`, null, [
         `${plural(final.clients.length, "client")} in the last`,
-        run.best != null && `the tuned model, best on the validation part: ${AXES.rounds.show(run.best)}`,
+        run.best != null && `the tuned model: ${run.best ? AXES.rounds.show(run.best) : "the base model"}`,
         sum("skipped") ? `${plural(sum("skipped"), "probe")} skipped: loss not finite` : null,
       ]),
   );
@@ -171,7 +175,7 @@ function comparison() {
     bytes(run.bytes),
     duration(run.time),
   ]);
-  return table(head, rows, PAIRED);
+  return table(head, rows, PAIRED, "stack");
 }
 
 function recipesDiffer() {
@@ -182,23 +186,24 @@ function recipesDiffer() {
     return typeof value === "string" ? value : JSON.stringify(value);
   };
   const rows = Object.entries(page.differences).map(([key, values]) => [html("code", {}, key), ...values.map(text)]);
-  return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows);
+  return table(["what the recipes differ in", ...runs.map((run) => run.name)], rows, null, "stack");
 }
 
-function table(head, rows, caption) {
+/** A table; one of the kind `stack` becomes a list where the window is narrow, each cell beside its column's name. */
+function table(head, rows, caption, kind = null) {
   const names = head.map((cell) => html("th", { scope: "col" }, cell));
   const line = ([first, ...others]) =>
     html(
       "tr",
       {},
       html("th", { scope: "row" }, first),
-      others.map((cell) => html("td", {}, cell)),
+      others.map((cell, k) => html("td", { "data-column": kind && head[k + 1] }, cell)),
     );
   const parts = [html("thead", {}, html("tr", {}, names)), html("tbody", {}, rows.map(line))];
   return html(
     "div",
     { class: "scroll", tabindex: 0 },
-    html("table", {}, caption && html("caption", {}, caption), parts),
+    html("table", { class: kind }, caption && html("caption", {}, caption), parts),
   );
 }
 
@@ -318,6 +323,33 @@ function choices() {
   );
   if (!found.length) return null;
   return section("Choices", null, ...found);
+}
+
+// -------------------------------------------------------------------------------------------- each client
+
+/** A change without an error, as of a single row, has no judgement. */
+const moved = (estimate, good) => changed(estimate, good) ?? (estimate ? change(estimate.mean, 4) : "–");
+
+/** What tuning changed for each client, on rows of its own that it did not train on. */
+function gains() {
+  const tables = runs
+    .filter((run) => run.gains.length)
+    .map((run) => {
+      const scored = "loss" in run.gains[0].before;
+      const measured = new Set(run.gains.flatMap((one) => Object.keys(one.change)));
+      const others = [...measured].filter((name) => name !== "loss");
+      const losses = scored ? ["loss before", "loss after"] : [];
+      const head = ["client", "rows", ...losses, "change of the loss", ...others.map((name) => page.titles[name])];
+      const rows = run.gains.map((one) => [
+        one.client,
+        whole(one.rows),
+        ...(scored ? [loss(one.before.loss), loss(one.after.loss)] : []),
+        moved(one.change.loss, -1),
+        ...others.map((name) => moved(one.change[name], 1)),
+      ]);
+      return table(head, rows, several ? run.name : "Of rows that the client did not train on, ± one standard error");
+    });
+  return tables.length ? section("Each client", null, ...tables) : null;
 }
 
 // ------------------------------------------------------------------------------------------------ answers
@@ -516,7 +548,7 @@ function clients() {
 
 /** What the clients of one run, or of several equal ones, hold and did. */
 function people({ examples, categories, taken, too_long, held_out, names: own }, names) {
-  const client = (k) => (own.length ? `client ${k} (${own[k]})` : `client ${k}`);
+  const client = (k) => own[k] ?? `client ${k}`;
   const order = examples.map((_, k) => k).sort((a, b) => examples[b] - examples[a] || a - b);
   const parts = kinds(categories);
   const holds = order.map((k) => ({
@@ -603,7 +635,7 @@ function rounds() {
       r.done,
       ...scored(r.done),
       ...metrics.map(({ name }) => signed(r.texts[name])),
-      r.clients.join(" "),
+      r.clients.map((k) => run.clients?.names[k] ?? k).join(run.clients?.names.length ? ", " : " "),
     ]);
     return fold(
       run,
@@ -643,15 +675,33 @@ const section = (title, note, ...content) => {
   );
 };
 
-const sections = [learning(), choices(), answers(), traffic(), directions(), clients(), rounds(), recipes()].filter(Boolean);
-const links = html(
-  "nav",
-  { "aria-label": "Sections" },
-  sections.map((node) => html("a", { href: `#${node.id}` }, node.querySelector("h2").textContent)),
-);
-document
-  .getElementById("page")
-  .append(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
+/** Show other data. What a reader has opened, chosen and scrolled to stays so. */
+function show(data) {
+  const all = (what) => [...document.querySelectorAll(what)];
+  const opened = all("details").map((node) => node.open);
+  const across = all(".scroll").map((node) => node.scrollLeft);
+  const chosen = document.querySelector("input[name=axis]:checked")?.value;
+  take(data);
+  const sections = [learning, gains, choices, answers, traffic, directions, clients, rounds, recipes]
+    .map((made) => made())
+    .filter(Boolean);
+  const links = html(
+    "nav",
+    { "aria-label": "Sections" },
+    sections.map((node) => html("a", { href: `#${node.id}` }, node.querySelector("h2").textContent)),
+  );
+  document
+    .getElementById("page")
+    .replaceChildren(headline(), links, ...sections, html("footer", {}, `made by fedkseed ${page.version}`));
+  bubble.hidden = true;
+  all("figure").forEach((node) => node.redraw());
+  all("details").forEach((node, k) => (node.open = opened[k] ?? node.open));
+  all(".scroll").forEach((node, k) => (node.scrollLeft = across[k] ?? 0));
+  const choice = chosen && document.querySelector(`input[name=axis][value=${chosen}]`);
+  if (choice && !choice.checked) choice.click();
+}
+
 document.body.append(bubble);
-document.querySelectorAll("figure").forEach((node) => node.redraw());
+const given = JSON.parse(document.getElementById("data").textContent);
+if (given) show(given);
 addEventListener("scroll", () => (bubble.hidden = true), { passive: true });
