@@ -1,7 +1,7 @@
 """A model of your own: four clients tune a small classifier that is no language model, and no recipe is read.
 
-`fedkseed.tune` does this in one call where all clients live in one process; here every part of it can be seen and
-replaced, and each client has a model of its own.
+`fedkseed.tune` does this in one call where all clients live in one process (own_model.py); here every part of it can be
+seen and replaced, and each client has a model of its own.
 
 Any torch.nn.Module will do. `fedkseed.hold` takes its weights over, and a client is its weights, its batches and a
 function that runs the model and returns a number. Run:  python docs/examples/model.py

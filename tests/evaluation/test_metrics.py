@@ -28,9 +28,10 @@ from fedkseed.models.loss import graph_loss, option_losses
 from fedkseed.paper.results import MEASURES, Outcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
+from fedkseed.run import trackers
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.tools import display, tensorboard
+from fedkseed.tools import display
 
 from ..conftest import CONFIGS, recipe_text
 from ..weights.test_streamed import model_of
@@ -280,9 +281,10 @@ def test_a_recipe_with_a_metric_that_does_not_go_is_refused(settings, message):
 def test_the_recipe_of_the_documentation_is_valid(request):
     text = (request.config.rootpath / "docs" / "evaluation.md").read_text()
     blocks = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
-    first, sets, choosing = (parse({"model": {"name": "x"}, **loads(block)}).evaluation for block in blocks)
+    first, sets, clients, choosing = (parse({"model": {"name": "x"}, **loads(block)}).evaluation for block in blocks)
     assert first.measured == ("loss", "choice", "accuracy", "exact match")
     assert [one.name for one in sets.sets or ()] == ["own rows", "unseen task", "general"]
+    assert clients.clients == 0.1
     assert (choosing.best, choosing.patience) == ("loss", 4)
 
 
@@ -420,7 +422,7 @@ def test_eval_prints_the_same(run, kept):
 
 def test_event_files_have_a_curve_of_each(run, kept):
     points = {}
-    for name, done, _, value in tensorboard.scalars(Store(run)):
+    for name, done, _, value in trackers.scalars(Store(run)):
         points.setdefault(name, {})[done] = value
     assert points["held-out/choice accuracy"] == {done: found.means["choice"] for done, found in kept.items()}
     assert points[f"held-out/{BALANCED}"] == {done: found.means[BALANCED] for done, found in kept.items()}

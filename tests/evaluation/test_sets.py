@@ -15,12 +15,15 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.cli import app
+from fedkseed.data.batches import collate
 from fedkseed.data.federated import Shares, share_out
 from fedkseed.data.reading import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of
 from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.models.loss import example_losses
+from fedkseed.run import trackers
 from fedkseed.run.store import STOPPED, Store
-from fedkseed.tools import report, tensorboard
+from fedkseed.tools import report
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text, rows
@@ -77,6 +80,23 @@ def run(tmp_path_factory) -> Path:
 @pytest.fixture(scope="module")
 def kept(run) -> dict[int, Evaluation]:
     return {done: Evaluation.of(found) for done, found in Store(run).evaluations().items()}
+
+
+@pytest.fixture(scope="module")
+def departments(tmp_path_factory) -> Path:
+    """A run with a client each for the rows about colours and those about numbers, which keep three of them back."""
+    folder = tmp_path_factory.mktemp("departments")
+    (folder / "data").mkdir()
+    for name, category in (("hr", "colour"), ("it", "number")):
+        own = [row for row in rows() if row["category"] in (category, "capital")]
+        (folder / "data" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in own))
+    lines = {
+        "count": 'split = "files"', "lr": "lr = 2e-3", "alpha": "", "generated": "generated = 2",
+        "examples": 'clients = 3\nevery = 2\nexamples = 8\nmetrics = ["accuracy", "exact match"]',
+    }  # fmt: skip
+    (folder / "recipe.toml").write_text(recipe_text(MODEL["folder"], folder / "data", **lines))
+    (folder / "printed.txt").write_text(fedkseed("run", folder / "recipe.toml", "--output", folder / "run"))
+    return folder / "run"
 
 
 # --- the rows ----------------------------------------------------------------------------------
@@ -247,7 +267,8 @@ def test_the_terminal_shows_each_set_with_its_paired_change(run, kept):
             assert f"{np.mean(after.measures[name]):.4f} ± " in line
             assert f"{change.mean:+.4f} ± {change.error:.4f}" in line
     assert "stopped early after 4 rounds: in 2 evaluations the held-out loss of the validation part" in printed
-    assert "the best on the validation part, and the tuned model: after 2 rounds" in printed
+    assert "stopped early after 4 rounds: in 2 evaluations the held-out loss of the validation part" in printed
+    assert "the tuned model is that after 2 rounds" in printed
 
 
 def test_eval_prints_each_set_of_the_best_round_and_of_any_other(run, kept):
@@ -266,7 +287,7 @@ def test_rounds_metrics_jsonl_and_event_files_have_the_means_of_each_set(run, ke
     for of, name in (("own rows", "loss"), ("unseen task", "accuracy"), ("general", "loss")):
         means = [float(np.mean(kept[done].sets[of].measures[name])) for done in kept]
         assert [lines[0]["base"][f"{of}: {name}"], *(line["evaluation"][f"{of}: {name}"] for line in lines)] == means
-        points = {done: value for at, done, _, value in tensorboard.scalars(Store(run))
+        points = {done: value for at, done, _, value in trackers.scalars(Store(run))
                   if at == f"held-out/{of}: {title_of(name)}"}  # fmt: skip
         assert points == dict(zip(kept, means, strict=True))
     printed = fedkseed("rounds", run)
@@ -276,7 +297,7 @@ def test_rounds_metrics_jsonl_and_event_files_have_the_means_of_each_set(run, ke
         f"{np.mean(found.sets['general'].losses):.4f}" for found in kept.values()
     ]
     assert "stopped early after 4 rounds" in printed
-    assert "the tuned model: after 2 rounds" in printed
+    assert "the tuned model is that after 2 rounds" in printed
 
 
 def test_the_report_has_each_set(run, kept):
@@ -292,6 +313,47 @@ def test_the_report_has_each_set(run, kept):
     good = {one["name"]: (one["title"], one["good"]) for one in json.loads(data)["scores"]}
     assert good["general: loss"] == ("general: held-out loss", -1)
     assert good["general: accuracy"] == ("general: token accuracy", 1)
+
+
+def test_each_client_sees_whether_it_gained(departments):
+    found = {done: Evaluation.of(table) for done, table in Store(departments).evaluations().items()}
+    before, after = found[0].sets["own rows"], found[3].sets["own rows"]
+    owners = np.array(before.owners)
+    assert sorted(before.owners) == ["hr"] * 3 + ["it"] * 3
+    assert before.owners == after.owners
+    losses = [np.array(one.losses) for one in (before, after)]
+    printed = (departments.parent / "printed.txt").read_text()
+    evaluated = fedkseed("eval", departments, "--json")  # with what goes to stderr
+    of_clients = json.loads(evaluated[evaluated.index("{") :])["clients"]
+    on_page = report.account(Store(departments), "run", Store(departments)).gains
+    for table, shown, name in zip(of_clients, on_page, ("hr", "it"), strict=True):
+        then, now = (values[owners == name] for values in losses)
+        change, error = float((now - then).mean()), float((now - then).std(ddof=1) / np.sqrt(3))
+        assert (table["client"], table["rows"]) == (name, 3)
+        assert table["before"]["loss"] == pytest.approx(then.mean())
+        assert table["after"]["loss"] == pytest.approx(now.mean(), abs=1e-5)
+        assert table["change"]["loss"] == pytest.approx({"mean": change, "error": error}, abs=1e-5)
+        answered = {"exact match"} if name in owners[:2] else set[str]()  # answers are written to the first two rows
+        assert table["change"].keys() == {"loss", "accuracy"} | answered
+        assert table["verdict"] == ("unclear" if abs(change) <= 2 * error else "gained" if change < 0 else "lost")
+        assert {key: shown[key] for key in ("client", "rows", "verdict")} == {
+            key: table[key] for key in ("client", "rows", "verdict")
+        }
+        row = next(line for line in printed.splitlines() if re.match(rf"│ {name}\b", line))
+        assert [f"{then.mean():.4f}", f"{now.mean():.4f}", f"{change:+.4f} ± {error:.4f}", table["verdict"]] == [
+            cell.strip() for cell in row.split("│")[3:7]
+        ]
+    mean = (losses[1] - losses[0]).mean()
+    assert f"over all rows the loss changed by {mean:+.4f}" in printed
+    assert '"names":["hr","it"]' in report.page([departments])
+
+
+def test_a_recipe_asks_for_the_clients_own_rows_once(tmp_path):
+    with pytest.raises(FedKSeedError, match="two sets are of the clients' own rows: give one"):
+        shares_of(tmp_path, OWN.format(1), "clients = 2")
+    taken = '[[evaluation.sets]]\nname = "own rows"\npath = "others.jsonl"\n'
+    with pytest.raises(FedKSeedError, match="two sets have the name 'own rows'"):
+        shares_of(tmp_path, taken, "clients = 2")
 
 
 def test_sets_that_take_no_rows_and_a_validation_part_change_nothing_but_the_evaluation(tmp_path):
@@ -310,6 +372,19 @@ def test_the_model_of_the_best_round_is_that_of_a_run_which_ends_there(run, tmp_
     assert one.tuned == other.tuned  # the digest of all its weights
     assert one.tuned in (run.parent / "printed.txt").read_text()
     assert Store(run).rounds == LAST
+
+
+def test_what_is_exported_is_the_best_rounds_model(run, kept, tmp_path):
+    fedkseed("export", run, tmp_path / "hf")
+    facts = (tmp_path / "hf" / "README.md").read_text()
+    assert f"| rounds | {BEST} |" in facts
+    for of in ("unseen task", "general"):
+        assert f"{np.mean(kept[BEST].sets[of].losses):.4f}" in facts
+    tuned, tokenizer = load_model(str(tmp_path / "hf")), load_tokenizer(str(MODEL["folder"]))
+    held_out = share_out(Store(run).load_recipe(), tokenizer).held_out
+    losses = [float(example_losses(tuned, collate([e], tokenizer.pad_token_id))[0]) for e in held_out]
+    assert losses == pytest.approx(kept[BEST].losses, abs=1e-4)
+    assert losses != pytest.approx(kept[LAST].losses, abs=1e-4)
 
 
 def test_rolled_back_and_resumed_it_ends_with_the_same_bits(run, tmp_path):

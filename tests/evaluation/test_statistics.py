@@ -15,12 +15,18 @@ from fedkseed.evaluation.statistics import (
     MOST_CLASSES,
     NOT_EVALUATED,
     Confusion,
+    Estimate,
     Evaluation,
+    Gain,
     McNemar,
     balanced_accuracy,
     counted,
     estimate,
+    gain_of_all,
+    gains,
+    gains_table,
     most_frequent,
+    natural,
     paired_change,
     title_of,
 )
@@ -37,6 +43,7 @@ def test_estimates_by_hand():
     change = paired_change([1.0, 5.0, 9.0], [0.0, 4.0, 8.0])
     assert (change.mean, change.error) == (-1, 0)
     assert math.isinf(estimate([1.0]).error)
+    assert (estimate([1.0]).text("+"), change.text("+", 2)) == ("+1.0000", "-1.00 ± 0.00")
 
 
 def test_a_confusion_matrix_counts_true_by_chosen():
@@ -100,6 +107,41 @@ def test_further_sets_survive_writing_and_reading_and_have_their_name_before_eac
     }  # fmt: skip
     assert [*found.every] == ["", "own rows", "general"]
     assert found.measures == {"loss": [2.0]}
+
+
+def test_the_gain_of_each_client_is_that_of_its_own_rows():
+    owners = ["b", "a", "b", "a", "b", "a"]
+    before = Evaluation([1.0], sets={"own rows": Evaluation([4.0, 1.0, 5.0, 1.0, 6.0, 1.0], [0.5, 0.0], owners=owners)})
+    after = Evaluation([1.0], sets={"own rows": Evaluation([3.0, 1.5, 4.0, 2.5, 4.0, 2.0], [1.0, 0.5], owners=owners)})
+    first, second = gains(before, after)
+    assert (first.client, first.rows, first.before["loss"], first.after["loss"]) == ("a", 3, 1.0, 2.0)
+    # 0.5, 1.5 and 1: the mean 1, the variance 0.25, of three
+    assert first.change["loss"].mean == pytest.approx(1.0)
+    assert first.change["loss"].error == pytest.approx(math.sqrt(0.25 / 3))
+    assert first.change["rouge"] == Estimate(0.5, math.inf)  # answers are written to the first two rows alone
+    assert [one.verdict for one in (first, second)] == ["lost", "gained"]
+    assert second.change["loss"].mean == pytest.approx(-4 / 3)
+    assert gain_of_all([first, second]) == pytest.approx((3.0 - 4.0) / 6)
+    table = json.loads(json.dumps([asdict(one) for one in (first, second)]))
+    assert [Gain.of(one) for one in table] == [first, second]
+    assert [one["verdict"] for one in gains_table([first, second])] == ["lost", "gained"]
+    assert gains(Evaluation([1.0]), Evaluation([1.0])) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (Estimate(-0.3, 0.1), "gained"), (Estimate(0.3, 0.1), "lost"), (Estimate(-0.2, 0.11), "unclear"),
+        (Estimate(-3.0, math.inf), "unclear"), (Estimate(math.nan, 0.1), "unclear"),
+    ],
+)  # fmt: skip
+def test_a_change_within_two_errors_is_no_gain(change, verdict):
+    assert Gain("a", 3, {}, {}, {"loss": change}).verdict == verdict
+
+
+def test_clients_are_in_the_order_of_their_numbers():
+    names = ["client 10", "client 2", "hr", "Ward ² b", "client 1"]
+    assert sorted(names, key=natural) == ["Ward ² b", "client 1", "client 2", "client 10", "hr"]
 
 
 def test_means_of_choices_show_a_model_that_says_the_same_to_all():

@@ -192,6 +192,26 @@ def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs,
     assert 'TEMPLATE """<user>{{ .Prompt }}<answer>"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
 
 
+def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(
+    runs, tmp_path, model_folder
+):
+    """In transformers and in llama.cpp, of a base model that is a folder or a GGUF file; a folder of words that nobody
+    knows keeps its own."""
+    tuned = open_tuned(runs["hadamard"])
+    export(tuned, tmp_path / "hf")
+    export(tuned, tmp_path / "gguf", "gguf", kind="f32")
+    export(open_tuned(tmp_path / "gguf"), tmp_path / "again", "gguf", kind="f32")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    messages = [{"role": "system", "content": "A child asks."}, {"role": "user", "content": QUESTION.instruction}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert asked == prompt(runs["hadamard"])
+    for folder in ("gguf", "again"):
+        there = LlamaCpp(tmp_path / folder / "model-f32.gguf")
+        assert there.tokens(there.worded(messages)) == asked
+    export(open_tuned(model_folder), tmp_path / "plain")
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain").chat_template is None
+
+
 def test_what_can_not_be_written_is_refused_before_a_model_is_loaded(runs, tmp_path):
     tuned = open_tuned(runs["hadamard"])
     (tmp_path / "there").mkdir()

@@ -13,10 +13,11 @@ import pytest
 
 from fedkseed.paper.results import Outcome
 from fedkseed.round import Report
+from fedkseed.run import trackers
 from fedkseed.run.metrics import METRICS, SUMS, Metric, line, telling
 from fedkseed.run.store import Store
 from fedkseed.strategies.kseed import State
-from fedkseed.tools import display, report, tensorboard
+from fedkseed.tools import display, report
 
 from ..conftest import recipe_text
 
@@ -80,7 +81,7 @@ def check_all_readers(metric: Metric, run: Path, monkeypatch) -> None:
         phrase = metric.phrase.format(value) if metric.phrase else f"{metric.title} {text}"
         assert phrase in on_terminal(LATE)
     assert table_of_rounds(run, monkeypatch)[metric.title] == text
-    assert (metric.name, 1, 8.25, value) in list(tensorboard.scalars(Store(run)))
+    assert (metric.name, 1, 8.25, value) in list(trackers.scalars(Store(run)))
     page = embedded(run)
     shown = {"name": metric.name, "title": metric.title, "unit": metric.unit, "always": metric.always}
     assert shown in page["metrics"]
@@ -114,7 +115,7 @@ def test_names_and_titles_are_told_apart():
 
 
 def test_event_files_add_up_what_was_sent(run):
-    found = {name: value for name, _, _, value in tensorboard.scalars(Store(run))}
+    found = {name: value for name, _, _, value in trackers.scalars(Store(run))}
     assert (found["bytes/down"], found["bytes/up"]) == (9001, 17_248 - 9001)
 
 
@@ -136,7 +137,7 @@ def test_a_round_without_a_finite_loss_says_so(run, monkeypatch):
     with Store(run).locked():
         Store(run).commit(State(1, np.zeros(4), np.zeros(4), np.zeros(4, np.int64)), replace(LATE, loss=float("nan")))
     assert table_of_rounds(run, monkeypatch)["local loss"] == "none finite"
-    assert "loss/local" not in {name for name, *_ in tensorboard.scalars(Store(run))}
+    assert "loss/local" not in {name for name, *_ in trackers.scalars(Store(run))}
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

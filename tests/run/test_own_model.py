@@ -116,3 +116,16 @@ def test_what_is_not_tuned_gets_no_gradient_and_every_switch_of_the_model_is_whe
 def test_a_clip_holds_for_derivatives_too():
     parties = fk.Parties(made(), loss, batches(), fk.LocalWork(1, "adam", steps=2, lr=1e-4, clip=0.01))
     assert parties.strategy.most(0) == pytest.approx(1e-4 * 2 * 0.01)
+
+
+@pytest.mark.parametrize("work", [fk.LocalWork(1, steps=4), fk.LocalWork(1, "sgd", steps=4, lr=1e-4)], ids=str)
+def test_a_pass_goes_on_from_round_to_round_and_takes_each_batch_once(work):
+    parties = fk.Parties(made(), loss, [list(range(6)), list(range(5))], work)
+    for number, own in enumerate(parties.batches):
+        client, taken = parties.client(number), []
+        for round_ in range(15):
+            batches = client.batches(round_)
+            taken += [next(batches) for _ in range(4)]
+        passes = [taken[first : first + len(own)] for first in range(0, 60, len(own))]
+        assert all(sorted(passed) == list(own) for passed in passes)
+        assert len({tuple(passed) for passed in passes}) > 5  # of 10 or 12 that are drawn from 120 or 720 orders

@@ -1,5 +1,6 @@
 """A run's directory: whole after any crash, clear when it can't be written."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkseed import FedKSeedError, State
+from fedkseed import FedKSeedError, State, files
 from fedkseed.round import Report
 from fedkseed.run import chain
 from fedkseed.run.store import Store, pack
@@ -228,6 +229,79 @@ def test_a_run_of_an_earlier_release_is_refused_as_such_and_left_as_it_was(tmp_p
     with pytest.raises(FedKSeedError, match="made by an earlier release"):
         Store(directory).load_recipe()
     assert (directory / "run.sqlite").read_bytes() == before
+
+
+def looked(store: Store) -> Store:
+    return Store(store.directory, looks=True)
+
+
+def contents(directory: Path) -> dict[str, tuple[int, bytes]]:
+    return {path.name: (path.stat().st_mtime_ns, path.read_bytes()) for path in directory.iterdir()}
+
+
+def test_a_look_finds_everything_and_writes_nothing(store):
+    store.evaluated(1, {"losses": [1.0], "rouge": [], "empty": []})
+    before = contents(store.directory)
+    look = looked(store)
+    assert look.reports() == store.reports()
+    assert same(look.state(State), state(3))
+    assert look.evaluations() == store.evaluations()
+    assert (look.rounds, look.recall("identity"), look.recall("nothing")) == (3, IDENTITY, None)
+    assert look.load_recipe() == store.load_recipe()
+    with pytest.raises(FedKSeedError, match="readonly"):
+        look.remember("identity", {})
+    assert contents(store.directory) == before
+
+
+def test_a_look_at_a_run_without_a_database_makes_none(tmp_path):
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    look = Store(tmp_path, looks=True)
+    assert (look.begun, look.rounds, look.reports(), look.evaluations()) == (False, -1, [], {})
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.toml"]
+    (tmp_path / "run.sqlite").touch()
+    assert look.reports() == []
+    assert (tmp_path / "run.sqlite").stat().st_size == 0
+
+
+KILLED = """
+import os, sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("PRAGMA cache_size = 1")
+database.execute("DELETE FROM rounds WHERE done > 1")
+for number in range(3000):
+    database.execute("INSERT INTO uploads VALUES (9, ?, ?, ?)", (number, bytes(300), b""))
+print(os.path.getsize(sys.argv[1] + "-journal"), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_look_at_a_run_that_was_killed_within_a_commit_shows_what_was_committed_before(store):
+    database = store.directory / "run.sqlite"
+    command = [sys.executable, "-c", KILLED, str(database)]
+    killed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert int(killed.stdout) > 0
+    reading = closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True))
+    with reading as reader, pytest.raises(sqlite3.OperationalError):  # the journal is hot: a writer would undo it
+        reader.execute("SELECT * FROM rounds")
+    before = contents(store.directory)
+    assert [r["round"] for r in looked(store).reports()] == [0, 1, 2]
+    assert contents(store.directory) == before
+    assert [r["round"] for r in store.reports()] == [0, 1, 2]
+    assert not database.with_name("run.sqlite-journal").exists()
+
+
+def test_a_process_that_begins_while_its_lock_is_looked_at_is_not_refused(store, monkeypatch):
+    waited = []
+    with (store.directory / "lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+
+        def sleep(seconds: float) -> None:
+            waited.append(seconds)
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+        monkeypatch.setattr(files.time, "sleep", sleep)
+        with store.locked():
+            assert waited == [files.GLANCE]
 
 
 @pytest.fixture(scope="module")

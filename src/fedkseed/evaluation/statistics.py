@@ -1,8 +1,9 @@
 """Means with their standard errors, the scores of a model, and statistics of the answers that it chooses."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from math import comb, inf, sqrt
 from pathlib import Path
 from statistics import fmean
@@ -22,9 +23,9 @@ class Estimate:
     def __str__(self) -> str:
         return self.text()
 
-    def text(self, sign: str = "") -> str:
+    def text(self, sign: str = "", digits: int = 4) -> str:
         """Mean ± error; with the sign `+` for a change."""
-        return f"{self.mean:{sign}.4f}" + (f" ± {self.error:.4f}" if self.error != inf else "")
+        return f"{self.mean:{sign}.{digits}f}" + (f" ± {self.error:.{digits}f}" if self.error != inf else "")
 
 
 Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
@@ -53,6 +54,7 @@ class Evaluation:
     choices: list[Any] = field(default_factory=list)  # of the metric `choice`: a `Choice` an example
     sets: dict[str, "Evaluation"] = field(default_factory=dict)  # of the other held-out sets, which have none
     answers: list[Any] = field(default_factory=list)  # the first SHOWN that were written: an `Answer` each
+    owners: list[str] = field(default_factory=list)  # the client of each example, where a set has the clients' own rows
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Evaluation":
@@ -119,6 +121,78 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
 def paired_change(before: Sequence[float], after: Sequence[float]) -> Estimate:
     """Mean change on the same examples and its standard error: far tighter than two separate means."""
     return estimate(np.asarray(after, float) - np.asarray(before, float))
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """The change that a tuned model brings to one client, on rows of its own that it does not train on."""
+
+    client: str
+    rows: int
+    before: dict[str, float]  # the mean of each metric with the base model; empty where a client keeps that to itself
+    after: dict[str, float]  # with the tuned one
+    change: dict[str, Estimate]  # paired, by metric
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> "Gain":
+        """The gain of a table, as `dataclasses.asdict` makes it."""
+        return cls(**{**table, "change": {name: Estimate(**one) for name, one in table["change"].items()}})
+
+    @property
+    def verdict(self) -> str:
+        """The change of the loss in a word: gained, lost, or unclear, where it is within two standard errors.
+
+        It is unclear, too, where no error is known.
+        """
+        loss = self.change["loss"]
+        if not abs(loss.mean) > 2 * loss.error:  # NaN is not
+            return "unclear"
+        return "gained" if loss.mean < 0 else "lost"
+
+
+def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
+    """The gain of each client, in the order of their names; none where no set has the clients' own rows.
+
+    Args:
+        before, after: evaluations of the same examples.
+    """
+    for of, now in after.sets.items():
+        then = before.sets.get(of, NOT_EVALUATED)
+        if now.owners and then.owners == now.owners:
+            return [gain(owner, then, now) for owner in sorted(set(now.owners), key=natural)]
+    return []
+
+
+def natural(name: str) -> list[tuple[int, str]]:
+    """A key for sorting by which `client 2` comes before `client 10`."""
+    return [(int(part), "") if part.isdecimal() else (0, part) for part in re.split(r"(\d+)", name)]
+
+
+def gain(owner: str, before: Evaluation, after: Evaluation) -> Gain:
+    """The gain of one client, from evaluations of a set whose `owners` name it."""
+
+    def own(values: Sequence[float]) -> list[float]:  # answers are written to the first examples alone
+        return [value for value, of in zip(values, after.owners, strict=False) if of == owner]
+
+    pairs = {name: (own(values), own(after.measures[name])) for name, values in before.measures.items()}
+    pairs = {name: pair for name, pair in pairs.items() if pair[0]}
+    return Gain(
+        owner,
+        after.owners.count(owner),
+        {name: fmean(then) for name, (then, _) in pairs.items()},
+        {name: fmean(now) for name, (_, now) in pairs.items()},
+        {name: paired_change(then, now) for name, (then, now) in pairs.items()},
+    )
+
+
+def gains_table(found: Sequence[Gain]) -> list[dict[str, Any]]:
+    """The gain of each client as a table of plain values."""
+    return [asdict(one) | {"verdict": one.verdict} for one in found]
+
+
+def gain_of_all(found: Sequence[Gain]) -> float:
+    """The mean change of the loss over all rows of all clients: a client counts by its rows."""
+    return sum(one.rows * one.change["loss"].mean for one in found) / sum(one.rows for one in found)
 
 
 @dataclass(frozen=True, slots=True)

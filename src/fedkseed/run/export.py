@@ -46,6 +46,8 @@ def export(
     """
     _require(tuned, output, format_, kind, rank, dtype)
     tokenizer = tuned.tokenizer()
+    if tuned.worded:  # programs that put messages to the model do it in the words on which it was tuned
+        tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
     with folder(output, 0o777) as part:
         if format_ == "hf":
             notes = _write_hf(tuned, tokenizer, part, dtype)

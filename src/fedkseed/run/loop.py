@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
-from ..evaluation.statistics import NOT_EVALUATED, Evaluation
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains
 from ..recipe.algorithms import remarks
 from ..recipe.schema import Recipe
 from ..round import Report
@@ -108,6 +108,7 @@ class Result:
     stopped: str | None = None  # the reason, where a run has ended early
     lora: int | None = None  # see `Finished`
     diverged: bool = False  # whether that is the reason
+    gains: list[Gain] = field(default_factory=list)  # of each client, where its own rows were measured
 
 
 def work(store: Store, federation: Federation) -> Result:
@@ -179,6 +180,7 @@ def work(store: Store, federation: Federation) -> Result:
         stopped=store.recall(STOPPED),
         lora=finished.lora,
         diverged=store.recall(DIVERGED) is not None,
+        gains=gains(before, after),
     )
 
 

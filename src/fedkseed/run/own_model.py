@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any, TypeAlias
 
 import torch
@@ -43,13 +44,15 @@ class Parties:
         model: any module. It is held until `finish`, in evaluation mode: the two losses of a step must not differ by
             dropout.
         loss: (model, batch) to a scalar tensor; for forward-only steps it needs no gradient.
-        batches: of each client; a batch is whatever `loss` takes.
+        batches: of each client; a batch is whatever `loss` takes. A pass takes each once, in an order of its own, and
+            goes on from round to round.
         local: the local steps; `sgd` and `adam` take derivatives along all directions, `two points` runs forward only.
         pool: the K directions; by default 4,096 of the family hadamard.
         tuned: shell patterns of parameter names.
         mode: where weights live, see `fedkseed.hold`.
         seed: of cohorts, batches and directions.
         basis: the factors of the pool's directions, for the families that need them.
+        wire: the precision of numbers that travel, see `KSeed`.
 
     Raises:
         FedKSeedError: there is no client, one has no batch, or the model can't be held.
@@ -67,6 +70,7 @@ class Parties:
         mode: str = "auto",
         seed: int = 0,
         basis: Basis | None = None,
+        wire: str = "compact",
     ) -> None:
         if not batches or not all(len(own) for own in batches):
             raise FedKSeedError(f"every client needs a batch, got {[len(own) for own in batches]} batches of clients")
@@ -81,21 +85,21 @@ class Parties:
             self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode, basis)
             run = Run(self.weights.pool, self.weights.base_digest)
             forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
-            self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None)
+            self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None, wire=wire)
         except BaseException:
             self._give_back()
             raise
 
     def client(self, number: int) -> Client[Pooled]:
         """One client, as algorithms see it."""
-        own = self.batches[number]
+        own, derivatives = self.batches[number], self.strategy.derivatives is not None
+        steps = self.strategy.work(derivatives).count(len(own))  # of a round
 
         def batches(round_: int) -> Iterator[Any]:
-            rng = generator(self.seed, Purpose.BATCHES, round_, number)
-            while True:  # every batch once in each pass
-                yield from (own[i] for i in rng.permutation(len(own)))
+            for passed in count(round_ * steps // len(own)):
+                order = generator(self.seed, Purpose.BATCHES, passed, number).permutation(len(own))
+                yield from (own[i] for i in order[max(0, round_ * steps - passed * len(own)) :])
 
-        derivatives = self.strategy.derivatives is not None
         graph = (lambda batch: self.loss(self.model, batch)) if derivatives else None
         return Client(number, self.weights, len(own), batches, self.value, graph=graph)
 
@@ -178,7 +182,7 @@ def tune(
         local: the local steps, and T, the number of rounds.
         size: clients that take part in a round; default all.
         on_round: called with the report of each round.
-        options: further arguments of `Parties`: pool, tuned, mode, seed, basis.
+        options: further arguments of `Parties`: pool, tuned, mode, seed, basis, wire.
 
     Raises:
         FedKSeedError: an argument is out of range, or the numbers diverge; the model is w_0 again.

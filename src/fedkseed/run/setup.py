@@ -279,7 +279,8 @@ class WithModel:
         for name, one in self.sets.items():
             metrics = replace(self.metrics, options=one.options)
             writes = write and name != VALIDATION  # which chooses by metrics of predictions
-            found.sets[name] = self.setup.score(one.examples, f"{what}, {name}", writes, metrics)
+            scores = self.setup.score(one.examples, f"{what}, {name}", writes, metrics)
+            found.sets[name] = replace(scores, owners=one.owners)
         return found
 
     def finish(self, state: Any, store: Store) -> Finished:

@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,11 @@ from ..wire.delta import lack, restore
 from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
 from .loop import Federation, Result, work
+from .now import Now
 from .privacy import kept_secret, new_secret, with_noise
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
+from .trackers import Trackers
 from .watchers import Progress, Silent
 from .workers import Answer, Workers, computing_with
 
@@ -174,21 +177,28 @@ class Simulation:
         messages = {number: data for number, data in restored.items() if data is not None}
         threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
         steps = {number: self.steps(number) for number in messages}
+        self.progress.clients(messages, "waiting")
         if options.at_once > 1:
             if self._workers is None:
                 self.progress.note(f"starting {options.at_once} processes")
                 self._workers = Workers(options.at_once, threads, _prepare, self.recipe, self.shares, self.secret)
             self.progress.begin(f"{len(messages)} clients, {options.at_once} at once", sum(steps.values()))
+            turns = iter(messages)  # the order in which processes take clients up
+            self.progress.clients([*islice(turns, options.at_once)], "training")
             for number, upload, seconds in self._workers.answers(messages):
                 self.stopwatch.steps += seconds
                 self.progress.advance(steps[number])
+                self.progress.clients([number], "answered")
+                self.progress.clients([*islice(turns, 1)], "training")
                 yield number, upload
             return
         for k, (number, data) in enumerate(messages.items()):
-            self.progress.begin(f"client {number} ({k + 1} of {len(messages)})", steps[number])
+            self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
+            self.progress.clients([number], "training")
             with computing_with(threads):
                 upload, seconds = self.answer(data, number)
             self.stopwatch.steps += seconds
+            self.progress.clients([number], "answered")
             yield number, upload
 
     def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
@@ -282,28 +292,43 @@ def _prepare(recipe: Recipe, shares: Shares, secret: bytes) -> Answer:
     return Simulation(recipe, shares=shares, serves=False, secret=secret).answer
 
 
-def start(recipe: Recipe | str | Path, directory: str | Path, progress: Progress | None = None) -> Result:
+def start(
+    recipe: Recipe | str | Path,
+    directory: str | Path,
+    progress: Progress | None = None,
+    trackers: Collection[str] = (),
+) -> Result:
     """Run a recipe in a new directory, which is made only after model and data are loaded.
 
     Args:
         recipe: a recipe, or the path of its file.
+        trackers: names of trackers, beside those of [report] to.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
     """
     recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
-    simulation = Simulation(recipe.absolute(), progress)
-    with closing(simulation), Store.create(directory, simulation.recipe.to_toml()) as store:
+    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
+    now = Now(copies)
+    simulation = Simulation(recipe.absolute(), now)
+    created = Store.create(directory, simulation.recipe.to_toml())
+    with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
         return work(store, simulation.federation)
 
 
-def resume(directory: str | Path, progress: Progress | None = None, model: str | None = None) -> Result:
+def resume(
+    directory: str | Path,
+    progress: Progress | None = None,
+    model: str | None = None,
+    trackers: Collection[str] = (),
+) -> Result:
     """Continue a run that was stopped, from its last committed round.
 
     Args:
         model: the place of the base model, if it has moved since; the run's recipe then names this place.
+        trackers: names of trackers, beside those of [report] to.
 
     Raises:
         FedKSeedError: there is no run, another process works on the run, or model or data have changed.
@@ -311,7 +336,14 @@ def resume(directory: str | Path, progress: Progress | None = None, model: str |
     directory = Path(directory)
     store = Store(directory)
     recipe = with_model(store.load_recipe(), model)
-    with store.locked(), closing(Simulation(recipe, progress, secret=kept_secret(recipe, directory))) as simulation:
+    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
+    now = Now(copies)
+    with (
+        store.locked(),
+        copies.copying(directory),
+        now.shown_in(directory),
+        closing(Simulation(recipe, now, secret=kept_secret(recipe, directory))) as simulation,
+    ):
         if model is not None:
             store.require_same(simulation.identity)
             store.change_recipe(recipe.to_toml())

@@ -9,6 +9,7 @@
     state-N.safetensors   the state after N rounds, where it is large: the last two, the best so far by [evaluation]
                           best, and those that clients of an asynchronous round still train with
     lock                  held by the process that works on the run
+    now.json              its present activity, for people (now.py)
 
 The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them. All
 files are for their owner alone.
@@ -21,10 +22,11 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -57,14 +59,20 @@ NONCES = "nonces"  # the fact with the nonces of a network's tasks, each with th
 REACH = "reach"  # the fact with `Federation.reach`, written after the state before the first round
 STOPPED = "stopped"  # the fact with the reason for which a run has ended early
 DIVERGED = "diverged"  # the fact with the round whose model is tuned, where that reason is divergence
+GAINS = "gains"  # the fact with a `Gain` of each client that has sent one, over a network
 RECIPE = "recipe"  # the fact with the digests that recipe.toml may have
 
 
 class Store:
-    """The directory of one run: made by `create`, opened again by `Store(directory)`."""
+    """The directory of one run: made by `create`, opened again by `Store(directory)`.
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    Args:
+        looks: nothing is written, and reading takes no longer than it must, since a commit of the process that works
+            on the run waits for it: the whole database is not checked.
+    """
+
+    def __init__(self, directory: Path, looks: bool = False) -> None:
+        self.directory, self._looks = directory, looks
         self.recipe = directory / "recipe.toml"
         self.adapter = directory / "adapter.safetensors"
         self.model = directory / "model"
@@ -222,7 +230,7 @@ class Store:
 
     def _require_whole(self, database: sqlite3.Connection, table: str = "") -> None:
         """Refuse a database, or a table of it, whose pages do not fit together: rows could be lacking unnoticed."""
-        if (found := database.execute(f"PRAGMA integrity_check{table}").fetchone()[0]) != "ok":
+        if not self._looks and (found := database.execute(f"PRAGMA integrity_check{table}").fetchone()[0]) != "ok":
             raise self._damaged(str(found))
 
     def _damaged(self, what: str) -> FedKSeedError:
@@ -310,13 +318,13 @@ class Store:
         if row is None:
             return None
         if row.state:
-            return _unpack(row, row.state, kind, self._database)
+            return unpack(row.state, kind, row.done, self._database)
         path = self._large(row.done)
         with border(f"can't read {path}, the state after {row.done} rounds (large ones are not kept for long)"):
             packed = path.read_bytes()
         if chain.digest(packed) != row.parts[: chain.SIZE]:
             raise self._damaged(f"{path} has changed")
-        return _unpack(row, packed, kind, path)
+        return unpack(packed, kind, row.done, path)
 
     def _row(self, done: int | None) -> "_Round | None":
         with self._connect() as database:
@@ -434,13 +442,14 @@ class Store:
     @contextmanager
     def _connect(self) -> Iterator[sqlite3.Connection]:
         """One transaction, which is on disk when it ends: synchronous=FULL syncs the journal and the file."""
-        if not self._database.exists():  # SQLite would make it for all to read; its journals get the same permissions
+        if not (self._looks or self._database.exists()):
+            # SQLite would make it for all to read; its journals get the same permissions
             with border(f"can't make {self._database}"), open(self._database, "ab", opener=private):
                 pass
         try:
             with (
                 border(f"can't use {self._database}"),
-                closing(sqlite3.connect(self._database, timeout=10)) as database,
+                _looking(self._database) if self._looks else closing(_connection(self._database)) as database,
             ):
                 database.execute("PRAGMA synchronous = FULL")
                 columns = [name for _, name, *_ in database.execute("PRAGMA table_info(rounds)")]
@@ -457,6 +466,33 @@ class Store:
                     yield database
         except (UnicodeDecodeError, MemoryError) as error:  # a damaged file's names in SQLite's errors; its sizes
             raise self._damaged(str(error)) from error
+
+
+def _connection(path: Path, mode: str = "rw") -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode={mode}", timeout=10, uri=True)
+
+
+@contextmanager
+def _looking(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that writes nothing, to a database that another process may be writing or about to make."""
+    with ExitStack() as stack:
+        if not path.exists() or not path.stat().st_size:
+            database = stack.enter_context(closing(sqlite3.connect(":memory:")))
+            database.executescript(SCHEMA)
+            yield database
+            return
+        database = stack.enter_context(closing(_connection(path, "ro")))
+        try:
+            _tables(database)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorname != "SQLITE_READONLY_ROLLBACK":
+                raise
+            # A process was killed within a commit. Whoever goes on with the run undoes it; here, a copy is mended.
+            folder = Path(stack.enter_context(TemporaryDirectory()))
+            for part in (path, path.with_name(f"{path.name}-journal")):
+                shutil.copyfile(part, folder / part.name)
+            database = stack.enter_context(closing(_connection(folder / path.name)))
+        yield database
 
 
 def _tables(database: sqlite3.Connection) -> set[tuple[Any, ...]]:
@@ -504,12 +540,13 @@ def pack(state: Any) -> bytes:
     return save({field.name: np.atleast_1d(getattr(state, field.name)) for field in fields(state)})
 
 
-def _unpack(row: _Round, data: bytes, kind: type[State], where: Path) -> State:
+def unpack(data: bytes, kind: type[State], done: int, where: Path) -> State:
+    """The state after `done` rounds from its bytes, which are those of `where`."""
     try:
         tensors = load(data)
-        if (of := tensors.pop("round").tolist()) != [row.done]:
-            raise ValueError(f"the state of round {row.done} says that it is of {of}")
-        return kind(**{"round": row.done}, **tensors)
+        if (of := tensors.pop("round").tolist()) != [done]:
+            raise ValueError(f"the state of round {done} says that it is of {of}")
+        return kind(**{"round": done}, **tensors)
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
         raise FedKSeedError(f"{where} is damaged ({error}); roll back to an earlier round or start again") from error
 

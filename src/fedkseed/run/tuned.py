@@ -33,6 +33,7 @@ class TunedModel:
         adapters: folder of adapters of the `peft` library.
         weights: a whole model, as `load_model` takes it.
         store: the run, where it is there.
+        worded: whether it is known on which words it was tuned; `wording` is else a guess.
     """
 
     path: Path
@@ -44,6 +45,7 @@ class TunedModel:
     adapters: Path | None = None
     weights: str | None = None
     store: Store | None = None
+    worded: bool = True
 
     def load_base(self) -> nn.Module:
         """The base model.
@@ -124,16 +126,17 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
     if (path / ADAPTER).is_file():
         return _of_adapter(path, path / ADAPTER, model)
     known = _known(path)
+    worded = "template" in known
     wording = Wording(known.get("template", PLAIN.template), known.get("separator", PLAIN.separator))
     if (path / CONFIG).is_file():
         name = model or read_table(path / CONFIG, by_hand=True).get("base_model_name_or_path")
-        return TunedModel(path, name, wording, known.get("dtype", "float32"), adapters=path)
+        return TunedModel(path, name, wording, known.get("dtype", "float32"), adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if files or (path / "config.json").is_file():
         if len(files) > 1:
             raise FedKSeedError(f"{path} has {len(files)} GGUF files; name one of them")
         weights = str(files[0] if files else path)
-        return TunedModel(path, model, wording, known.get("dtype") or _dtype(path), weights=weights)
+        return TunedModel(path, model, wording, known.get("dtype") or _dtype(path), weights=weights, worded=worded)
     raise FedKSeedError(
         f"{path} is no tuned model: give a run's directory, an adapter file, a folder of `fedkseed export`, or a "
         ".gguf file"

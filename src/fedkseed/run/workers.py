@@ -5,6 +5,7 @@ bit for bit, if they compute with the same number of threads. The base weights s
 memory-mapped: safetensors in the model's own type, and GGUF blocks.
 """
 
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,6 +84,7 @@ def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, .
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # the parent has shown the warnings about this model
     _answer = prepare(*arguments)
 
 

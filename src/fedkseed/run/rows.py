@@ -1,0 +1,153 @@
+"""Rows of a user's datasets as the batches of clients."""
+
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from accelerate.utils import send_to_device
+from torch import nn
+from torch.utils.data import Dataset, Subset, default_collate
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase, default_data_collator
+
+from ..errors import FedKSeedError
+from ..randomness import EVERYONE, Purpose, generator
+
+Collate: TypeAlias = Callable[[list[Any]], Any]  # of rows to the batch that a loss takes
+
+
+class Batches(Sequence[Any]):
+    """The batches of a dataset, made when they are asked for.
+
+    Args:
+        rows: a dataset with a length, whose items are rows.
+        size: rows of a batch; the last batch has what is left.
+        order: numbers of the rows in the order of the batches; None: as they are.
+        drop_last: whether a last batch that is not full is left out.
+    """
+
+    def __init__(
+        self, rows: Any, size: int, collate: Collate, order: Sequence[int] | None = None, drop_last: bool = False
+    ) -> None:
+        self.rows, self.size, self.collate = rows, size, collate
+        self.order = range(len(rows)) if order is None else order
+        self._count = len(rows) // size if drop_last else math.ceil(len(rows) / size)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, number: Any) -> Any:
+        if not 0 <= number < self._count:
+            raise IndexError(f"no batch {number}, there are {self._count}")
+        return self.collate([self.rows[int(row)] for row in self.order[number * self.size : (number + 1) * self.size]])
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(self._count))
+
+
+@dataclass(frozen=True, slots=True)
+class Collator:
+    """A function of rows to a batch on a device.
+
+    Args:
+        columns: those that are kept of rows that are dicts; None: all.
+        without: a column that is never kept.
+        collate: of the rows; None: as transformers does for dicts, and PyTorch for others.
+        tokenizer: pads rows of tokens where nothing else collates them.
+    """
+
+    device: torch.device
+    columns: frozenset[str] | None = None
+    without: str | None = None
+    collate: Collate | None = None
+    tokenizer: Any = None
+
+    def __call__(self, rows: list[Any]) -> Any:
+        collate = self.collate
+        if isinstance(rows[0], Mapping):
+            rows = [self._cut(row) for row in rows]
+            of_text = isinstance(self.tokenizer, PreTrainedTokenizerBase)
+            collate = collate or (DataCollatorWithPadding(self.tokenizer) if of_text else default_data_collator)
+        return send_to_device((collate or default_collate)(rows), self.device)
+
+    def _cut(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A row with the columns that are kept."""
+        kept = {
+            name: value
+            for name, value in row.items()
+            if (self.columns is None or name in self.columns) and name != self.without
+        }
+        if not kept:
+            raise FedKSeedError(
+                f"a row has the columns {', '.join(map(str, row))}, and the model's forward takes none of them; rename "
+                "columns, or set remove_unused_columns=False"
+            )
+        return kept
+
+
+def columns_of(model: nn.Module, labels: Collection[str]) -> frozenset[str]:
+    """The columns of a dataset that a model takes: its forward's arguments, and labels by their usual names."""
+    return frozenset({*inspect.signature(model.forward).parameters, *labels, "label", "label_ids"})
+
+
+def shuffled(seed: int, client: int, rows: int) -> list[int]:
+    """The order in which a client's rows are cut into batches; those of a file may lie in the order of their labels."""
+    return generator(seed, Purpose.BATCHES, EVERYONE, client).permutation(rows).tolist()
+
+
+def shares(dataset: Any, column: str | None = None) -> dict[str, Any]:
+    """The dataset of each client by name: the values of a dict, the datasets of a list, or one.
+
+    Args:
+        column: the column that names the client of a row; None: rows don't say.
+
+    Raises:
+        FedKSeedError: a dataset has no length or no row, or a row lacks the column.
+    """
+    if column is not None:
+        _require_rows({"train_dataset": dataset})
+        return _by_column(dataset, column)
+    if isinstance(dataset, Mapping):
+        found = {str(name): own for name, own in dataset.items()}
+    elif isinstance(dataset, list | tuple) and dataset and all(_is_dataset(own) for own in dataset):
+        found = {str(number): own for number, own in enumerate(dataset)}
+    else:
+        found = {"0": dataset}
+    _require_rows(found)
+    return found
+
+
+def _by_column(dataset: Any, column: str) -> dict[str, Any]:
+    places: dict[str, list[int]] = {}
+    try:
+        of_datasets = hasattr(dataset, "column_names")  # reads the column alone, and not every image of a row
+        values = dataset[column] if of_datasets else (dataset[row][column] for row in range(len(dataset)))
+        for row, value in enumerate(values):
+            places.setdefault(str(value), []).append(row)
+    except (KeyError, TypeError, IndexError) as error:
+        raise FedKSeedError(
+            f"client_column = {column!r} is no column of each row of train_dataset; rows are to be dicts that have it"
+        ) from error
+    return {name: Subset(dataset, rows) for name, rows in places.items()}
+
+
+def _is_dataset(item: Any) -> bool:
+    """Whether an item of a list is a client's dataset and not a row: a Dataset, or a list of rows."""
+    if isinstance(item, Dataset) or hasattr(item, "column_names"):
+        return True
+    return isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple)
+
+
+def _require_rows(datasets: Mapping[str, Any]) -> None:
+    if not datasets:
+        raise FedKSeedError("train_dataset has no client; give a dataset, a list or dict of datasets, one a client")
+    for name, own in datasets.items():
+        if not (hasattr(own, "__len__") and hasattr(own, "__getitem__")):
+            raise FedKSeedError(
+                f"the dataset {name!r} is a {type(own).__name__}; give one whose length is known and whose rows have "
+                "numbers"
+            )
+        if not len(own):
+            raise FedKSeedError(f"the dataset {name!r} has no row; leave the client out")
