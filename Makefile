@@ -4,7 +4,7 @@ BIN = .venv/bin
 # Processes of tests, which take a file each; their models are tiny, and threads make them slower.
 AT_ONCE ?= 2
 
-.PHONY: demo test test-faults check vectors clean
+.PHONY: demo test test-faults check vectors docs clean
 
 demo: .venv/installed .venv/model
 	if [ ! -f runs/basis.safetensors ]; then mkdir -p runs && $(BIN)/fedkseed basis recipes/quickstart.toml \
@@ -28,10 +28,17 @@ check:
 	$(BIN)/pyright
 	$(BIN)/pytest -n $(AT_ONCE) --dist loadfile
 
-# Of docs/wire.md and docs/aggregation.md; those of the directions are a specification and never made anew.
+# Of docs/wire.md, docs/session.md and docs/aggregation.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev
 	$(BIN)/python -m tests.wire.vectors
+	$(BIN)/python -m tests.session.vectors
 	$(BIN)/python -m tests.strategies.vectors
+
+# The documentation as a site, in build/site; a broken link or anchor is an error.
+docs: .venv/installed-dev
+	rm -rf build/pages build/site
+	$(BIN)/python -m fedkseed.tools.site build/pages
+	$(BIN)/zensical build --strict --clean
 
 # torch first and by version, so that an index with a CPU build of it can serve that.
 .venv/installed: pyproject.toml constraints.txt

@@ -69,6 +69,7 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.flower.envelope import Reply, Status
     from fedkseed.flower.loopback import LoopbackGrid
     from fedkseed.flower.messages import packed
+    from fedkseed.flower.server.carrier import GridCarrier
     from fedkseed.flower.server.clients import Numbers, Remote
     from fedkseed.flower.server.rounds import federation
     from fedkseed.recipe.reading import parse
@@ -98,7 +99,9 @@ def grid(clients: int, model: Path) -> "Row":
         )
         Numbers.register(Path(name), nodes)
         numbers = Numbers(Path(name), None)
-        remote = Remote(LoopbackGrid(lambda: nodes, deliver), numbers, b"[model]", clients, Network(), Silent())
+        remote = Remote(
+            GridCarrier(LoopbackGrid(lambda: nodes, deliver)), numbers, b"[model]", clients, Network(), Silent()
+        )
         server = federation(recipe, remote)
         strategy = cast("KSeed", server.strategy)
         state, report, before, begin = strategy.init(), None, 0, 0.0

@@ -3,13 +3,15 @@
 import json
 import re
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
 from typer.testing import CliRunner
@@ -19,9 +21,12 @@ from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.round import Report
 from fedkseed.run import simulation
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
+from fedkseed.tools import display
+from fedkseed.tools.display import Bars
 from fedkseed.weights.layout import Layout
 
 from .conftest import recipe_text
@@ -174,6 +179,20 @@ def test_eval_refuses_what_it_would_not_read(finished, data_file):
     assert "the metric 'rouge' scores written answers" in refused(
         "eval", finished, "--data", data_file, "--metrics", "rouge"
     )
+
+
+def test_eval_by_the_harness_shows_tasks_and_the_change_from_the_base_model(finished, tmp_path):
+    assert fedkseed("export", finished, tmp_path / "own", "--format", "fedkseed").exit_code == 0
+    asked = ("--tasks", "general_knowledge", "--examples", 3, "--beside-base")
+    table = json.loads(fedkseed("eval", finished, *asked, "--json").stdout)
+    assert [(row["task"], row["metric"]) for row in table] == [("general_knowledge", m) for m in ("acc", "acc_norm")]
+    quiet = fedkseed("eval", tmp_path / "own", *asked, "--quiet")
+    assert quiet.stderr == ""
+    for row in table:
+        assert row["change"]["mean"] == pytest.approx(row["tuned"]["mean"] - row["base"]["mean"])
+        assert re.search(rf"general_knowledge +{row['metric']} +{row['base']['mean']:.4f} ± ", quiet.stdout)
+    assert "don't go with --tasks" in refused("eval", finished, *asked, "--after", 0)
+    assert "--shots go with --tasks NAMES" in refused("eval", finished, "--shots", 1)
 
 
 def test_generate_shows_base_and_tuned(finished):
@@ -567,3 +586,45 @@ def test_verify_says_which_signatures_it_could_not_check(copy):
 def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):
     write_table(tmp_path / "history.json", {"00" * 16: [3, "00" * 32, "00" * 32, 0, "00" * 16]})
     assert "has seen nothing of" in refused("verify", copy, "--history", tmp_path / "history.json")
+
+
+ROUND = Report(0, (1, 2), 4312, 4310, 17_248, 2.9739, 0, 1.23, seconds=60.0)
+
+
+def test_without_a_terminal_each_round_and_note_is_one_line_however_long(monkeypatch):
+    log = StringIO()
+    monkeypatch.setattr(display, "console", Console(file=log, width=40, markup=False))
+    with Bars(3) as bars:
+        bars.note("a note that is longer than forty characters, as many of them are")
+        bars.begin("client 1 (1 of 2)", 3)
+        bars.advance(3, 2.5)
+        bars.round_done(ROUND)
+    assert log.getvalue().splitlines()[:2] == [
+        "a note that is longer than forty characters, as many of them are",
+        "round   1 of 3   clients 2   local loss 2.9739   mean |rho| 1.23   bytes a client: 4,312 down, 4,310 up",
+    ]
+
+
+def test_each_bar_shows_the_time_left_also_for_rounds_of_minutes(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(display.time, "time", lambda: now[0])
+    bars = Bars(10)
+
+    def left() -> list[str]:
+        return [str(display.TimeLeft().render(bars.bars.tasks[k])) for k in (0, 1)]
+
+    bars.begin("client 1 (1 of 2)", 20)
+    assert left() == ["-:--:--", "-:--:--"]
+    now[0] += 5
+    bars.advance(2)
+    assert left() == ["-:--:--", "0:00:45"]
+    now[0] += 15
+    assert left()[1] == "0:00:30"  # counts down between two steps
+    now[0] += 40
+    bars.round_done(ROUND)
+    assert left()[0] == "0:09:00"
+    now[0] += 120  # a round of a minute and an evaluation
+    bars.round_done(replace(ROUND, round=1))
+    assert left()[0] == "0:12:00"
+    now[0] += 10_000
+    assert left()[0] == "0:00:00"

@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
 # From the ground up: a folder, or a file of the package's own, imports from those before it and from itself.
 ORDER = words("""
 errors randomness files directions wire secure weights local strategy strategies round recipe data models evaluation run
-tools flower paper cli
+tools session flower https paper cli
 """)
 
 # Modules that a server without a model is made of, or a command that only looks at a run.
@@ -33,12 +33,14 @@ strategies.checks strategies.secure strategies.noised
 secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.formats data.layouts data.reading
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
-run.cohort run.privacy tools.display tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs
+run.cohort run.privacy run.now run.pace run.trackers tools.watch.view tools.watch.lines tools.watch.page tools.display
+tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs
 flower.envelope flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
 flower.client.policy
-flower.client.executor flower.client.sockets flower.client.supervisor cli
+flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.server.carrier
+flower.server.serving session session.carrier https https.stub https.hub https.app https.server https.join https.cli cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -58,19 +60,25 @@ TESTED_IN = {
     "directions.triton_gpu": "directions/test_backends.py",
     "directions.vectors": "directions/test_backends.py",
     "errors": "test_cli.py",
+    "evaluation.tasks.questions": "run/test_harness.py",
     "flower.children": "flower/server/test_processes.py",
     "flower.cli": "flower/server/test_processes.py",
     "flower.client.app": "flower/client/test_worker.py",
     "flower.client.executor": "flower/server/test_processes.py",
+    "flower.client.relay": "flower/client/test_worker.py",
     "flower.client.sockets": "flower/client/test_worker.py",
     "flower.client.supervisor": "flower/server/test_processes.py",
     "flower.die_with_parent": "flower/server/test_processes.py",
     "flower.loopback": "flower/server/test_clients.py",
     "flower.messages": "flower/server/test_clients.py",
     "flower.server.app": "flower/server/test_clients.py",
+    "flower.server.carrier": "flower/server/test_clients.py",
     "flower.server.executor": "flower/server/test_processes.py",
+    "flower.server.serving": "flower/server/test_clients.py",
     "flower.server.status_file": "flower/server/test_processes.py",
     "flower.superexec": "flower/server/test_processes.py",
+    "https.cli": "flower/test_network.py",
+    "https.join": "flower/test_network.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
@@ -87,14 +95,17 @@ TESTED_IN = {
     "randomness": "strategies/test_kseed.py",
     "recipe.own_code": "evaluation/test_objectives.py",
     "recipe.reading": "recipe/test_schema.py",
-    "run.watchers": "flower/server/test_processes.py",
+    "run.checkpoints": "run/test_trainer.py",
+    "run.eps_ladder": "tools/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
+    "run.watchers": "flower/server/test_processes.py",
+    "session.carrier": "flower/server/test_clients.py",
+    "session.places": "flower/server/test_processes.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "tools.compare": "recipe/test_algorithms.py",
     "tools.display": "test_cli.py",
-    "tools.eps_ladder": "tools/test_tune.py",
     "tools.forecast": "test_cli.py",
     "tools.pin": "flower/server/test_rounds.py",
     "tools.tables": "tools/test_tune.py",

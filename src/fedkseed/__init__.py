@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .round import answer, run_round
     from .run.own_model import Parties, Tuned, tune
     from .run.simulation import Simulation, resume, start
+    from .run.trainer import Trainer
     from .strategies.kseed import KSeed, State
     from .strategy import Settings, Strategy
     from .weights.adapter import Adapter, apply
@@ -37,6 +38,7 @@ _HOMES = {
     "round": ("answer", "run_round"),
     "run.own_model": ("Parties", "Tuned", "tune"),
     "run.simulation": ("Simulation", "resume", "start"),
+    "run.trainer": ("Trainer",),
     "strategies.kseed": ("KSeed", "State"),
     "local.client": ("Client",),
     "strategy": ("Settings", "Strategy"),
@@ -60,6 +62,7 @@ __all__ = [
     "Simulation",
     "State",
     "Strategy",
+    "Trainer",
     "Tuned",
     "Upload",
     "accumulate_",

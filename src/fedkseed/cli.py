@@ -7,7 +7,7 @@ import inspect
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import wraps
@@ -19,13 +19,13 @@ import typer
 
 from . import __version__
 from .errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
-from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, server
-from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, print_error, print_json, showing
+from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, revoke, server
+from .https.cli import join, serve
+from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, own_bars_alone, print_error, print_json, showing
 
 if TYPE_CHECKING:
     from .recipe.schema import Recipe
     from .run.loop import Result
-    from .run.watchers import Progress
 
 CODES = (
     f"Exit codes: 0 done; {REFUSED} refused, with the reason in one line on stderr; {DIVERGED} the run diverged and "
@@ -48,7 +48,8 @@ AdapterFile = Annotated[
     Path, typer.Argument(help="The directory of a finished run, an adapter file, or a folder of `fedkseed export`.")
 ]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Also write TensorBoard event files into the run's directory.")
+    bool,
+    typer.Option("--tensorboard", help="Also write TensorBoard event files; for other trackers see [report] to."),
 ]
 Changes = Annotated[
     list[str] | None,
@@ -136,13 +137,14 @@ def run(
     if dry_run:
         _foretell(parsed, as_json)
         return
-    with _resumable(directory), _progress(parsed.training.rounds, directory, tensorboard) as progress:
+    trackers = ["tensorboard"] if tensorboard else []
+    with _resumable(directory), Bars(parsed.training.rounds) as bars:
         if engine == "flower":
             from .flower.simulation import run as run_on_flower
 
-            result = run_on_flower(parsed, directory, progress)
+            result = run_on_flower(parsed, directory, bars, trackers)
         else:
-            result = start(parsed, directory, progress)
+            result = start(parsed, directory, bars, trackers)
     _end(result, as_json)
 
 
@@ -235,8 +237,8 @@ def resume(directory: Directory, tensorboard: TensorBoard = False, model: Base =
     from .run.store import Store
 
     recipe = Store(directory).load_recipe()
-    with _resumable(directory), _progress(recipe.training.rounds, directory, tensorboard) as progress:
-        result = resume_run(directory, progress, model)
+    with _resumable(directory), Bars(recipe.training.rounds) as bars:
+        result = resume_run(directory, bars, model, ["tensorboard"] if tensorboard else [])
     _end(result, as_json)
 
 
@@ -264,6 +266,50 @@ def report(
 
     write_report(directories, output)
     console.print(f"wrote {output}; open it in a browser", highlight=False)
+
+
+@_command
+def watch(
+    directory: Annotated[
+        Path, typer.Argument(help="The directory of a run: one that goes on, has ended, or has not begun yet.")
+    ],
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="Serve it as a page on this port, in place of the terminal.", min=0, max=65535
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="With --serve: address to listen on. Whoever reaches it can read the page.")
+    ] = "127.0.0.1",
+) -> None:
+    """Watch a run while another process works on it: rounds, time left, losses, bytes, clients, notes.
+
+    The run is only read. On a terminal the screen renews itself (q ends it), which needs the package textual; else
+    there is a line for each round, until the run has ended. --serve shows the report of the run in a browser, and
+    renews it.
+    """
+    from .tools.watch.lines import follow
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, soft_wrap=True)
+
+    if serve is not None:
+        from .tools.watch.page import serve as serve_page
+
+        serve_page(directory, host, serve, say)
+        return
+    if host != "127.0.0.1":
+        raise FedKSeedError("--host is the address of the page: give --serve PORT, too")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        try:
+            from .tools.watch.screen import Screen
+        except ModuleNotFoundError as error:
+            say(f"a line a round: the screen needs the package {error.name}: pip install 'fedkseed[watch]'")
+        else:
+            Screen(directory).run()
+            return
+    follow(directory, say)
 
 
 @_command
@@ -300,10 +346,11 @@ def verify(
     from .run.store import Store
     from .run.verify import require_head
     from .run.verify import verify as recompute
+    from .session.carrier import TRANSPORTS
 
     store = Store(directory)
     check = None
-    if keys or history or (directory / "flower").is_dir():
+    if keys or history or any((directory / folder).is_dir() for folder in TRANSPORTS):
         from .flower.receipts import checks, held_keys, require_seen
 
         check = checks(store, held_keys(keys) if keys else None)
@@ -342,8 +389,8 @@ def eval(
     tuned: Annotated[
         Path,
         typer.Argument(
-            help="The directory of a run. With --data also an adapter file, a folder of `fedkseed export`, any folder "
-            "of a model, or a .gguf file."
+            help="The directory of a run. With --data or --tasks also an adapter file, a folder of `fedkseed export`, "
+            "any folder of a model, or a .gguf file."
         ),
     ],
     after: Annotated[
@@ -360,7 +407,23 @@ def eval(
     metrics: Annotated[
         str, typer.Option(help="With --data: metrics beside the loss, with commas: accuracy, choice, rouge, …")
     ] = "",
-    examples: Annotated[int | None, typer.Option(help="With --data: rows to draw; default: all.", min=2)] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-evaluation-harness, with commas, in place of the run's held-out sets."),
+    ] = None,
+    tasks_from: Annotated[
+        Path | None, typer.Option(help="With --tasks: folder with YAML files of further tasks.")
+    ] = None,
+    as_tuned: Annotated[
+        bool, typer.Option("--as-tuned", help="With --tasks: put them in the words on which the model was tuned.")
+    ] = False,
+    shots: Annotated[
+        int | None, typer.Option(help="With --tasks: solved examples before each question.", min=0)
+    ] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(help="With --data: rows to draw; with --tasks: of each, the first ones; default: all.", min=2),
+    ] = None,
     generated: Annotated[
         int, typer.Option(help="With --data: answers to write, for metrics that score them.", min=0)
     ] = 0,
@@ -368,7 +431,10 @@ def eval(
         int | None, typer.Option(help="With --data: longer examples are left out; default: as in the run.", min=1)
     ] = None,
     beside_base: Annotated[
-        bool, typer.Option("--beside-base", help="With --data: evaluate the base model, too, and show the change.")
+        bool,
+        typer.Option(
+            "--beside-base", help="With --data or --tasks: evaluate the base model, too, and show the change."
+        ),
     ] = False,
     model: Base = None,
     as_json: Json = False,
@@ -377,13 +443,22 @@ def eval(
 
     Where the recipe has [evaluation] best, it is by default the model of the best round so far.
 
-    With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned.
+    With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned. With
+    --tasks, evaluate it by lm-evaluation-harness; docs/evaluation.md says how its numbers and ours compare.
     """
-    from .evaluation.statistics import NOT_EVALUATED, Evaluation
+    from .evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table
     from .run.simulation import Simulation, with_model
     from .run.store import Store
-    from .tools.display import print_scores, sets_table
+    from .tools.display import print_gains, print_scores, sets_table
 
+    if tasks is not None:
+        _eval_tasks(
+            tuned, model, tasks, as_json, own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned,
+            beside_base=beside_base, unused=[data, after is not None, metrics, generated, max_tokens],
+        )  # fmt: skip
+        return
+    if tasks_from or as_tuned or shots is not None:
+        raise FedKSeedError("--tasks-from, --as-tuned and --shots go with --tasks NAMES")
     if data is not None:
         from .run.measure import measure
         from .run.tuned import open_tuned
@@ -403,7 +478,10 @@ def eval(
         print_scores(scores, base)
         return
     if metrics or examples or generated or max_tokens or beside_base:
-        raise FedKSeedError("--metrics, --examples, --generated, --max-tokens and --beside-base go with --data FILE")
+        raise FedKSeedError(
+            "--metrics, --generated and --max-tokens go with --data FILE; --examples and --beside-base with that or "
+            "with --tasks NAMES"
+        )
     store = Store(tuned)
     recipe = with_model(store.load_recipe(), model)
     # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
@@ -419,10 +497,31 @@ def eval(
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
     base = Evaluation.of(known) if (known := store.evaluations().get(0)) else NOT_EVALUATED
     if as_json:
-        print_json({"rounds": state.round, "sets": sets_table(base, scores)})
+        of_clients = {"clients": gains_table(gains(base, scores))}
+        print_json({"rounds": state.round, "sets": sets_table(base, scores)} | of_clients)
         return
     console.print(f"after {state.round} rounds:", end=" ")
     print_scores(scores, base)
+    print_gains(gains(base, scores))
+
+
+def _eval_tasks(
+    tuned: Path, model: str | None, tasks: str, as_json: bool, *, unused: Sequence[Any], **settings: Any
+) -> None:
+    """Evaluate a model by lm-evaluation-harness."""
+    from .run.harness import scores
+    from .run.tuned import open_tuned
+    from .tools.tables import print_tasks
+
+    if any(unused):
+        raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    with own_bars_alone():
+        found = scores(open_tuned(tuned, model), names, **settings)
+    if as_json:
+        print_json([asdict(score) for score in found])
+    else:
+        print_tasks(found)
 
 
 @_command
@@ -488,6 +587,33 @@ def generate(
         answer = respond(load(), tokenizer, [tokens], max_new_tokens)[0].strip()
         console.print(Text(f"--- {title} ---", style="bold"))
         console.print(Text(answer or "(nothing)"))
+
+
+@_command
+def serve_model(
+    adapter: AdapterFile,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; others than this machine need 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any free one.", min=0, max=65535)] = 8000,
+    model: Base = None,
+) -> None:
+    """Answer OpenAI-compatible requests with the tuned model, and with the base model beside it, until Ctrl-C.
+
+    The models are called tuned and base. Messages are put to both in the words on which the first was tuned. There are
+    no passwords: whoever reaches the port can ask.
+    """
+    from .run.tuned import open_tuned
+    from .tools.serve import listen, load, require_server, serve
+
+    require_server()
+    opened = open_tuned(adapter, model)
+    with listen(host, port) as at:
+        models = load(opened)
+        address = "{}:{}".format(*at.getsockname())
+        console.print(f"models {' and '.join(models)} at http://{address}/v1, until Ctrl-C", highlight=False)
+        serve(models, at)
+    raise typer.Exit(INTERRUPTED)  # nothing else ends it; under load its server returned as if it had not been stopped
 
 
 @_command
@@ -853,10 +979,10 @@ def reproduce(
 
 
 certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
-for keys_command in (make, request, add, members, public):
+for keys_command in (make, request, add, revoke, members, public):
     certs.command()(_guarded(keys_command))
 app.add_typer(certs, name="certs")
-for network_command in (server, client):
+for network_command in (serve, join, server, client):
     _command(network_command)
 
 
@@ -896,19 +1022,6 @@ def _resumable(directory: Path) -> Iterator[None]:
         kept = f"its finished rounds are kept: fedkseed resume {directory}" if begun else "the run had not begun"
         print(f"fedkseed: stopped; {kept}", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
-
-
-@contextmanager
-def _progress(rounds: int, directory: Path, tensorboard: bool) -> "Iterator[Progress]":
-    """The watchers of a run: bars on the terminal, and TensorBoard event files if they are wanted."""
-    with Bars(rounds) as bars:
-        if not tensorboard:
-            yield bars
-            return
-        from .tools.tensorboard import EventFiles
-
-        with EventFiles(directory, bars) as events:
-            yield events
 
 
 def _version(value: bool) -> None:

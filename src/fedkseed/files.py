@@ -8,17 +8,19 @@ import secrets
 import shutil
 import sqlite3
 import stat
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors import SafetensorError
 
 from .errors import FedKSeedError
 
 DIGEST = "digest"  # the key of a table's digest
+GLANCE = 0.1  # seconds; `locked` holds a lock for microseconds
 MAX_TABLE = 1 << 28  # bytes; the keys of a million clients have 200 MB
 
 
@@ -145,13 +147,21 @@ def exclusive(path: Path, taken: str) -> Iterator[None]:
         file = open(path, "a", opener=private)  # noqa: SIM115 - a context manager below, where `border` has ended
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise FedKSeedError(taken) from error
+            _take(file)
+        except BlockingIOError:
+            time.sleep(GLANCE)  # perhaps it is only looked at, by `locked`
+            try:
+                _take(file)
+            except BlockingIOError as error:
+                raise FedKSeedError(taken) from error
         file.truncate(0)
         file.write(str(os.getpid()))  # lets a person find the process that holds the lock
         file.flush()
         yield
+
+
+def _take(file: IO[str]) -> None:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def locked(path: Path) -> bool:

@@ -248,8 +248,29 @@ def test_a_column_names_the_client_of_each_row(tmp_path, model_folder, tokenizer
     table.to_csv(tmp_path / "all.csv", index=False)
     with pytest.raises(FedKSeedError, match=r"all.csv, line 6: no client is named; .* the column 'Department'"):
         share_out(recipe(tmp_path, model_folder, tmp_path / "all.csv", **named), tokenizer)
-    with pytest.raises(FedKSeedError, match=r"dolly-sample.*line 1: no client is named"):
+    with pytest.raises(FedKSeedError, match=r"dolly-sample.*has no column 'Department'"):
         share_out(recipe(tmp_path, model_folder, Path("dolly-sample"), **named), tokenizer)
+
+
+def test_a_column_that_no_file_has_is_refused_even_if_the_usual_one_is_there(tmp_path, model_folder, tokenizer):
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    named = {"max_tokens": 'max_tokens = 200\ncolumns = { response = "x" }'}
+    expected = r"a.jsonl has no column 'x'; found: instruction, context, response, category. Mend the name"
+    with pytest.raises(FedKSeedError, match=expected):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **named), tokenizer)
+    with pytest.raises(FedKSeedError, match=expected):
+        own_share(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **named), tokenizer)
+    (tmp_path / "parts").mkdir()
+    for name, field in (("a", "response"), ("b", "x")):
+        made = [{field if key == "response" else key: value for key, value in row.items()} for row in rows()]
+        (tmp_path / "parts" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    together = {"count": 'split = "files"', "max_tokens": 'max_tokens = 200\ncolumns = { response = "X" }'}
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "parts", **together), tokenizer)
+    assert shares.clients[0] == shares.clients[1]  # a file of the usual names, and one of the recipe's
+    neither = {**together, "max_tokens": together["max_tokens"].replace('"X"', '"y", category = "z"')}
+    shutil.copy(tmp_path / "parts" / "a.jsonl", tmp_path / "parts" / "b.jsonl")
+    with pytest.raises(FedKSeedError, match=r"none of 2 files, as .*a.jsonl, has a column 'y' or 'z'"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "parts", **neither), tokenizer)
 
 
 def test_a_folder_without_the_split_of_files_is_refused_with_the_remedy(tmp_path, model_folder, tokenizer):
@@ -287,25 +308,108 @@ def test_training_rows_that_equal_held_out_rows_are_counted(tmp_path, model_fold
     (count,) = re.findall(r"36 repeated, (\d+) for training also held out$", said[0])
     assert sum(e in held_out for e in training) <= int(count) <= 18
     assert int(count) > 0
+    # Each row is there twice, so that as many held-out rows are trained on as training rows are held out.
+    assert said[1].startswith(f"warning: {count} of 18 held-out rows are the same as training rows")
+    assert len(said) == 2
+    (tmp_path / "clients").mkdir()
+    for name in ("a", "b"):  # within a file, repeated rows are refused before
+        (tmp_path / "clients" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    lines = {"held_out": "held_out = 0.25\nstrict = true", "count": 'split = "files"'}
+    with pytest.raises(FedKSeedError, match=r"jsonl, line \d+: a training row is the same as a held-out row"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "clients", **lines), tokenizer)
+
+
+def test_own_rows_of_a_client_that_others_train_on_are_counted(tmp_path, model_folder, tokenizer):
+    (tmp_path / "clients").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "clients" / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
+    lines = {"count": 'split = "files"', "examples": "examples = 8\nclients = 3"}
+    said = list[str]()
+    shares = share_out(recipe(tmp_path, model_folder, tmp_path / "clients", **lines), tokenizer, said.append)
+    own = shares.sets["own rows"]
+    trained = {e.example for part in shares.clients for e in part}
+    count = sum(e.example in trained for e in own.examples)
+    assert count > 0
+    assert any(line.startswith(f"warning: {count} of 30 held-out rows are the same as training rows") for line in said)
+
+
+def test_held_out_rows_that_are_too_long_are_counted_and_a_strict_recipe_refuses_them(
+    tmp_path, model_folder, tokenizer
+):
+    long = {**rows()[0], "instruction": "long " * 200, "category": "capital"}
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows(), long]))
+    asked, said = recipe(tmp_path, model_folder, tmp_path / "a.jsonl"), list[str]()
+    assert len(share_out(asked, tokenizer, said.append).held_out) == 8
+    assert said == ["a.jsonl: 37 rows as instruction and response", "held-out: 1 of 13 rows over 200 tokens left out"]
+    limit = {"examples": "examples = 8\nmax_tokens = 5000"}
+    assert share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **limit), tokenizer, said.append).held_out
+    assert len(said) == 3  # a limit of its own lets it in
+    strict = {"max_tokens": "max_tokens = 200\nstrict = true"}
+    with pytest.raises(FedKSeedError, match=r"a.jsonl, line 37: more than .data. max_tokens = 200 tokens"):
+        share_out(recipe(tmp_path, model_folder, tmp_path / "a.jsonl", **strict), tokenizer)
+
+
+def test_the_clients_own_rows_have_their_names(tmp_path, model_folder, data_file, tokenizer):
+    source = departments(tmp_path / "departments")
+    (source / "legal.parquet").unlink()  # one block of text: too little
+    lines = {
+        "count": 'split = "files"', "examples": 'examples = "all"\nclients = 2', "max_tokens": "max_tokens = 400",
+        "cohort": "cohort = 1",
+    }  # fmt: skip
+    asked = recipe(tmp_path, model_folder, source, held_out="held_out = 0.1", **lines)
+    shares = share_out(asked, tokenizer)
+    own = shares.sets["own rows"]
+    assert sorted(own.owners) == ["hr", "hr", "it", "it"]
+    for encoded, owner in zip(own.examples, own.owners, strict=True):
+        assert encoded not in shares.clients[shares.names.index(owner)]
+    assert [shares.name(k) for k in range(2)] == ["hr", "it"]
+    even = {"alpha": 'split = "even"', "examples": "examples = 8\nclients = 1"}
+    unnamed = share_out(recipe(tmp_path, model_folder, data_file, **even), tokenizer)
+    assert sorted(unnamed.sets["own rows"].owners) == [f"client {k}" for k in range(4)]
 
 
 def test_of_many_files_the_first_have_lines_and_the_others_one(tmp_path, model_folder, tokenizer):
     folder = tmp_path / "clients"
     folder.mkdir()
-    for number in range(20):
-        (folder / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()))
     said = list[str]()
+    for number in range(20):
+        made = [{**row, "instruction": f"{number}: {row['instruction']}"} for row in rows()]
+        (folder / f"{number:02}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     share_out(recipe(tmp_path, model_folder, folder, **ALONE), tokenizer, said.append)
     assert [line.partition(":")[0] for line in said] == [*(f"{k:02}.jsonl" for k in range(11)), "9 more files"]
     assert said[-1] == "9 more files: 324 rows"
 
 
+def test_a_client_keeps_back_the_same_rows_whatever_the_recipe_and_whatever_rows_come(
+    tmp_path, model_folder, tokenizer
+):
+    def own(many, kept_back, **changes):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in many))
+        asked = recipe(tmp_path, model_folder, tmp_path / "a.jsonl", examples='examples = "all"', **changes)
+        trained, unseen = own_share(asked, tokenizer, kept_back=kept_back)
+        return [e.example for e in trained], [e.example for e in unseen.examples]
+
+    trained, unseen = own(rows(), 0.5)
+    assert len(trained) + len(unseen) == 24
+    assert 4 < len(unseen) < 20  # of 24 rows with an even chance each, but for one of a thousand
+    assert not {*trained} & {*unseen}
+    assert own(rows(), 0.5, seed="seed = 8") == (trained, unseen)
+    assert own(rows()[::-1], 0.5) == (trained[::-1], unseen)
+    again = own(rows() * 2, 0.5)
+    assert {*again[0]} == {*trained}
+    assert {*again[1]} == {*unseen}
+    more = [{**row, "instruction": f"{row['instruction']} Now."} for row in rows()]
+    assert {*unseen} < {*own([*rows(), *more], 0.5)[1]}
+    assert {*own(rows(), 0.2)[1]} < {*unseen}
+    assert own(rows(), 0.0)[1] == []
+
+
 def test_a_client_with_its_own_file_has_its_conversations_and_packed_texts(tmp_path, model_folder, tokenizer):
     source, limit = departments(tmp_path / "departments"), {"max_tokens": "max_tokens = 400"}
     said = list[str]()
-    talks = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
+    talks, _ = own_share(recipe(tmp_path, model_folder, source / "it.jsonl", **limit), tokenizer, said.append)
     assert said == ["it.jsonl: 10 rows as conversations"]
     assert [len(e.counted) for e in talks] == [2] * 10
-    texts = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
+    texts, _ = own_share(recipe(tmp_path, model_folder, source / "legal.parquet", **limit), tokenizer)
     expected = "".join(f"{row['response']}<end>" for row in rows()[20:32])
     assert "".join(tokenizer.decode(e.tokens) for e in texts) == expected

@@ -1,3 +1,4 @@
+import copy
 import itertools
 import sys
 
@@ -110,6 +111,7 @@ def test_the_chat_template_is_the_tokenizers(tokenizer, monkeypatch):
     assert tokenizer.decode(Wording("chat").prompt(Example("Q?", "x", "C"), tokenizer)) == "U:Q?\n\nC|A:"
 
 
+USER = Turn("user", "Q?")
 TALK = Example(
     "And a crab?",
     "Ten.",
@@ -207,6 +209,31 @@ def test_an_answer_without_a_question_before_it_is_part_of_the_prompt(tokenizer,
 def test_the_plain_wording_is_the_instruction_and_its_context_alone():
     assert plain(Example("Name it.", "x", "A thing."), None) == "Name it.\n\nA thing."
     assert plain(Example("Name it.", "x"), None) == "Name it."
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@pytest.mark.parametrize("separator", ["\n", "", ' "a\\n$b{{ c }}\U0001f600" '])
+def test_a_chat_template_gives_programs_the_tokens_of_a_run(model_folder, template, separator):
+    """The oracle is `encode`, with a tokenizer that begins texts with a token of its own."""
+    tokenizer = load_tokenizer(str(model_folder))
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="<end> $A", special_tokens=[("<end>", 0)])
+    tokenizer.chat_template = CHAT
+    wording = Wording(template, separator)
+    opening = Example("Hi", "Hello.", turns=(Turn("assistant", "Welcome!"), Turn("user", "Hi")))
+    one, brief = (Example("Q?", "x", turns=turns) for turns in ((USER,), (Turn("system", "Be brief."), USER)))
+    for example in (TALK, opening, one, brief):
+        encoded = encode(example, tokenizer, wording)
+        made = copy.deepcopy(tokenizer)
+        made.chat_template = wording.chat_template(tokenizer)
+        messages = [{"role": turn.role, "content": turn.text} for turn in example.turns]
+        asked = made.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+        assert made.decode(asked) == made.decode(encoded.tokens[: encoded.prompt])
+        assert asked == list(encoded.tokens[: encoded.prompt])
+
+
+def test_a_chat_template_that_is_not_there_is_refused(tokenizer):
+    with pytest.raises(FedKSeedError, match="has no chat template"):
+        Wording("chat").chat_template(tokenizer)
 
 
 def texts(*found: tuple[str, str]) -> list[Example]:

@@ -1,5 +1,6 @@
 """What the documentation shows runs, what it links to and names is there, and its lines can be read."""
 
+import json
 import re
 import runpy
 import shutil
@@ -11,6 +12,7 @@ from math import isfinite
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedkseed import load_recipe, start
 
@@ -88,7 +90,46 @@ def test_the_program_that_loads_a_family_runs_a_recipe_with_it(tmp_path, model_f
     assert (tmp_path / "run" / "adapter.safetensors").exists()
 
 
-@pytest.mark.parametrize("block", blocks(ROOT / "docs" / "extending.md"), ids=lambda block: block.split("\n")[0][:40])
+def test_the_example_of_a_model_of_one_s_own_lowers_its_loss(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        before, after = runpy.run_path(str(EXAMPLES / "own_model.py"))["tune"]()
+    assert after < 0.7 * before  # 0.4 to 0.5 of it
+    assert (tmp_path / "adapter.safetensors").stat().st_size < 20_000
+
+
+@pytest.mark.parametrize("way", ["forward_only", "by_derivatives", "federated", "plain"])
+def test_the_examples_of_trainer_learn(way, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        found = runpy.run_path(str(EXAMPLES / "trainer.py"))[way]()
+    assert found["eval_accuracy"] > 0.9  # by chance 0.5 with a standard error of 0.035
+    assert (tmp_path / "tuned" / "model.safetensors").exists() == (way == "by_derivatives")
+
+
+def test_the_notebook_runs_and_has_no_outputs(tmp_path):
+    cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    assert len(sources) == 6
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in cells if cell["cell_type"] == "code")
+    shown = "print(*[way['eval_accuracy'] for way in (before, forward_only, by_derivatives, federated)], same)"
+    (tmp_path / "notebook.py").write_text("\n\n".join([*sources, shown]))
+    command = [sys.executable, "-W", "error", "notebook.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    before, *after, same = done.stdout.splitlines()[-1].split()
+    assert float(before) < 0.75
+    assert min(map(float, after)) > 0.9  # by chance 0.5 with a standard error of 0.035
+    assert same == "True"
+
+
+@pytest.mark.parametrize(
+    "block",
+    [block for page in ("extending.md", "python.md") for block in blocks(ROOT / "docs" / page)],
+    ids=lambda block: block.split("\n")[0][:40],
+)
 def test_excerpts_are_lines_of_the_examples(block):
     texts = [path.read_text() for path in EXAMPLES.glob("*.py")]
     assert "import family" in block or any(block in text for text in texts)

@@ -8,10 +8,11 @@ from xllamacpp import CommonAdapterLoraInfo, CommonParams, Server, ggml_type, ll
 
 
 class LlamaCpp:
-    """A model of a GGUF file, and a LoRA beside it, on one thread."""
+    """A model of a GGUF file, and a LoRA beside it, on one thread; `template` replaces the file's chat template."""
 
-    def __init__(self, path: Path, lora: Path | None = None) -> None:
+    def __init__(self, path: Path, lora: Path | None = None, template: str = "") -> None:
         options = CommonParams()
+        options.chat_template = template
         options.model.path, options.n_ctx, options.n_parallel = str(path), 512, 1
         options.cache_type_k = options.cache_type_v = ggml_type.GGML_TYPE_F32
         options.flash_attn_type = llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are float16
@@ -36,6 +37,10 @@ class LlamaCpp:
 
     def tokens(self, text: str) -> list[int]:
         return self._post("tokenize", {"content": text, "add_special": True})["tokens"]
+
+    def worded(self, messages: list[dict[str, str]]) -> str:
+        """The prompt that llama.cpp makes of messages, by the file's chat template."""
+        return self._post("apply-template", {"messages": messages})["prompt"]
 
     def losses(self, tokens: list[int], first: int, words: int) -> list[float]:
         """Nats of each token from number `first` on, given those before it; `words`: size of the vocabulary."""

@@ -1,5 +1,6 @@
 """Base models that stay quantised: the library's values bit for bit, and tuning on top of them."""
 
+import logging
 from contextlib import suppress
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from fedkseed import FedKSeedError, Pool, hold
@@ -112,6 +114,22 @@ def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
     if kind in KINDS:  # what other devices use
         plain = widened(torch.from_numpy(raw).view(-1, raw.shape[1] * 32 // columns), kind).view(rows, columns)
         assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_a_file_becomes_a_dense_model_without_a_warning_of_packed_weights(file, dtype):
+    said = list[str]()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        model = load_model(str(file), dtype)
+    finally:
+        logger.removeHandler(handler)
+    assert said == []
+    assert {type(module) for module in model.modules() if hasattr(module, "weight")} >= {nn.Linear, nn.Embedding}
+    assert {parameter.dtype for parameter in model.parameters()} == {TYPES[dtype]}
 
 
 def test_the_number_of_threads_changes_no_weight():

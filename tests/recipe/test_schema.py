@@ -189,10 +189,9 @@ CHOOSING = {"every": 5, "validation": 0.5, "best": "loss"}
             {"validation": True},
             r"\[evaluation\] validation: input should be a share of rows as 0.1, or a number of rows",
         ),
-        ({"best": "loss"}, r"set every and validation, too, as every = 5 and validation = 0.5"),
-        ({"best": "loss", "validation": 0.5}, "set every and validation, too"),
-        ({"best": "loss", "every": 5}, "set every and validation, too"),
-        ({"patience": 3}, "patience counts evaluations without a better one: set best = 'loss', or another metric"),
+        ({"best": "loss"}, r"best and patience choose among the evaluations of a run: set every, too, as every = 5"),
+        ({"best": "loss", "validation": 0.5}, "set every, too"),
+        ({"patience": 3}, "set every, too"),
         (CHOOSING | {"best": "choice"}, r"best is a metric .*, 'loss' in this recipe, got 'choice'"),
         (
             CHOOSING | {"best": "rouge", "generated": 8, "metrics": ["rouge", "accuracy"]},
@@ -203,6 +202,15 @@ CHOOSING = {"every": 5, "validation": 0.5, "best": "loss"}
 def test_sets_and_a_choice_that_are_not_clear_are_refused(evaluation, message):
     with pytest.raises(FedKSeedError, match=message):
         parse({**MODEL, "evaluation": evaluation})
+
+
+def test_one_line_is_enough_to_end_a_run_early_or_to_choose_its_best_round():
+    patient = parse({**MODEL, "evaluation": {"every": 2, "patience": 3}}).evaluation
+    assert (patient.best, patient.validation) == ("loss", 0.5)
+    chosen = parse({**MODEL, "evaluation": {"every": 2, "best": "accuracy", "metrics": ["accuracy"], "validation": 20}})
+    assert (chosen.evaluation.best, chosen.evaluation.validation) == ("accuracy", 20)
+    assert parse(tomllib.loads(chosen.to_toml())) == chosen
+    assert parse({**MODEL, "evaluation": {"every": 2}}).evaluation.validation is None
 
 
 @pytest.mark.parametrize("portion", [3, 0.1])

@@ -1,21 +1,22 @@
 """Division of a recipe's data among clients: read, hold out, encode, share out."""
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from ..recipe.schema import VALIDATION, Data, Evaluation, Recipe
+from ..recipe.schema import HELD_OUT, VALIDATION, Data, Evaluation, Recipe
 from .batches import Encoded
 from .formats import is_saved
 from .layouts import Example
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .reading import Part, Reader, is_here
+from .reading import Part, Reader, is_here, require_columns
 from .wording import Wording, cut, encode_all, packed
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
@@ -23,6 +24,7 @@ USUAL, USUAL_SHARE = Data.model_fields["held_out"].default, 0.1  # a category of
 MOST = Evaluation.model_fields["examples"].default  # held-out examples
 MOST_LINES = 12  # files on which a line each is said; of more, the rest is summed up
 Note: TypeAlias = Callable[[str], None]  # says a line to whoever watches
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Owned:
 class Found:
     """A recipe's examples before tokenisation, held-out and training ones apart."""
 
-    held_out: list[Example]
+    held_out: list[Owned]
     training: list[Owned]
     owners: list[str]  # names of files, folders, tasks or clients; one without a name where a split shares rows out
     too_small: int = 0
@@ -52,6 +54,7 @@ class HeldOut:
 
     examples: list[Encoded]
     options: dict[str, list[str]] = field(default_factory=dict)
+    owners: list[str] = field(default_factory=list)  # the client of each example, in the set of the clients' own rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,14 @@ class Shares:
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""
         return digest([*self.clients, self.held_out, *(one.examples for one in self.sets.values())])
+
+    def name(self, client: int) -> str:
+        """The name of a client, or its number where it has none."""
+        return _name(self.names, client)
+
+
+def _name(names: Sequence[str], client: int) -> str:
+    return names[client] if names else f"client {client}"
 
 
 def _adapted(recipe: Recipe, reported: Sequence[Encoded]) -> list[str]:
@@ -98,16 +109,18 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     """
     found = _find(recipe)
     wording = _worded(recipe, found.parts, tokenizer)
-    every = [*found.held_out, *(one.example for one in found.training)]
+    every = [one.example for one in (*found.held_out, *found.training)]
     categories, training = _apart(found.training, recipe)
     kept, too_long = _owned(training, recipe, tokenizer, wording)
     for line in _lines(found.parts, training, too_long, found.held_out, recipe):
         note(line)
     parts, names = _divide(kept, found.owners, recipe)
     recipe.clients.cohort_of(len(parts))
-    clients, kept_back = _keep_back([[kept[i][0] for i in part] for part in parts], recipe)
-    held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer, wording)
-    _require_unseen({one.name: sets[one.name] for one in recipe.evaluation.sets or () if one.path}, clients)
+    clients, kept_back = _keep_back([[kept[i][0] for i in part] for part in parts], names, recipe)
+    for line in _seen(found.held_out, training, [e for e, _ in kept_back], clients, recipe):
+        note(line)
+    held_out, sets = _held_out(found.held_out, categories, kept_back, every, recipe, tokenizer, wording, note)
+    _require_unseen({one.name: sets[one.name] for one in recipe.evaluation.further if one.path}, clients)
     chosen_by = sets[VALIDATION].examples if VALIDATION in sets else []
     for line in _adapted(recipe, [*held_out.examples, *chosen_by]):
         note(line)
@@ -123,20 +136,29 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     )
 
 
-def own_share(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> list[Encoded]:
-    """Training examples of a client with its own file: those that `split = "files"` gives the client of that file.
+def own_share(
+    recipe: Recipe, tokenizer: Any, note: Note = lambda line: None, kept_back: float = 0.0
+) -> tuple[list[Encoded], HeldOut]:
+    """Training examples of a client with its own file, and some of those that it never trains on.
+
+    Without the second, of which there are [evaluation] examples at most, the first are those that `split = "files"`
+    gives the client of that file.
 
     Args:
         note: is given a line on the file.
+        kept_back: share of the rows that is not trained on, see `_set_aside`.
 
     Raises:
         FedKSeedError: the file can't be read, or too little is left of it.
     """
     held_out = {recipe.data.held_out, *recipe.evaluation.categories}
     part = _reader(recipe).part(recipe.data.source)
+    require_columns([part])
     own = [Owned(e, 0, part, row) for row, e in enumerate(part.examples) if e.category not in held_out]
+    own, aside = _set_aside(own, kept_back)
     kept, too_long = _owned(own, recipe, tokenizer, _wording(recipe))
-    for line in _lines([part], own, too_long, [], recipe):
+    unseen, too_long_ones = _owned(aside, recipe, tokenizer, _wording(recipe))
+    for line in _lines([part], own, [*too_long, *too_long_ones], [], recipe):
         note(line)
     encoded = [e for e, _ in kept]
     if len(encoded) < recipe.clients.min_examples:
@@ -144,7 +166,26 @@ def own_share(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
             f"the client has {len(encoded)} examples after holding out and leaving out long ones, "
             f"[clients] min_examples says {recipe.clients.min_examples}"
         )
-    return encoded
+    most = None if recipe.evaluation.examples == "all" else recipe.evaluation.examples
+    drawn = [e for e, _ in unseen][:most]
+    return encoded, HeldOut(drawn, _options(drawn, part.examples, recipe))
+
+
+def _set_aside(owned: Sequence[Owned], share: float) -> tuple[list[Owned], list[Owned]]:
+    """A client's rows to train on, and about a share of them that it never trains on, in an order that is random.
+
+    A row's place follows from its text and the share alone: rows that are equal stay together, and a row that was not
+    trained on never is, whatever rows come or go and whatever a recipe says.
+    """
+
+    def place(one: Owned) -> float:
+        e = one.example
+        text = json.dumps([e.instruction, e.context, e.response, *map(list, e.turns)])
+        return int.from_bytes(sha256(text.encode()).digest()[:8]) / (1 << 64)
+
+    places = [place(one) for one in owned] if share else [1.0] * len(owned)
+    aside = sorted((at, k) for k, at in enumerate(places) if at < share)
+    return [one for one, at in zip(owned, places, strict=True) if at >= share], [owned[k] for _, k in aside]
 
 
 def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> tuple[HeldOut, dict[str, HeldOut]]:
@@ -160,13 +201,17 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     """
     if not is_here(recipe.data.source):
         return HeldOut([]), {}
+    settings = recipe.evaluation.model_copy(update={"clients": None})  # which are measured where they are
+    recipe = recipe.model_copy(update={"evaluation": settings})
     parts = _parts(recipe.data.source, recipe)
-    every = [e for part in parts for e in part.examples]
-    held_out, others = _hold_out([Owned(e) for e in every], recipe)
+    require_columns(parts)
+    every = _rows(parts)
+    held_out, others = _hold_out(every, recipe)
     categories, _ = _apart(others, recipe)
     for line in _lines(parts, [], [], [], recipe):
         note(line)
-    return _held_out(held_out, categories, [], every, recipe, tokenizer, _wording(recipe))
+    examples = [one.example for one in every]
+    return _held_out(held_out, categories, [], examples, recipe, tokenizer, _wording(recipe), note)
 
 
 def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> HeldOut:
@@ -179,14 +224,14 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
         FedKSeedError: the data can't be read, or has fewer rows within the token limit.
     """
     parts = _parts(recipe.data.source, recipe)
-    every = [e for part in parts for e in part.examples]
-    kept, too_long = _encode([Owned(e) for e in every], recipe.data.max_tokens, recipe, tokenizer, _wording(recipe))
+    every = _rows(parts)
+    kept, too_long = _encode(every, recipe.data.max_tokens, recipe, tokenizer, _wording(recipe))
     for line in _lines(parts, [], too_long, [], recipe):
         note(line)
     drawn = _drawn([e for e, _ in kept], recipe.evaluation.examples, recipe.seed, recipe.data.source)
     if not drawn:
         raise FedKSeedError(f"{recipe.data.source} has no example of {recipe.data.max_tokens} tokens or fewer")
-    return HeldOut(drawn, _options(drawn, every, recipe))
+    return HeldOut(drawn, _options(drawn, [one.example for one in every], recipe))
 
 
 def number_of(portion: float, total: int) -> int:
@@ -203,6 +248,11 @@ def _parts(source: str, recipe: Recipe) -> list[Part]:
     if _is_folder(source):
         return [part for parts in _reader(recipe).folder(source).values() for part in parts]
     return [_reader(recipe).part(source)]
+
+
+def _rows(parts: Sequence[Part]) -> list[Owned]:
+    """All rows of some files, whose clients do not matter."""
+    return [Owned(e, 0, part, row) for part in parts for row, e in enumerate(part.examples)]
 
 
 def _is_folder(source: str) -> bool:
@@ -227,11 +277,11 @@ def _lines(
     parts: Sequence[Part],
     training: Sequence[Owned],
     too_long: Sequence[Owned],
-    held_out: Sequence[Example],
+    held_out: Sequence[Owned],
     recipe: Recipe,
 ) -> list[str]:
     """A line on each file; of many, the last one sums up the rest."""
-    long, known = Counter(id(one.part) for one in too_long), set(held_out)
+    long, known = Counter(id(one.part) for one in too_long), {one.example for one in held_out}
     seen = Counter(id(one.part) for one in training if one.example in known)
     lines = [
         part.said(
@@ -248,12 +298,45 @@ def _lines(
     return [*lines[: MOST_LINES - 1], f"{len(rest):,} more files: {rows:,} rows{left_out}"]
 
 
-def _apart(owned: Sequence[Owned], recipe: Recipe) -> tuple[dict[str, list[Example]], list[Owned]]:
+def _seen(
+    held_out: Sequence[Owned],
+    training: Sequence[Owned],
+    kept_back: Sequence[Encoded],
+    clients: Sequence[Sequence[Encoded]],
+    recipe: Recipe,
+) -> list[str]:
+    """A line on held-out rows that are also trained on, if there are any.
+
+    Args:
+        kept_back: of the clients' own rows, those that they do not train on; `clients` has the others.
+
+    Raises:
+        FedKSeedError: there is one, and [data] strict refuses that.
+    """
+    known, trained = {one.example for one in held_out}, {e.example for share in clients for e in share}
+    again = [one for one in training if one.example in known]
+    rows = {one.example for one in again}
+    count = sum(one.example in rows for one in held_out) + sum(e.example in trained for e in kept_back)
+    if not count:
+        return []
+    if recipe.data.strict:
+        part = again[0].part if again else None
+        raise FedKSeedError(
+            f"{recipe.data.source if part is None else part.place(again[0].row)}: a training row is the same as a "
+            "held-out row, whose loss would be too good; remove one of the two, or set [data] strict = false"
+        )
+    return [
+        f"warning: {count:,} of {len(held_out) + len(kept_back):,} held-out rows are the same as training rows, and "
+        "their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
+    ]
+
+
+def _apart(owned: Sequence[Owned], recipe: Recipe) -> tuple[dict[str, list[Owned]], list[Owned]]:
     """The rows of each category that is a set of its own, and the others, on which clients may train."""
-    found: dict[str, list[Example]] = {name: [] for name in recipe.evaluation.categories}
+    found: dict[str, list[Owned]] = {name: [] for name in recipe.evaluation.categories}
     for one in owned:
         if one.example.category in found:
-            found[one.example.category].append(one.example)
+            found[one.example.category].append(one)
     if empty := [name for name, rows in found.items() if not rows]:
         raise FedKSeedError(
             f"[evaluation.sets] held_out is no category of the data beside those of [data] held_out: {empty[0]!r}; "
@@ -262,52 +345,61 @@ def _apart(owned: Sequence[Owned], recipe: Recipe) -> tuple[dict[str, list[Examp
     return found, [one for one in owned if one.example.category not in found]
 
 
-def _keep_back(clients: Sequence[list[Encoded]], recipe: Recipe) -> tuple[list[list[Encoded]], list[Encoded]]:
-    """The examples on which each client trains, and those that are kept back from them for a set of the clients' own.
+def _keep_back(
+    clients: Sequence[list[Encoded]], names: Sequence[str], recipe: Recipe
+) -> tuple[list[list[Encoded]], list[tuple[Encoded, str]]]:
+    """The examples on which each client trains, and those that are kept back from them, with their clients' names.
 
     A client's draw depends on the seed and the client alone.
     """
-    (portion,) = [one.clients for one in recipe.evaluation.sets or () if one.clients is not None] or [None]
+    (portion,) = [one.clients for one in recipe.evaluation.further if one.clients is not None] or [None]
     if portion is None:
         return list(clients), []
-    training, kept_back = [], []
+    training, kept_back = [], list[tuple[Encoded, str]]()
     for number, share in enumerate(clients):
         count = max(1, number_of(portion, len(share)))
         if count >= len(share):
             raise FedKSeedError(
-                f"[evaluation.sets] clients = {portion} keeps back {count} of the {len(share)} examples of client "
-                f"{number}, and none is left to train on: keep back fewer, or raise [clients] min_examples"
+                f"[evaluation] clients = {portion} keeps back {count} of the {len(share)} examples of "
+                f"{_name(names, number)}, and none is left to train on: keep back fewer, or raise [clients] "
+                "min_examples"
             )
         order = generator(recipe.seed, Purpose.KEPT_BACK, number).permutation(len(share))
-        kept_back += [share[i] for i in sorted(order[:count])]
+        kept_back += [(share[i], _name(names, number)) for i in sorted(order[:count])]
         training.append([share[i] for i in sorted(order[count:])])
     return training, kept_back
 
 
 def _held_out(
-    rows: Sequence[Example],
-    categories: Mapping[str, Sequence[Example]],
-    kept_back: Sequence[Encoded],
+    rows: Sequence[Owned],
+    categories: Mapping[str, Sequence[Owned]],
+    kept_back: Sequence[tuple[Encoded, str]],
     every: Sequence[Example],
     recipe: Recipe,
     tokenizer: Any,
     wording: Wording,
+    note: Note,
 ) -> tuple[HeldOut, dict[str, HeldOut]]:
     """The held-out set that is always there, and the others by name: the validation part first.
 
     Args:
         rows: the rows of the first.
+        kept_back: of the clients' own rows, with their clients' names.
         every: all rows of the data, whose responses are options.
     """
-    limit, asked = recipe.evaluation.max_tokens or recipe.data.max_tokens, recipe.evaluation.examples
+    asked = recipe.evaluation.examples
 
-    def short(examples: Sequence[Example]) -> list[Encoded]:
-        return [e for e, _ in _encode([Owned(e) for e in examples], limit, recipe, tokenizer, wording)[0]]
+    def short(owned: Sequence[Owned], name: str) -> list[Encoded]:
+        kept, too_long = _owned(owned, recipe, tokenizer, wording, recipe.evaluation.max_tokens)
+        if too_long:
+            limit = recipe.evaluation.max_tokens or recipe.data.max_tokens
+            note(f"{name}: {len(too_long):,} of {len(owned):,} rows over {limit:,} tokens left out")
+        return [e for e, _ in kept]
 
     def held_out(examples: list[Encoded], source: Iterable[Example]) -> HeldOut:
         return HeldOut(examples, _options(examples, source, recipe))
 
-    whole = _drawn(short(rows), asked, recipe.seed, "[evaluation]")
+    whole = _drawn(short(rows, HELD_OUT), asked, recipe.seed, "[evaluation]")
     count = number_of(recipe.evaluation.validation or 0, len(whole))
     if recipe.evaluation.validation is not None and not 2 <= count <= len(whole) - 2:
         raise FedKSeedError(
@@ -316,19 +408,20 @@ def _held_out(
         )
     reported = len(whole) - count
     sets = {VALIDATION: held_out(whole[reported:], every)} if count else {}
-    for one in recipe.evaluation.sets or ():
-        source = every if one.path is None else [e for part in _parts(one.path, recipe) for e in part.examples]
-        there = list(kept_back) if one.clients is not None else short(categories.get(one.held_out or "", source))
+    for one in recipe.evaluation.further:
+        own = _rows(_parts(one.path, recipe)) if one.path is not None else categories.get(one.held_out or "", ())
+        there = kept_back if one.clients is not None else [(e, "") for e in short(own, one.name)]
         most = one.examples or ("all" if asked == "all" else min(asked, len(there)))
         label, who = int.from_bytes(sha256(one.name.encode()).digest()[:8]), f"[evaluation.sets] {one.name!r}"
         drawn = _drawn(there, most, recipe.seed, who, label)
         if len(drawn) < 2:
             raise FedKSeedError(f"{who}: a mean with its error needs 2 examples, {len(drawn)} are there; give it more")
-        sets[one.name] = held_out(drawn, source)
+        found = held_out([e for e, _ in drawn], every if one.path is None else [row.example for row in own])
+        sets[one.name] = replace(found, owners=[name for _, name in drawn if name])
     return held_out(whole[:reported], every), sets
 
 
-def _drawn(there: Sequence[Encoded], asked: int | str, seed: int, who: str, *labels: int) -> list[Encoded]:
+def _drawn(there: Sequence[Drawn], asked: int | str, seed: int, who: str, *labels: int) -> list[Drawn]:
     """As many examples as are asked for, drawn from those that are there."""
     count = len(there) if asked == "all" else int(asked)
     if count == MOST and 2 <= len(there) < count:  # the default, which small data can't reach
@@ -386,7 +479,7 @@ def _find(recipe: Recipe) -> Found:
             least=clients.min_examples,
         )
         owned = [Owned(e, owner) for owner, task in enumerate(drawn.clients) for e in task.examples]
-        held_out = [e for task in drawn.held_out for e in task.examples]
+        held_out = [Owned(e) for task in drawn.held_out for e in task.examples]
         return Found(held_out, owned, [task.name for task in drawn.clients], len(drawn.too_small))
     if clients.split == "files":
         named = _reader(recipe).folder(data.source)
@@ -397,6 +490,7 @@ def _find(recipe: Recipe) -> Found:
             for row, e in enumerate(part.examples)
         ]
         parts = [part for parts in named.values() for part in parts]
+        require_columns(parts)
         return Found(*_hold_out(owned, recipe), [*named], parts=parts)
     if _is_folder(data.source):
         raise FedKSeedError(
@@ -404,6 +498,7 @@ def _find(recipe: Recipe) -> Found:
             "one file"
         )
     part = _reader(recipe).part(data.source)
+    require_columns([part])
     names = [""]
     if clients.split == "column":
         if (without := next((k for k, name in enumerate(part.clients) if not name), None)) is not None:
@@ -423,7 +518,7 @@ def _find(recipe: Recipe) -> Found:
 
 def _hold_out(
     owned: Sequence[Owned], recipe: Recipe, chosen: str | float | None = None
-) -> tuple[list[Example], list[Owned]]:
+) -> tuple[list[Owned], list[Owned]]:
     """Held-out and training examples; a whole category is held out, or a random share.
 
     Args:
@@ -443,22 +538,26 @@ def _hold_out(
     else:
         order = generator(recipe.seed, Purpose.HOLDOUT).permutation(len(owned))
         held = set(order[: round(chosen * len(owned))].tolist())
-    return [owned[i].example for i in sorted(held)], [one for i, one in enumerate(owned) if i not in held]
+    return [owned[i] for i in sorted(held)], [one for i, one in enumerate(owned) if i not in held]
 
 
 def _owned(
-    training: Sequence[Owned], recipe: Recipe, tokenizer: Any, wording: Wording
+    owned: Sequence[Owned], recipe: Recipe, tokenizer: Any, wording: Wording, most: int | None = None
 ) -> tuple[list[tuple[Encoded, int]], list[Owned]]:
-    """The training examples with the numbers of their owners, and those that are too long.
+    """Examples with the numbers of their owners, and those that are too long.
+
+    Args:
+        most: [evaluation] max_tokens, for held-out rows; None: [data] max_tokens.
 
     Raises:
         FedKSeedError: one is too long, and [data] strict refuses that.
     """
-    kept, too_long = _encode(training, recipe.data.max_tokens, recipe, tokenizer, wording)
+    limit, table = most or recipe.data.max_tokens, "data" if most is None else "evaluation"
+    kept, too_long = _encode(owned, limit, recipe, tokenizer, wording)
     if recipe.data.strict and too_long and (part := too_long[0].part) is not None:
         raise FedKSeedError(
-            f"{part.place(too_long[0].row)}: more than [data] max_tokens = {recipe.data.max_tokens} tokens; shorten or "
-            "remove the row, raise max_tokens, or set [data] strict = false"
+            f"{part.place(too_long[0].row)}: more than [{table}] max_tokens = {limit} tokens; shorten or remove the "
+            "row, raise max_tokens, or set [data] strict = false"
         )
     return kept, too_long
 

@@ -202,6 +202,11 @@ class Fitted:
         return str(value).strip() if isinstance(value, str | int) else ""
 
 
+def plainly(column: str) -> str:
+    """The name of a column as names are compared: upper and lower case are alike, and space around it is none."""
+    return column.strip().casefold()
+
+
 def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> Fitted:
     """The layout of a file by the columns of its first row; upper and lower case are alike in the names of columns.
 
@@ -215,10 +220,10 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     """
     if unknown := sorted(set(named) - set(FIELDS)):
         raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
-    alike = {str(column).strip().casefold(): column for column in reversed(list(row))}
+    alike = {plainly(str(column)): column for column in reversed(list(row))}
 
     def column(name: str) -> str:
-        return name if name in row else alike.get(name.strip().casefold(), name)
+        return name if name in row else alike.get(plainly(name), name)
 
     def there(one: Fitted) -> int:
         return sum(one.columns[field] in row for field in one.layout.needed)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import FedKSeedError
 from .formats import NAMES, SAMPLES, is_saved, kind_of, rows_of
-from .layouts import CONVERSATIONS, LAYOUTS, Example, fit
+from .layouts import CONVERSATIONS, LAYOUTS, Example, fit, plainly
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,8 @@ class Part:
     unit: str  # of the numbers: line or row
     clients: Sequence[str]  # of each example: the client that its row names; empty where it names none
     empty: int = 0  # rows left out because there is nothing to learn
+    lacking: Sequence[str] = ()  # columns that a recipe names and no row has
+    columns: Sequence[str] = ()  # of the first row
 
     def place(self, k: int) -> str:
         """The place of example k, for an error."""
@@ -63,14 +65,18 @@ class Reader:
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        rows = rows_of(source)
+        rows, columns = rows_of(source), list[str]()
         examples, places, clients, fitted, empty = list[Example](), list[int](), list[str](), None, 0
         seen: dict[Example, int] = {}
+        lacking = {plainly(column): column for column in self.columns.values()}
         for number, row in rows.each:
             where = rows.place(number)
             if not isinstance(row, dict):
                 raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
-            fitted = fitted or fit(row, self.columns, self.layout, where)
+            fitted, columns = fitted or fit(row, self.columns, self.layout, where), columns or [*map(str, row)]
+            if lacking:
+                there = {*map(plainly, map(str, row))}
+                lacking = {plain: column for plain, column in lacking.items() if plain not in there}
             example = fitted.example(row, where)
             if not example.response.strip():
                 self._refuse(where, "the response is empty, so there is nothing to learn")
@@ -85,7 +91,8 @@ class Reader:
             found = f" to learn from: none of its {empty:,} rows has a response" if empty else ""
             raise FedKSeedError(f"the data file {rows.source} holds no examples{found}")
         name = name or (source if source in SAMPLES else Path(source).name)
-        return Part(name, fitted.name, examples, places, rows.source, rows.unit, clients, empty)
+        found = examples, places, rows.source, rows.unit, clients, empty, [*lacking.values()], columns
+        return Part(name, fitted.name, *found)
 
     def folder(self, folder: str) -> dict[str, list[Part]]:
         """The data files of each client, by the client's name: a client is a file or a folder in the folder.
@@ -111,6 +118,24 @@ class Reader:
             raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
 
 
+def require_columns(parts: Sequence[Part]) -> None:
+    """Refuse names of columns that no row of these files has: a name with a slip of the pen would be ignored.
+
+    One that some file has is right: files of several kinds may share a recipe.
+
+    Raises:
+        FedKSeedError: there is one.
+    """
+    lacking = set.intersection(*(set(part.lacking) for part in parts)) if parts else set[str]()
+    if lacking:
+        where = parts[0].source if len(parts) == 1 else f"none of {len(parts)} files, as {parts[0].source},"
+        no = "has no column" if len(parts) == 1 else "has a column"
+        raise FedKSeedError(
+            f"[data] columns: {where} {no} {' or '.join(map(repr, sorted(lacking)))}; found: "
+            f"{', '.join(parts[0].columns)}. Mend the name, or leave it out"
+        )
+
+
 def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]:
     """All examples of a file; rows without a response are left out.
 
@@ -122,7 +147,9 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     Raises:
         FedKSeedError: the source is missing or damaged, or a row is broken (the text names its place).
     """
-    return list(Reader(columns or {}).part(source).examples)
+    part = Reader(columns or {}).part(source)
+    require_columns([part])
+    return list(part.examples)
 
 
 def is_here(source: str) -> bool:

@@ -1,16 +1,19 @@
 """Conversion of examples to tokens: the wording around instructions, and the tokens that the loss counts."""
 
+import json
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
+from string import Template
 from types import FrameType
 from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
 from .batches import Encoded
-from .layouts import ASSISTANT, SYSTEM, Example
+from .layouts import ASSISTANT, SYSTEM, USER, Example
 
 MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
 MAX_STEPS = 20_000  # of a chat template for one message; SmolLM2's takes fewer than 40
@@ -136,6 +139,23 @@ TEMPLATES = {
     "official-ni": official_ni,
 }
 
+# The steps of `Wording.exchanges` in Jinja. All white space of it is inside of tags, and none shows in a prompt.
+CONVERSATION = Template(
+    "{{ $begin }}"
+    "{% set now = namespace(asked=[], system=[], later=false) %}"
+    "{% macro ask() %}"
+    "{% set asked = now.asked | join('\\n\\n') %}{% set system = now.system | join('\\n\\n') %}"
+    "{{ ($later) if now.later else ($first) }}"
+    "{% endmacro %}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'system' %}{% set now.system = now.system + [message['content']] %}"
+    "{% elif message['role'] != 'assistant' %}{% set now.asked = now.asked + [message['content']] %}"
+    "{% elif message['content'] | trim %}{{ ask() }}{{ message['content'] }}{{ eos_token }}"
+    "{% set now.asked = [] %}{% set now.system = [] %}{% set now.later = true %}"
+    "{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ ask() }}{% endif %}"
+)
+
 
 class Exchange(NamedTuple):
     """A text that the loss skips, and the response to it, which the loss counts."""
@@ -185,6 +205,21 @@ class Wording:
         """A request after the first: without the opening, which stands at the beginning of the conversation."""
         return f"\n\n{_request(request) if self.template == 'plain' else _section(request)}"
 
+    def chat_template(self, tokenizer: Any) -> str:
+        """A chat template that words a conversation as `exchanges` does, for programs that put messages to a model.
+
+        It is in Jinja, as those of tokenizers are, without a space or line of its own that would show in the text.
+        """
+        if self.template == "chat":
+            _rendered([{"role": USER, "content": ""}], tokenizer)  # refuses what a run would refuse
+            return tokenizer.chat_template
+        first = TEMPLATES[self.template]
+        return CONVERSATION.substitute(
+            begin=_quoted(tokenizer.decode(tokenizer("").input_ids)),  # a token that it puts before each text
+            first=_framed(lambda example: first(example, tokenizer) + self.separator),
+            later=_framed(lambda example: self._later(example) + self.separator),
+        )
+
     def text(self, example: Example, tokenizer: Any) -> str:
         """The prompt of one example without earlier turns, as text."""
         return self.exchanges(example, tokenizer)[0].prompt
@@ -193,6 +228,23 @@ class Wording:
         """The prompt of one example as tokens."""
         encoded = encode(example, tokenizer, self)
         return list(encoded.tokens[: encoded.prompt])
+
+
+def _framed(worded: Callable[[Example], str]) -> str:
+    """The Jinja expression of a prompt, in which `asked` and `system` stand for the instruction and its context."""
+    asked, system = "\x00", "\x01"  # in no prompt
+
+    def expression(example: Example) -> str:
+        parts = re.split(f"({asked}|{system})", worded(example))
+        names = {asked: "asked", system: "system"}
+        return " ~ ".join(names.get(part) or _quoted(part) for part in parts if part)
+
+    return f"({expression(Example(asked, '', system))}) if system else ({expression(Example(asked, ''))})"
+
+
+def _quoted(text: str) -> str:
+    """A text as a literal of Jinja, which reads escapes as JSON does."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _answers(example: Example, tokenizer: Any) -> list[Exchange]:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from accelerate import init_empty_weights
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, LlamaFileType, ReaderTensor
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, ReaderTensor
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
@@ -142,7 +142,10 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
         values |= {name: parameters[own] for name, own in names.names.items()}
     else:
         reader = GGUFReader(source)
-        _copy_fields(writing.writer, reader)
+        template = getattr(tokenizer, "chat_template", None)
+        _copy_fields(writing.writer, reader, (Keys.Tokenizer.CHAT_TEMPLATE,) if isinstance(template, str) else ())
+        if isinstance(template, str):
+            writing.writer.add_chat_template(template)
         own_kind = reader.fields.get("general.file_type")
         keeps, values = own_kind is not None and own_kind.contents() == number, {}
         for stored in reader.tensors:
@@ -246,10 +249,10 @@ def _pair(tensors: Mapping[str, Tensor], path: str) -> tuple[NDArray[np.float32]
     return a.float().numpy(), b.float().numpy()
 
 
-def _copy_fields(writer: GGUFWriter, reader: GGUFReader) -> None:
+def _copy_fields(writer: GGUFWriter, reader: GGUFReader, skipped: tuple[str, ...]) -> None:
     for name, found in reader.fields.items():
         value = found.contents()
-        if not name.startswith(SKIPPED) and value not in ([], ""):
+        if not name.startswith((*SKIPPED, *skipped)) and value not in ([], ""):
             inner = found.types[-1] if found.types[0] == GGUFValueType.ARRAY else None
             writer.add_key_value(name, value, found.types[0], inner)
 

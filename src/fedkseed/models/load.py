@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -34,6 +35,18 @@ class Source:
     @property
     def options(self) -> dict[str, Any]:
         return {} if self.gguf is None else {"gguf_file": self.gguf}
+
+    @property
+    def dense(self) -> dict[str, Any]:
+        """The options with which a GGUF file becomes an ordinary model.
+
+        Releases of transformers that know `GgufConfig` would keep matrices packed where they have a kernel for it, and
+        warn in bfloat16 that this is slow.
+        """
+        config = getattr(transformers, "GgufConfig", None)
+        if self.gguf is None or config is None:
+            return self.options
+        return self.options | {"quantization_config": config(dequantize=True)}
 
 
 def find(model: str) -> Source:
@@ -101,7 +114,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
         both: Any = AutoModelForCausalLM.from_pretrained(
             source.name, dtype=DTYPES[dtype], output_loading_info=True, trust_remote_code=False, use_safetensors=True,
-            **source.options,
+            **source.dense,
         )  # fmt: skip
     loaded, found = both
     if absent := [*found["missing_keys"], *found["mismatched_keys"]]:

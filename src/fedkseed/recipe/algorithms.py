@@ -269,6 +269,14 @@ def _noise(recipe: Recipe, privacy: Privacy, secret: bytes) -> Noise:
     return Noise(privacy.noise, privacy.norm or 0.0, privacy.colluding, scale, secret)
 
 
+def packages(recipe: Recipe) -> dict[str, str]:
+    """The packages that a recipe's runs need beyond those that fedkseed brings, each with the extra that has it."""
+    adapters = {"peft": "peft"} if chosen(recipe).adapts else {}
+    masks = {"cryptography": "secure"} if recipe.secure is not None else {}
+    noise = {"cryptography": "privacy", "dp_accounting": "privacy"} if recipe.privacy is not None else {}
+    return adapters | masks | noise
+
+
 def _derivatives(recipe: Recipe) -> LocalWork:
     own, training = recipe.derivatives, recipe.training
     return LocalWork(

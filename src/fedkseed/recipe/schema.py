@@ -188,6 +188,7 @@ class Directions(Part):
 
 
 HELD_OUT, VALIDATION = "held-out", "validation"  # the set that is always there, and the part of it that chooses
+OWN_ROWS = "own rows"  # the set of [evaluation] clients
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 
 
@@ -398,9 +399,13 @@ class Evaluation(Part):
     examples: Examples = 64  # held-out ones that are evaluated; with 64 all, where there are fewer
     sets: list[HeldOutSet] | None = None  # beside the rows of [data] held_out
     # Of these examples, those that only choose the best round; the others alone are the held-out set that is reported.
-    validation: Portion | None = None
-    best: str | None = None  # the metric whose best round on the validation part is the tuned model; None: the last
+    validation: Portion | None = None  # with best 0.5, unless it is given
+    # The metric whose best round on the validation part is the tuned model; with patience the loss, unless it is given.
+    best: str | None = None  # None: the last round's
     patience: Count | None = None  # evaluations without a better one, after which a run ends early
+    # Of each client's rows, a share or a number that it does not train on: did each client gain? A set of all of them,
+    # with the name "own rows". Over a network each owner's policy says which rows, and what the server learns.
+    clients: Portion | None = None
     stop_when_diverged: bool = True  # a server's default: false, it warns; see docs/evaluation.md
     max_tokens: Count | None = None  # of a held-out example; default as for training
     # loss (always), choice, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION.
@@ -409,6 +414,16 @@ class Evaluation(Part):
     rouge: Literal["rouge-score", "rouge"] = "rouge-score"  # the package whose Rouge-L; the official code: `rouge`
     max_new_tokens: Count = 64
     batch_size: Count = 8
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, table: Any) -> Any:
+        """Fill in what a choice of the best round needs: patience is by the loss, and half of the examples choose."""
+        if not isinstance(table, dict):
+            return table
+        best = {"best": "loss"} if table.get("patience") is not None else {}
+        table = best | table
+        return ({"validation": 0.5} if table.get("best") is not None else {}) | table
 
     @model_validator(mode="after")
     def _check(self) -> "Evaluation":
@@ -423,28 +438,25 @@ class Evaluation(Part):
                 f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
                 "generated, 16 or more, or leave the metric out"
             )
+        if sum(one.clients is not None for one in self.further) > 1:
+            raise ValueError("two sets are of the clients' own rows: give one, with as many rows as you need")
         for what in ("name", "held_out"):
-            values = [value for one in self.sets or () if (value := getattr(one, what)) is not None]
+            values = [value for one in self.further if (value := getattr(one, what)) is not None]
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two sets have the {what} {twice[0]!r}: give each its own")
-        if sum(one.clients is not None for one in self.sets or ()) > 1:
-            raise ValueError("two sets are of the clients' own rows: give one, with as many rows as you need")
         self._require_choosable()
         return self
 
     def _require_choosable(self) -> None:
         """Refuse a best round that can't be chosen."""
-        if self.patience is not None and self.best is None:
-            raise ValueError("patience counts evaluations without a better one: set best = 'loss', or another metric")
         if self.best is not None and self.best not in (known := [n for n in self.measured if n in PREDICTED]):
             raise ValueError(
                 f"best is a metric that every evaluation measures, {' or '.join(map(repr, known))} in this recipe, got "
                 f"{self.best!r}"
             )
-        if self.best is not None and (self.validation is None or not self.every):
+        if self.best is not None and not self.every:
             raise ValueError(
-                "best chooses among the evaluations of a run, by examples that are not reported: set every and "
-                "validation, too, as every = 5 and validation = 0.5"
+                "best and patience choose among the evaluations of a run: set every, too, as every = 5 rounds"
             )
 
     @property
@@ -460,9 +472,23 @@ class Evaluation(Part):
         return tuple(name for name in self.measured if name not in PREDICTED)
 
     @property
+    def further(self) -> tuple[HeldOutSet, ...]:
+        """The held-out sets beside that of [data] held_out, the clients' own rows last."""
+        own = [HeldOutSet(name=OWN_ROWS, clients=self.clients, examples="all")] if self.clients is not None else []
+        return (*(self.sets or ()), *own)
+
+    @property
     def categories(self) -> tuple[str, ...]:
         """The categories that are sets of their own."""
-        return tuple(one.held_out for one in self.sets or () if one.held_out is not None)
+        return tuple(one.held_out for one in self.further if one.held_out is not None)
+
+
+class Reporting(Part):
+    """The trackers of experiments that get a copy of a run's numbers, and no text (docs/report.md)."""
+
+    # The copies stay on this machine unless a tracker's own environment variables, as WANDB_MODE, say else.
+    to: list[Literal["tensorboard", "trackio", "mlflow", "wandb"]] = []
+    project: Annotated[str, Field(min_length=1, max_length=100)] = "fedkseed"  # of the run, there; MLflow's experiment
 
 
 class Recipe(Part):
@@ -483,6 +509,7 @@ class Recipe(Part):
     trust: Trust = Trust()
     secure: Secure | None = None  # None: the server sees each upload
     privacy: Privacy | None = None  # None: no noise
+    report: Reporting = Reporting()
 
     @model_validator(mode="before")
     @classmethod
@@ -565,7 +592,7 @@ class Recipe(Part):
             )
         if self.trust.guard is not None:
             raise ValueError("[trust] guard does rounds again, and [privacy] pays for each: leave guard out")
-        if kept := [one.name for one in self.evaluation.sets or () if one.clients is not None]:
+        if kept := [one.name for one in self.evaluation.further if one.clients is not None]:
             raise ValueError(
                 f"[evaluation.sets] {kept[0]!r} measures on the clients' own rows, without noise: give a path in place "
                 "of clients"
