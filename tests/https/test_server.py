@@ -5,11 +5,14 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.flower.certs import add, make, request, revoke
 from fedkseed.flower.server.clients import Numbers
+from fedkseed.flower.signatures import private_key
 from fedkseed.https import server
+from fedkseed.https.hub import RequestError
 from fedkseed.https.server import FOLDER, Registry, RekeyedError, Watching
 
 from ..flower.conftest import Notes
 from ..run import synthetic
+from .test_hub import proof
 
 
 @pytest.fixture
@@ -80,3 +83,18 @@ def test_rounds_end_and_begin_again_when_keys_have_changed(registry, keys):
     (keys / "client-2.pub").write_text("half a key")
     assert hub.nodes() == []
     assert registry.progress.has("can't be taken up")
+
+
+def test_a_removed_key_has_no_request_answered_while_no_round_looks(registry, keys):
+    hub = Watching(registry)
+    hub.renew()
+    key = private_key(keys / "client-1")
+    number, token = hub.session(proof(hub, key))
+    assert (number, hub.client(token)) == (1, 1)
+    revoke(keys, 1)
+    with pytest.raises(RequestError, match="the key is not registered any more"):
+        hub.client(token)
+    with pytest.raises(RequestError, match="the key is not registered any more"):
+        hub.session(proof(hub, key))
+    other = hub.session(proof(hub, private_key(keys / "client-0")))[1]
+    assert hub.client(other) == 0

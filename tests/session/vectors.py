@@ -51,7 +51,7 @@ from fedkseed.weights.adapter import Adapter
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.written import Materialized
 
-from ..wire.vectors import number
+from ..wire.vectors import in_lines, number
 
 PATH = Path(str(files("fedkseed.session") / "vectors.json"))
 NONCE, EPOCH = bytes(range(16)), 1_795_000_000_000_000_000
@@ -584,12 +584,7 @@ def adapter() -> dict[str, Any]:
 
 
 def text() -> str:
-    """One line a vector."""
-    parts = []
-    for name, found in vectors().items():
-        lines = ",\n  ".join(json.dumps(one) for one in (found if isinstance(found, list) else [found]))
-        parts.append(f'"{name}": ' + (f"[\n  {lines}\n ]" if isinstance(found, list) else lines))
-    return "{\n " + ",\n ".join(parts) + "\n}\n"
+    return in_lines(vectors())
 
 
 if __name__ == "__main__":

@@ -199,9 +199,13 @@ def record_of(kind: str, table: dict[str, Any]) -> Record:
 
 
 def text() -> str:
-    """One line a vector."""
+    return in_lines(vectors())
+
+
+def in_lines(groups: dict[str, Any]) -> str:
+    """JSON with one line a vector."""
     parts = []
-    for name, found in vectors().items():
+    for name, found in groups.items():
         lines = ",\n  ".join(json.dumps(one) for one in (found if isinstance(found, list) else [found]))
         parts.append(f'"{name}": ' + (f"[\n  {lines}\n ]" if isinstance(found, list) else lines))
     return "{\n " + ",\n ".join(parts) + "\n}\n"

@@ -105,7 +105,7 @@ def add(directory: Path, file: Path) -> Path:
 def revoke(directory: Path, number: int) -> Path:
     """Take a client's public key out of a server's directory, and return the place where it is kept.
 
-    A server that runs refuses the key within seconds, and takes it never again for its run.
+    A server with a round under way refuses the key within seconds, and takes it never again for its run.
 
     Raises:
         FedKSeedError: there is no such key, or it can't be moved.

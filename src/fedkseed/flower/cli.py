@@ -219,8 +219,9 @@ def revoke(
 ) -> None:
     """Take a client's public key out of the server's directory, where it was stolen or the client has left.
 
-    A server that runs refuses the key within seconds, and never takes it again for its run. The others go on. Give the
-    number to somebody else's key before a new run begins: a run's clients have the numbers 0, 1, … without a gap.
+    A server with a round under way refuses the key within seconds, and never takes it again for its run. The others go
+    on. Give the number to somebody else's key before a new run begins: a run's clients have the numbers 0, 1, …
+    without a gap.
     """
     require_keys()
     from . import certs

@@ -10,7 +10,7 @@ import hmac
 import secrets
 import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class Hub:
     ) -> None:
         self._lock, self._clock = threading.Lock(), clock
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
-        self._secret, self._answered = secrets.token_bytes(32), dict[bytes, float]()  # challenges that were used
+        self._secret, self._answered = secrets.token_bytes(32), OrderedDict[bytes, float]()  # used challenges
         self._seats: dict[int, Seat] = {}
         self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
         self._sessions: dict[str, int] = {}  # token -> client
@@ -163,7 +163,8 @@ class Hub:
             raise RequestError(403, "the key is not registered, or has not signed the challenge")
         with self._lock:
             now = self._clock()
-            self._answered = {used: when for used, when in self._answered.items() if now - when < FRESH}
+            while self._answered and now - next(iter(self._answered.values())) >= FRESH:
+                self._answered.popitem(last=False)
             if challenge in self._answered:
                 raise RequestError(401, "this challenge was answered before: ask for another")
             self._answered[challenge] = now

@@ -58,7 +58,7 @@ class Work:
         threading.Thread(target=self._run, args=(task, directory), daemon=True).start()
 
     def asks_the_same(self, stub: Stub, task: Task) -> bool:
-        """Whether another task has the same answer: a server asks again where a reply may be lost."""
+        """True if another task has the same answer: a server asks again where a reply may be lost."""
         own = self.about
         return stub.names[2] == self.stub.names[2] and (own.nonce, own.head, own.client, own.digest, own.keep) == (
             task.nonce, task.head, task.client, task.digest, task.keep
@@ -169,15 +169,17 @@ class Attendance:
     def _attend(self, say: Say) -> NoReturn:
         """Answer tasks until the session ends."""
         work: Work | None = None
+        last = b""  # key of the last task of this session: one that was refused or late is not done again
         try:
             while True:
                 self._say_gain(say)
                 if work is not None and work.done.wait(BEAT):
                     self._send(work, say)
                     work = None
-                stub = self._next(work)
+                stub = self._next(last, waits=work is None)
                 if stub is None:
                     continue
+                last = stub.key
                 task = stub.task(self._file)
                 about = Task.decode(task)
                 if work is not None and work.asks_the_same(stub, about):
@@ -200,27 +202,27 @@ class Attendance:
         if (words := self._gain.news()) is not None:
             say(words)
 
-    def _next(self, work: Work | None) -> Stub | None:
-        """The next task; None if there is none yet."""
-        wait = self._wait if work is None else 0.0
-        after = "" if work is None else work.stub.key.hex()
-        data = self._get(f"/v1/task?wait={wait:g}&after={after}", LARGEST, TIMEOUT + wait)
+    def _next(self, after: bytes, waits: bool) -> Stub | None:
+        """The task after the one of a key; None if there is none yet."""
+        wait = self._wait if waits else 0.0
+        data = self._get(f"/v1/task?wait={wait:g}&after={after.hex()}", LARGEST, TIMEOUT + wait)
         return Stub.decode(data) if data else None
 
     def _send(self, work: Work, say: Say) -> None:
-        """Send the worker's reply, until the server has it, or says that nobody waits for it."""
+        """Send the worker's reply. One that is lost is asked for again, and the worker has it still."""
         data = work.reply or b""
         headers = {"authorization": f"Bearer {self._token}"}
         response = self.http.post(f"/v1/task/{work.stub.key.hex()}", content=data, headers=headers)
         if response.status_code == 401:
             raise SessionError("the session has ended")
-        taken = response.status_code == 204
         reply = Reply.decode(data)
         if reply.status is Status.DONE and work.about.keep:
             say(f"the run has ended; its tuned model is {self.directory / TUNED}")
         elif reply.status is Status.DONE:
             size = f"{len(work.about.message):,} bytes down, {len(reply.message):,} up"
-            say(f"{_round(work.about)}: {f'answered, {size}' if taken else 'too late'}")
+            refusal = f"refused with {response.status_code} {response.text.strip()[:200]}"
+            ends = {204: f"answered, {size}", 410: "too late"}
+            say(f"{_round(work.about)}: {ends.get(response.status_code, refusal)}")
         elif reply.status is not Status.UNPREPARED:
             say(f"{_round(work.about)}: not answered ({reply.text}); {self.directory / sockets.LOG} says why")
 

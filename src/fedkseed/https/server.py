@@ -31,7 +31,7 @@ from ..run.watchers import Progress
 from ..session.carrier import Parcel
 from ..session.places import disk_of
 from .app import application
-from .hub import Hub
+from .hub import Hub, RequestError
 
 FOLDER = "https"  # in a run's directory
 KEYS = 2.0  # seconds between two looks at the clients' keys
@@ -58,12 +58,21 @@ class Registry:
         self._looked = 0.0
 
     def changed(self) -> bool:
-        """Whether files of keys have changed since they were taken."""
+        """True if files of keys have changed since they were taken; looks at most every two seconds."""
         now = time.monotonic()
         if now - self._looked < KEYS:
             return False
         self._looked = now
         return self._files() != self._seen
+
+    def has(self, client: int) -> bool:
+        """True if a client's file is as it was taken: a key that was removed has no more requests from then on."""
+        name = f"client-{client}.pub"
+        try:
+            stat = (self.keys / name).stat()
+        except OSError:
+            return False
+        return self._seen.get(name) == (stat.st_mtime_ns, stat.st_size)
 
     def take(self) -> list[str]:
         """Write down the keys as they are now, and return the line of each client; empty for one without.
@@ -105,7 +114,7 @@ class Registry:
 
 
 class Watching(Hub):
-    """A hub that looks at the clients' keys while the rounds wait."""
+    """A hub that looks at the clients' keys: at all while the rounds wait, at a client's own with each request."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__(())
@@ -117,6 +126,18 @@ class Watching(Hub):
         self.take(
             [public_key(line.encode(), f"the key of client {n}") if line else None for n, line in enumerate(lines)]
         )
+
+    def session(self, proof: bytes) -> tuple[int, str]:
+        number, token = super().session(proof)
+        return self._with_key(number), token
+
+    def client(self, token: str) -> int:
+        return self._with_key(super().client(token))
+
+    def _with_key(self, client: int) -> int:
+        if not self.registry.has(client):
+            raise RequestError(403, "the key is not registered any more")
+        return client
 
     def nodes(self) -> list[int]:
         self._look()

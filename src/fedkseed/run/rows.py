@@ -134,7 +134,7 @@ def _by_column(dataset: Any, column: str) -> dict[str, Any]:
 
 
 def _is_dataset(item: Any) -> bool:
-    """Whether an item of a list is a client's dataset and not a row: a Dataset, or a list of rows."""
+    """True if an item of a list is a client's dataset and not a row: a Dataset, or a list of rows."""
     if isinstance(item, Dataset) or hasattr(item, "column_names"):
         return True
     return isinstance(item, list) and bool(item) and isinstance(item[0], Mapping | tuple)

@@ -471,7 +471,7 @@ class Trainer:
         return _one_or_all(tuple(value for name, value in outputs.items() if name not in hidden))
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Whether an evaluation is the best so far, by `metric_for_best_model`."""
+        """True if an evaluation is the best so far, by `metric_for_best_model`."""
         if (name := self.args.metric_for_best_model) is None:
             return False
         name = name if name.startswith("eval_") else f"eval_{name}"

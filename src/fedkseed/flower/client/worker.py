@@ -222,7 +222,7 @@ class Member:
         return b""
 
     def _sends(self) -> bool:
-        """Whether the server asks for the client's gain, and gets it."""
+        """True if the server asks for the gain, and the owner and the number of rows allow it to be sent."""
         recipe, rows = self.recipe, len(self.unseen.examples)
         hidden = recipe.secure is not None or recipe.privacy is not None
         asked = recipe.evaluation.clients is not None and self.policy.evaluation.send and not hidden

@@ -54,7 +54,7 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
 
 
 def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
-    """Whether clients are asked what they gained; with masked uploads, none is asked for what is its alone."""
+    """True if clients are to be asked what they gained; says so if masked uploads keep them from being asked."""
     if recipe.evaluation.clients is not None and recipe.secure is not None:
         progress.note("[secure] hides what is of one client: each measures its own gain, and the server is sent none")
     return recipe.evaluation.clients is not None and recipe.secure is None

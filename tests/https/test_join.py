@@ -1,0 +1,115 @@
+"""A client over HTTPS beside a real server, with a worker that answers at once: what its owner reads."""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.flower.certs import make
+from fedkseed.flower.children import free_port
+from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.envelope import Reply, Status
+from fedkseed.flower.signatures import private_key
+from fedkseed.https import join, server
+from fedkseed.https.hub import Hub
+from fedkseed.https.join import Attendance
+
+from .test_hub import parcel
+
+LARGEST_REPLY = 500
+
+
+class EndedError(Exception):
+    """The end of a client that a test has seen enough of."""
+
+
+@pytest.fixture
+def joined(tmp_path, monkeypatch) -> Iterator[tuple[Hub, list[str], dict[str, Any]]]:
+    """A server with client 1 connected, what the client says, and the reply that its worker will give."""
+    keys, port, said, worker, ends = tmp_path / "keys", free_port(), list[str](), dict[str, Any](), threading.Event()
+    make(keys, 2, ["localhost"], 2)
+    hub = Hub([private_key(keys / f"client-{number}").public_key() for number in range(2)])
+
+    def relayed(task: bytes, directory: Path, opened: Callable[..., None]) -> bytes:
+        worker.get("before", int)()
+        return worker["reply"].encode()
+
+    def sleep(seconds: float) -> None:
+        if ends.is_set():
+            raise EndedError
+        time.sleep(0.01)
+
+    monkeypatch.setattr(join, "relay", relayed)
+    (tmp_path / "rows.jsonl").write_text("{}\n")
+    owner = Owner(str(tmp_path / "rows.jsonl"))
+    client = Attendance(
+        tmp_path / "client", f"https://localhost:{port}", keys / "ca.pem", keys / "client-1", owner, 60.0
+    )
+
+    def attend() -> None:
+        with pytest.raises(EndedError):
+            client.serve(said.append, sleep)
+
+    thread = threading.Thread(target=attend)
+    with server.listening(hub, server.Address("127.0.0.1", port), LARGEST_REPLY, keys):
+        thread.start()
+        try:
+            until(lambda: hub.nodes() == [1])
+            yield hub, said, worker
+        finally:
+            ends.set()
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + 30
+    while not holds():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def answered(hub: Hub, worker: dict[str, Any], said: list[str], reply: Reply) -> tuple[list[bytes], list[str]]:
+    """Send a task to client 1; the replies that came, and what the client says of it after it has begun."""
+    worker["reply"], before = reply, len(said)
+    keys = [key or "" for key in hub.send([parcel(1)])]
+    until(lambda: len(said) >= before + 2)
+    return [arrival.data for arrival in hub.arrived(keys)], said[before + 1 :]
+
+
+def test_the_owner_reads_what_became_of_each_answer(joined):
+    hub, said, worker = joined
+    assert said[0].startswith("connecting to https://localhost:")
+    assert said[1] == "connected as client 1"
+    done = Reply(Status.DONE, b"numbers" * 10)
+    assert answered(hub, worker, said, done) == ([done.encode()], ["round 5: answered, 440 bytes down, 70 up"])
+    large = Reply(Status.DONE, bytes(LARGEST_REPLY))
+    refusal = "round 5: refused with 413 at most 500 bytes are read"
+    assert answered(hub, worker, said, large)[1][0] == refusal
+
+
+def test_an_answer_that_nobody_waits_for_is_too_late_and_is_not_made_again(joined):
+    hub, said, worker = joined
+    worker["before"] = lambda: hub._owners.clear()
+    lines = answered(hub, worker, said, Reply(Status.DONE, b"numbers"))
+    assert lines == ([], ["round 5: too late"])
+    del worker["before"]
+    assert answered(hub, worker, said, Reply(Status.DONE, b"more"))[1] == ["round 5: answered, 440 bytes down, 4 up"]
+    assert sum(line.endswith("training") for line in said) == 2
+
+
+def test_a_refusal_of_the_worker_is_said_with_its_log(joined):
+    hub, said, worker = joined
+    _, lines = answered(hub, worker, said, Reply(Status.FAILED, text="no memory"))
+    assert re.fullmatch(r"round 5: not answered \(no memory\); .*worker\.log says why", lines[0])
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "https://", "https://localhost:1/path"])
+def test_another_address_is_refused(url, tmp_path):
+    with pytest.raises(FedKSeedError, match="a server is https://HOST:PORT"):
+        Attendance(tmp_path, url, tmp_path / "ca", tmp_path / "key", Owner("dolly-sample"), 60.0)
