@@ -97,11 +97,14 @@ def test_three_commands_show_each_owner_its_gain_and_the_server_a_sum(setting, t
             assert f"on {kept[number]['rows']} rows that this client did not train on: held-out loss" in client.output
 
 
-def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_party(setting, basis_file, tmp_path):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_party(
+    setting, basis_file, tmp_path, transport
+):
     named = {"family": f'family = "mixed"\nbasis = "{basis_file}"', "size": "size = 128", "rounds": "rounds = 2"}
     text = setting.text("minimum = 3", **named)
     alone = start(parse(loads(text)), tmp_path / "alone")
-    with network(tmp_path, text, setting.files, setting.model) as federation:
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         for number in range(3):
             own = Path(shutil.copy(basis_file, tmp_path / f"basis-{number}"))
@@ -111,18 +114,19 @@ def test_three_commands_tune_along_informed_directions_with_a_basis_of_each_part
 
 
 @pytest.mark.parametrize("killed", [False, True])
-def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(setting, tmp_path, killed):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(setting, tmp_path, killed, transport):
     """The server is killed as soon as it has kept a first leg: it must go on with the same survivors."""
     text = setting.text("minimum = 3", "[secure]\nnorm = 0.05\n")
     alone = start(parse(loads(text)), tmp_path / "alone")
-    with network(tmp_path, text, setting.files, setting.model) as federation:
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         server = federation.server()
         for number in range(3):
             federation.client(number)
         if killed:
             wait_for((federation.run / "masked-uploads.json").exists, 240, federation.everything)
             server.kill()
-            wait_for(lambda: not processes("", tmp_path / "run"), 30, lambda: "Flower's processes end with the server")
+            wait_for(lambda: not processes("", tmp_path / "run"), 30, lambda: "its processes end with the server")
             server = federation.server()
         assert server.wait() == 0, server.output
         assert federation.digest() == alone.digest
@@ -135,10 +139,11 @@ def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(s
     ["norm = 0.05\n", "[secure]\nnorm = 0.05\n", 'norm = 1.0\nunit = "example"\n'],
     ids=["plain", "masked", "rows"],
 )
-def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, own):
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, own, transport):
     own = "[privacy]\nepsilon = 50.0\n" + own
     text = setting.text("minimum = 3", own)
-    with network(tmp_path, text, setting.files, setting.model) as federation:
+    with network(tmp_path, text, setting.files, setting.model, transport=transport) as federation:
         policy = tmp_path / "policy.toml"  # noise is of the secret of batches
         policy.write_text(policy.read_text().replace("secret_batches = false", "secret_batches = true"))
         server = federation.server()
