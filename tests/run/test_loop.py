@@ -3,11 +3,10 @@
 import contextlib
 import math
 import random
-import signal
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from tomllib import loads
 
@@ -85,18 +84,21 @@ def test_a_run_with_masked_uploads_is_killed_and_resumed_alike(model_folder, dat
 
 def kills(recipe: Path, undisturbed: bytes, folder: Path, count: int) -> list[int]:
     """Kill a run at random moments and resume it; returns the rounds that were done each time."""
-    moments = random.Random(1)
-    code = "import sys; from tests.run.test_loop import child; child(*sys.argv[1:])"
-    done = []
+    moments, done = random.Random(1), []
+    processes = get_context("forkserver")  # which imports once what each child needs
+    processes.set_forkserver_preload([__name__])
     for number in range(count):
         output = folder / str(number)
-        command = [sys.executable, "-c", code, str(recipe), str(output)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
-            assert process.stdout is not None
-            for _ in range(moments.randrange(1, SIGNS_OF_LIFE)):
-                process.stdout.readline()
-            time.sleep(moments.uniform(0, 0.02))
-            process.send_signal(signal.SIGKILL)
+        signs, theirs = processes.Pipe(duplex=False)
+        process = processes.Process(target=child, args=(recipe, output, theirs))
+        process.start()
+        theirs.close()
+        for _ in range(moments.randrange(1, SIGNS_OF_LIFE)):
+            with contextlib.suppress(EOFError):  # the run has ended
+                signs.recv_bytes()
+        time.sleep(moments.uniform(0, 0.02))
+        process.kill()
+        process.join()
         done.append(len(Store(output).reports()))
         resume(output)
         assert (output / "adapter.safetensors").read_bytes() == undisturbed, f"kill {number}"
@@ -125,18 +127,21 @@ def test_a_rule_that_leaves_nothing_of_scalars_is_said(model_folder, data_file, 
 
 
 class Lively(Silent):
-    """Prints a line for every step, evaluation and round."""
+    """Sends a sign of life for every step, evaluation and round."""
+
+    def __init__(self, signs: Connection) -> None:
+        self.signs = signs
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
-        print("step or evaluation", flush=True)
+        self.signs.send_bytes(b"step or evaluation")
 
     def round_done(self, report: Report) -> None:
-        print("round", flush=True)
+        self.signs.send_bytes(b"round")
 
 
-def child(recipe: str, output: str) -> None:
-    """What the process that is killed does: a run, as `fedkseed run` does it."""
-    start(load_recipe(recipe), Path(output), Lively())
+def child(recipe: Path, output: Path, signs: Connection) -> None:
+    """Run a recipe, as `fedkseed run` does it, in the process that is killed."""
+    start(load_recipe(recipe), output, Lively(signs))
 
 
 def test_rolled_back_and_resumed_gives_the_same_adapter(recipe, undisturbed, tmp_path):

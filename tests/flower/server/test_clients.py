@@ -327,8 +327,14 @@ def test_replies_that_come_twice_or_from_an_old_round_are_told_and_change_nothin
     assert sum("twice" in line for line in notes.told) == 13
 
 
+@pytest.fixture
+def soon(monkeypatch):
+    """Clients are asked again after five seconds of the deadline's sixty, rather than thirty."""
+    monkeypatch.setattr(remote, "AGAIN", 12)
+
+
 @pytest.mark.parametrize("lost", ["message", "reply"])
-def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting, undisturbed, tmp_path, lost):
+def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting, undisturbed, tmp_path, lost, soon):
     deliver, notes, asked = setting.deliver(), Notes(), Counter()
 
     def losing(message):
@@ -347,7 +353,7 @@ def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting
     assert notes.has("round 2: client 2 is silent; it is asked again")
 
 
-def test_a_client_that_is_asked_again_answers_once(setting, undisturbed, tmp_path):
+def test_a_client_that_is_asked_again_answers_once(setting, undisturbed, tmp_path, soon):
     """Its first answer is only slow: the second is the same, and is left out."""
     deliver, kept = setting.deliver(), []
 
