@@ -126,16 +126,19 @@ def test_choice_is_that_of_one_option_at_a_time(side, batch_size, model, tokeniz
 def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
     model = model_of(config)
     prompt, options = (1, 2, 3, 4, 5), [(7,), (8, 9, 10), (11, 12)]
-    found = option_losses(model, prompt, options, 0)
+    (found,) = option_losses(model, [prompt], [options], 0)
     for option, nats in zip(options, found, strict=True):
         logs = model(torch.tensor([[*prompt, *option]])).logits[0].double().log_softmax(-1)
         assert nats == pytest.approx(-sum(float(logs[4 + k, token]) for k, token in enumerate(option)), rel=1e-5)
-    assert option_losses(model, prompt, [(7,), (8,)], 0)[0] == pytest.approx(found[0], rel=1e-6)
+    several = option_losses(model, [(5, 4, 3, 2, 1), prompt], [[(7,), (8,)], options], 0)
+    assert several[1] == pytest.approx(found, rel=1e-5)
+    (alone,) = option_losses(model, [(5, 4, 3, 2, 1)], [[(7,), (8,)]], 0)
+    assert several[0] == pytest.approx(alone, rel=1e-5)
 
 
 def test_a_model_with_a_recurrent_state_reads_each_text_whole():
     model = model_of(MambaConfig(hidden_size=32, num_hidden_layers=2, vocab_size=64, state_size=4, expand=1))
-    found = option_losses(model, (1, 2, 3), [(7, 8), (9,)], 0)
+    (found,) = option_losses(model, [(1, 2, 3)], [[(7, 8), (9,)]], 0)
     logs = model(torch.tensor([[1, 2, 3, 7, 8]])).logits[0].double().log_softmax(-1)
     assert found[0] == pytest.approx(-float(logs[2, 7] + logs[3, 8]), rel=1e-5)
 

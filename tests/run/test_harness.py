@@ -83,10 +83,10 @@ def ours(place: Path) -> tuple[list[list[float]], list[str], list[float]]:
     nats = [
         option_losses(
             model,
-            one.tokens[: one.prompt],
-            [(*tokenizer(o, add_special_tokens=False).input_ids, 0) for o in OPTIONS[one.example.category]],
+            [one.tokens[: one.prompt]],
+            [[(*tokenizer(o, add_special_tokens=False).input_ids, 0) for o in OPTIONS[one.example.category]]],
             0,
-        )
+        )[0]
         for one in encoded
     ]
     return nats, [chosen for _, chosen in found.choices], found.losses

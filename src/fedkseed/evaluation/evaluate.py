@@ -16,6 +16,8 @@ from ..data.reading import Example
 from ..models.loss import example_losses, option_losses
 from .statistics import SHOWN, Evaluation
 
+OPTIONS = 8  # of a prompt in a batch of prompts, at most on average: their logits are held at once
+
 OnProgress: TypeAlias = Callable[[int], None]
 Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, examples; higher is better
 
@@ -68,10 +70,13 @@ def evaluate(
     scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
     choices: list[tuple[str, str]] = []
     if metrics.options:
-        for encoded in held_out:
-            options = metrics.options[encoded.example.category]
-            choices.append((encoded.example.response, likeliest(model, tokenizer, encoded, options, batch_size)))
-            on_progress(len(options))
+        options = [metrics.options[encoded.example.category] for encoded in held_out]
+        chosen = dict[int, str]()
+        for rows in _together(held_out, options, batch_size):
+            found = likeliest(model, tokenizer, [held_out[i] for i in rows], [options[i] for i in rows], batch_size)
+            chosen.update(zip(rows, found, strict=True))
+            on_progress(sum(len(options[i]) for i in rows))
+        choices = [(encoded.example.response, chosen[i]) for i, encoded in enumerate(held_out)]
         scores["choice"] = [float(true == chosen) for true, chosen in choices]
     asked, shown = held_out[:generated], list[list[str]]()
     answers: list[str] = each(
@@ -86,19 +91,25 @@ def evaluate(
     return Evaluation(losses, rouge, empty, scores, choices, answers=shown)
 
 
-def likeliest(model: nn.Module, tokenizer: Any, encoded: Encoded, options: Sequence[str], batch_size: int) -> str:
-    """The option with the highest probability after an example's prompt, the end of text with it; of equals the first.
+def likeliest(
+    model: nn.Module, tokenizer: Any, examples: Sequence[Encoded], options: Sequence[Sequence[str]], batch_size: int
+) -> list[str]:
+    """Of each example the option with the highest probability after its prompt, the end of text with it; of equals the
+    first.
 
-    The options are the second half of rows that begin with one prompt: `batch_size` of them at a time.
+    Args:
+        examples: with prompts of one length.
+        batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
-    prompt, end = encoded.tokens[: encoded.prompt], tokenizer.eos_token_id
-    tails = [(*tokens, end) for tokens in tokenizer(list(options), add_special_tokens=False).input_ids]
-    nats = [
-        loss
-        for first in range(0, len(tails), batch_size)
-        for loss in option_losses(model, prompt, tails[first : first + batch_size], tokenizer.pad_token_id)
-    ]
-    return options[nats.index(min(nats))]
+    end = tokenizer.eos_token_id
+    prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
+    tails = [[(*tokens, end) for tokens in tokenizer(list(own), add_special_tokens=False).input_ids] for own in options]
+    if len(examples) == 1:  # there may be hundreds
+        parts = [tails[0][k : k + batch_size] for k in range(0, len(tails[0]), batch_size)]
+        nats = [[loss for part in parts for loss in option_losses(model, prompts, [part], tokenizer.pad_token_id)[0]]]
+    else:
+        nats = option_losses(model, prompts, tails, tokenizer.pad_token_id)
+    return [own[losses.index(min(losses))] for own, losses in zip(options, nats, strict=True)]
 
 
 def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
@@ -150,3 +161,14 @@ def _by_length(examples: Sequence[Encoded], size: int) -> Iterator[list[int]]:
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
     for begin in range(0, len(order), size):
         yield order[begin : begin + size]
+
+
+def _together(examples: Sequence[Encoded], options: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
+    """Groups of at most `size` examples with prompts of one length, and few enough options for one batch."""
+    groups = dict[int, list[int]]()
+    for i, encoded in enumerate(examples):
+        groups.setdefault(encoded.prompt, []).append(i)
+    for group in groups.values():
+        most = max(1, min(size, size * OPTIONS // max(len(options[i]) for i in group)))
+        for begin in range(0, len(group), most):
+            yield group[begin : begin + most]

@@ -147,34 +147,48 @@ def example_losses(model: nn.Module, batch: Batch) -> list[float]:
 
 
 @torch.inference_mode()
-def option_losses(model: nn.Module, prompt: Sequence[int], options: Sequence[Sequence[int]], pad: int) -> list[float]:
-    """The negative log-likelihood of each option after a prompt, in nats, the sum over its tokens.
+def option_losses(
+    model: nn.Module, prompts: Sequence[Sequence[int]], options: Sequence[Sequence[Sequence[int]]], pad: int
+) -> list[list[float]]:
+    """The negative log-likelihood of each option after its prompt, in nats, the sum over its tokens.
 
-    The prompt goes through the model once and the options after its cache, all as one batch. A model without a cache
+    The prompts go through the model once, as one batch, and all options after their caches. A model without a cache
     that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option together, one by one.
+
+    Args:
+        prompts: of one length, so that none is padded.
+        options: of each prompt.
     """
     of: Any = model
     inner: Any = getattr(model, "get_base_model", lambda: model)()
     device = next(model.parameters()).device
     virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
     last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
-    first = None if virtual else of(input_ids=torch.tensor([prompt], device=device), use_cache=True, **last)
+    first = None if virtual else of(input_ids=torch.tensor(prompts, device=device), use_cache=True, **last)
     cache = getattr(first, "past_key_values", None)
     if first is None or not isinstance(cache, DynamicCache):
         return [
-            loss * len(option)
-            for option in options
-            for loss in example_losses(model, collate([Encoded((*prompt, *option), len(prompt), NOTHING)], pad))
+            [
+                loss * len(option)
+                for option in own
+                for loss in example_losses(model, collate([Encoded((*prompt, *option), len(prompt), NOTHING)], pad))
+            ]
+            for prompt, own in zip(prompts, options, strict=True)
         ]
-    cache.batch_repeat_interleave(len(options))
-    width = max(map(len, options))
-    tokens = torch.full((len(options), width), pad)
-    labels = torch.full((len(options), width), IGNORED)
-    for row, option in enumerate(options):
+    tails, counts = [option for own in options for option in own], [len(own) for own in options]
+    rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
+    cache.batch_select_indices(rows)
+    width = max(map(len, tails))
+    tokens = torch.full((len(tails), width), pad)
+    labels = torch.full((len(tails), width), IGNORED)
+    for row, option in enumerate(tails):
         tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
-    predictions = first.logits[:, -1:].expand(len(options), -1, -1)
+    predictions = first.logits[:, -1:][rows]
     if width > 1:
-        mask = torch.ones(len(options), len(prompt) + width - 1, device=device)  # tokens after an option change nothing
+        mask = torch.ones(
+            len(tails), len(prompts[0]) + width - 1, device=device
+        )  # tokens after an option change nothing
         more = of(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
         predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
-    return _losses(predictions, labels.to(device)).sum(1).tolist()
+    nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
+    return [[next(nats) for _ in range(count)] for count in counts]
