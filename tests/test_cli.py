@@ -20,7 +20,7 @@ from fedkseed import Adapter, Pool, apply, start
 from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
-from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.reading import load_recipe, own_recipe
 from fedkseed.round import Report
 from fedkseed.run import simulation
 from fedkseed.run.simulation import Simulation
@@ -346,6 +346,18 @@ def test_ctrl_c_names_the_directory_of_the_run(recipe_file, tmp_path, monkeypatc
     assert result.exit_code == 130
     assert f"its finished rounds are kept: fedkseed resume {tmp_path / 'mine'}" in result.stderr
     assert Store(tmp_path / "mine").rounds == 1
+
+
+def test_pin_prints_what_it_has_written_and_the_run_checks_it(recipe_file, tmp_path):
+    result = fedkseed("pin", recipe_file)
+    assert result.exit_code == 0, result.output
+    (digest,) = re.findall(r"^digest = '([0-9a-f]{64})'$", result.output, re.MULTILINE)
+    assert f"written to {recipe_file}, [model]" in result.output
+    assert own_recipe(recipe_file).model.digest == digest
+    recipe_file.write_text(recipe_file.read_text().replace(digest, 64 * "0"))
+    line = refused("run", recipe_file, "--output", tmp_path / "run")
+    assert f"digest is {64 * '0'}" in line
+    assert digest in line
 
 
 def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(recipe_file, tmp_path):

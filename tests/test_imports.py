@@ -78,7 +78,6 @@ TESTED_IN = {
     "flower.server.status_file": "flower/server/test_processes.py",
     "flower.superexec": "flower/server/test_processes.py",
     "https.cli": "flower/test_network.py",
-    "https.join": "flower/test_network.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
