@@ -184,18 +184,18 @@ def _training(algorithm: str) -> list[str]:
     if zeroth or row.local == OUTPUT:
         why = "clients run the model forward only"
     else:
-        why = "clients take a pass back through the model; fedkseed-plus needs none"
+        why = "with a pass back through the model; fedkseed-plus needs none"
     searched = "`fedkseed tune RECIPE` finds a better one in minutes"
-    rate = RATES.get(algorithm)
+    rate, own = RATES.get(algorithm), f"lr = {RATES.get(algorithm, row.lr):g}".replace("e-0", "e-")
     return [
         "[training]",
-        f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md has a table to choose by",
+        f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md compares them",
         "rounds = 10",
         f"steps = {200 if zeroth else 4} # of a client in a round" + ("; the paper's number" if zeroth else ""),
         "batch_size = 4",
-        *([] if rate else [f"lr = {row.lr} # the paper's; {searched}"]),
+        *([] if rate else [f"{own} # the paper's; {searched}"]),
         'schedule = "linear"',
-        *(["", "[derivatives]", f"lr = {rate} # {searched}"] if rate else []),
+        *(["", "[derivatives]", f"{own} # {searched}"] if rate else []),
     ]
 
 
