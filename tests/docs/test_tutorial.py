@@ -31,7 +31,8 @@ def page() -> str:
 
 def commands() -> list[str]:
     """The commands that are typed once fedkseed is installed: the lines of the page that are indented."""
-    return re.findall(r"^    (\S.*)$", page(), re.MULTILINE)
+    whole = re.sub(r" \\\n +", " ", page())  # a command of two lines
+    return re.findall(r"^    (\S.*)$", whole, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
