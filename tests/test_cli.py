@@ -13,14 +13,14 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, BertConfig, BertLMHeadModel, RwkvConfig, RwkvForCausalLM
 from typer.testing import CliRunner
 
 from fedkseed import Adapter, Pool, apply, start
 from fedkseed.cli import app
 from fedkseed.files import write_table
 from fedkseed.models.load import load_model
-from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.reading import load_recipe, own_recipe
 from fedkseed.round import Report
 from fedkseed.run import simulation
 from fedkseed.run.simulation import Simulation
@@ -348,6 +348,18 @@ def test_ctrl_c_names_the_directory_of_the_run(recipe_file, tmp_path, monkeypatc
     assert Store(tmp_path / "mine").rounds == 1
 
 
+def test_pin_prints_what_it_has_written_and_the_run_checks_it(recipe_file, tmp_path):
+    result = fedkseed("pin", recipe_file)
+    assert result.exit_code == 0, result.output
+    (digest,) = re.findall(r"^digest = '([0-9a-f]{64})'$", result.output, re.MULTILINE)
+    assert f"written to {recipe_file}, [model]" in result.output
+    assert own_recipe(recipe_file).model.digest == digest
+    recipe_file.write_text(recipe_file.read_text().replace(digest, 64 * "0"))
+    line = refused("run", recipe_file, "--output", tmp_path / "run")
+    assert f"digest is {64 * '0'}" in line
+    assert digest in line
+
+
 def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(recipe_file, tmp_path):
     wild = ["--set", "training.lr=0.3", "--set", "evaluation.every=1", "--set", "training.rounds=9"]
     result = fedkseed("run", recipe_file, *wild, "--output", tmp_path / "run")
@@ -439,6 +451,29 @@ def test_a_model_that_sees_later_tokens_is_refused(tmp_path, model_folder, data_
     line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
     assert "is not causal: BertLMHeadModel sees the tokens that it should predict" in line
     assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_would_rescale_its_weights_keeps_those_of_its_file(tmp_path, model_folder, data_file):
+    """RWKV halves the weights of later layers when it is first called, unless its configuration says otherwise."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = RwkvConfig(vocab_size=400, hidden_size=48, num_hidden_layers=3, rescale_every=1, context_length=512)
+        RwkvForCausalLM(config).save_pretrained(tmp_path / "rwkv")
+    for file in model_folder.glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "rwkv")
+    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "rwkv", data_file, rounds="rounds = 1", steps="steps = 1"))
+    done = fedkseed("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert fedkseed("generate", tmp_path / "run", "hello", "--max-new-tokens", 2).exit_code == 0
+    assert fedkseed("export", tmp_path / "run", tmp_path / "out").exit_code == 0
+    model, tokens = apply(load_model(str(tmp_path / "rwkv")), tmp_path / "run"), torch.arange(1, 9)[None]
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    base = RwkvForCausalLM.from_pretrained(tmp_path / "rwkv").eval()  # with its own way to compute
+    with torch.no_grad():
+        assert torch.equal(model(tokens).logits, exported(tokens).logits)
+        plain = load_model(str(tmp_path / "rwkv"))
+        # its last normalisation adds 1e-5 to a variance that three halvings make 64 times as small
+        torch.testing.assert_close(plain(tokens).logits, base(tokens).logits, rtol=0, atol=1e-3)
 
 
 def test_a_folder_without_a_tokenizer_is_refused_in_one_clear_line(tmp_path, model_folder, data_file):

@@ -167,6 +167,9 @@ def init(
     clients: Annotated[
         int | None, typer.Option(help="Number of clients; default: by the number of rows.", min=2)
     ] = None,
+    algorithm: Annotated[
+        str, typer.Option(help="What clients do and send: a name of the table in docs/algorithms.md.")
+    ] = "fedkseed-backprop",
     estimate: Annotated[bool, typer.Option(help="Load the model and measure what the run would cost.")] = True,
     as_json: Json = False,
 ) -> None:
@@ -180,6 +183,7 @@ def init(
     from .data.federated import share_out
     from .files import write_atomically
     from .models.load import load_tokenizer
+    from .recipe.algorithms import algorithm_of
     from .recipe.reading import parse
     from .tools.draft import TASKS, draft, look
     from .tools.forecast import forecast
@@ -189,11 +193,12 @@ def init(
         raise FedKSeedError(f"{output} exists already; choose another file")
     if task not in (None, *TASKS):
         raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
+    algorithm_of(algorithm)  # refuses what is none
     columns = dict(_named(one) for one in column or ())
     source, name = _asked("data", data, "a file with your rows"), _asked("model", model, "a folder or .gguf file")
     tokenizer = load_tokenizer(name)
     found = look(source, columns, tokenizer)
-    text = draft(source, columns, name, found, task or found.task, clients)
+    text = draft(source, columns, name, found, task or found.task, algorithm, clients)
     recipe = parse(loads(text))
     share_out(recipe, tokenizer)  # refuses what a run would refuse
     costs = None

@@ -109,7 +109,26 @@ def test_a_refusal_of_the_worker_is_said_with_its_log(joined):
     assert re.fullmatch(r"round 5: not answered \(no memory\); .*worker\.log says why", lines[0])
 
 
-@pytest.mark.parametrize("url", ["http://localhost:1", "https://", "https://localhost:1/path"])
+def test_a_client_without_a_server_says_so_at_once_and_once_and_tries_again_later_and_later(tmp_path, data_file):
+    make(tmp_path, 1, ["localhost"], 2)
+    url = f"https://localhost:{free_port()}"
+    client = Attendance(tmp_path / "c", url, tmp_path / "ca.pem", tmp_path / "client-0", Owner(str(data_file)), 60)
+    said, slept = list[str](), list[float]()
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 4:
+            raise EndedError
+
+    with pytest.raises(EndedError):
+        client.serve(said.append, sleep)
+    assert len(said) == 2
+    assert said[1].startswith(f"no answer from {url} (")
+    assert said[1].endswith("is the server running?; trying again until it answers")
+    assert all(0.5 * 2**k <= seconds < 1.5 * 2**k for k, seconds in enumerate(slept)), "twice as long each time"
+
+
+@pytest.mark.parametrize("url", ["http://localhost:1", "localhost:8443", "https://", "https://localhost:1/rounds"])
 def test_another_address_is_refused(url, tmp_path):
     with pytest.raises(FedKSeedError, match="a server is https://HOST:PORT"):
         Attendance(tmp_path, url, tmp_path / "ca", tmp_path / "key", Owner("dolly-sample"), 60.0)

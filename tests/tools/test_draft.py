@@ -7,9 +7,10 @@ import pytest
 
 from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
+from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO, chosen
 from fedkseed.recipe.reading import own_recipe
 from fedkseed.run.store import Store
-from fedkseed.tools.draft import look
+from fedkseed.tools.draft import RATES, Look, draft, look
 
 from ..conftest import rows
 from ..test_cli import fedkseed, refused
@@ -19,7 +20,7 @@ def test_the_recipe_runs_as_it_is(data_file, model_folder, tmp_path):
     path = tmp_path / "mine.toml"
     result = fedkseed("init", path, "--data", data_file, "--model", model_folder)
     assert result.exit_code == 0, result.output
-    for text in ("36 rows in 3 categories", "a run of fedkseed-plus, which was not begun", f"fedkseed run {path}"):
+    for text in ("36 rows in 3 categories", "a run of fedkseed-backprop, which was not begun", f"fedkseed run {path}"):
         assert text in result.output
     recipe = own_recipe(path)
     assert (recipe.clients.split, recipe.clients.count, recipe.data.held_out) == ("dirichlet", 2, 0.1)
@@ -49,6 +50,29 @@ def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
     assert (recipe.clients.split, recipe.clients.cohort, recipe.clients.count) == ("files", 3, None)
     assert recipe.evaluation.metrics == ["choice", "exact match"]
     assert recipe.data.columns == {"instruction": "q", "response": "a"}
+    held_out = share_out(recipe, load_tokenizer(str(model_folder))).held_out
+    assert (recipe.evaluation.examples, recipe.evaluation.generated) == ("all", len(held_out)), "an answer to each"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_algorithm_has_a_recipe_without_a_setting_that_it_would_ignore(tmp_path, algorithm):
+    found = Look(rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
+    (tmp_path / "r.toml").write_text(draft("rows", {}, "model", found, "labels", algorithm))
+    recipe = own_recipe(tmp_path / "r.toml")  # refuses what would change nothing
+    chosen(recipe)
+    assert recipe.training.algorithm == algorithm
+    row = ALGORITHMS[algorithm]
+    assert recipe.training.steps == (200 if row.local in (ONE, TWO) else 4)
+    if row.pooled and row.differentiates:
+        assert recipe.derivatives.lr == RATES[algorithm]
+    else:
+        assert recipe.training.lr == row.lr
+
+
+def test_the_algorithm_that_is_named_is_the_recipes(data_file, model_folder, tmp_path):
+    asked = ["--data", data_file, "--model", model_folder, "--no-estimate", "--algorithm", "fedkseed-plus"]
+    assert fedkseed("init", tmp_path / "r.toml", *asked).exit_code == 0
+    assert own_recipe(tmp_path / "r.toml").training.algorithm == "fedkseed-plus"
 
 
 def test_lengths_are_those_of_the_tokens(data_file, model_folder):
@@ -69,13 +93,19 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
             ["--data", "D", "--model", "M", "--column", "q"],
             "--column takes FIELD=NAME, as instruction=question, got 'q'",
         ),
+        (["--data", "D", "--model", "M", "--algorithm", "fedkseed-pluss"], "did you mean 'fedkseed-plus'?"),
+        (
+            ["--data", "QA", "--model", "M"],
+            "`fedkseed init` do: --column instruction=question --column response=answer",
+        ),
         (["--data", "no.jsonl", "--model", "M"], "no data file at no.jsonl"),
         (["--data", "FEW", "--model", "M"], "has 3 rows; a federation of two clients needs 20 at least"),
     ],
 )
 def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, model_folder, arguments, message):
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()[:3]))
-    places = {"D": data_file, "M": model_folder, "FEW": tmp_path / "few.jsonl"}
+    (tmp_path / "qa.csv").write_text("question,answer\nWhy?,So.\n")
+    places = {"D": data_file, "M": model_folder, "FEW": tmp_path / "few.jsonl", "QA": tmp_path / "qa.csv"}
     assert message in refused("init", tmp_path / "r.toml", *(places.get(one, one) for one in arguments))
     assert not (tmp_path / "r.toml").exists()
 

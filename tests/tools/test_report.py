@@ -414,6 +414,16 @@ def test_each_client_has_a_row_with_its_name(show, departments, plain):
     assert both.run("document.querySelector('#each-client caption').innerText") == "departments"
 
 
+def test_answers_of_the_base_and_the_tuned_model_stand_beside_each_request(show, plain):
+    cells = "[...document.querySelectorAll('#answers tr')].map(r => [...r.children].map(c => c.textContent))"
+    head, *shown = show(plain).run(cells)
+    assert head == ["request", "right answer", "base model", "after 3 rounds"]
+    known = Store(plain).evaluations()
+    assert len(shown) == len(known[3]["answers"]) > 0
+    for row, before, after in zip(shown, known[0]["answers"], known[3]["answers"], strict=True):
+        assert row == [*before[:2], *(one[2] or "(nothing)" for one in (before, after))]
+
+
 def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):
     page = show(choosing)
     kept = Evaluation(**Store(choosing).evaluations()[3])

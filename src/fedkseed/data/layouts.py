@@ -192,7 +192,8 @@ class Fitted:
             raise FedKSeedError(
                 f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
                 f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
-                "response = 'answer'}"
+                "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
+                "response=answer"
             )
         return self.layout.make(Values(row, self.columns, where))
 

@@ -94,8 +94,9 @@ def evaluate(
 def likeliest(
     model: nn.Module, tokenizer: Any, examples: Sequence[Encoded], options: Sequence[Sequence[str]], batch_size: int
 ) -> list[str]:
-    """Of each example the option with the highest probability after its prompt, the end of text with it; of equals the
-    first.
+    """The option of each example with the highest probability after its prompt, the end of text with it.
+
+    Of equals the first.
 
     Args:
         examples: with prompts of one length.

@@ -126,6 +126,10 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
         loaded.__dict__["is_quantized"] = False
+    # RWKV halves weights in its first pass, and activations with them, against overflow in float16. The logits are the
+    # same without; with it the weights would no longer be the file's, and no other party could apply the adapter.
+    if getattr(loaded.config, "rescale_every", 0):
+        loaded.config.rescale_every = 0
     for parameter in loaded.parameters():  # a GGUF file's transposed matrices come as strided views
         parameter.data = parameter.data.contiguous()
     loaded.requires_grad_(False).eval()

@@ -43,7 +43,7 @@ class Model(Part):
     device: str = "auto"  # cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one
     digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of the base weights w_0: by `fedkseed pin`
     tuned: list[str] | None = None  # patterns of parameter names; None: the algorithm's own choice
-    # Where tuned weights live: docs/engine.md. Models that write to their weights, as RWKV, need "materialized".
+    # Where tuned weights live: docs/engine.md. Models that write to their weights need "materialized".
     mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
     @model_validator(mode="after")

@@ -15,6 +15,7 @@ from ..data.layouts import LAYOUTS, Example, plainly
 from ..data.reading import Reader, require_columns
 from ..data.wording import Wording, encode_all
 from ..errors import FedKSeedError
+from ..recipe.algorithms import ONE, OUTPUT, TWO, algorithm_of
 
 TASKS = ("answers", "labels")
 LABELS = 32  # different responses, up to which they are taken for labels; the metric `choice` takes no more
@@ -22,6 +23,7 @@ LOOKED_AT = 500  # rows that are turned into tokens, evenly from the whole file
 CLIENTS, ROWS = 20, 20  # the most clients of a draft, and the rows that each has on average, at least
 ROOM = 32  # max_tokens is a multiple of this
 SHARE = 0.1  # of the rows, held out
+RATES = {"fedkseed-backprop": 6e-5, "fedkseed-plus": 1e-5}  # of results/classification/small and recipes/dolly.toml
 PARTIES = 200  # different values of a column, up to which they may be clients
 # Words in the names of columns whose values are often the parties that hold the rows.
 OWNERS = (
@@ -106,19 +108,26 @@ def _tokens(rows: Sequence[Example], tokenizer: Any) -> list[int]:
 
 
 def draft(
-    source: str, columns: Mapping[str, str], model: str, found: Look, task: str, clients: int | None = None
+    source: str,
+    columns: Mapping[str, str],
+    model: str,
+    found: Look,
+    task: str,
+    algorithm: str,
+    clients: int | None = None,
 ) -> str:
     """The text of a recipe, with comments.
 
     Args:
         task: one of TASKS.
+        algorithm: a name of ALGORITHMS.
         clients: number of them; None: by the number of rows.
     """
     by_column = found.owners[1] if found.owners and "client" in columns and clients is None else 0
     count = found.files or clients or by_column or max(2, min(CLIENTS, found.rows // ROWS))
     usual, long, longest = found.tokens
     fits = -(-long // ROOM) * ROOM
-    held = max(2, min(64, int(SHARE * found.rows) if found.files is None else 64))
+    held = max(2, min(64, round(SHARE * found.rows)))  # as many as a run holds out
     named = f" in {len(found.categories)} categories" if found.categories else ""
     drawn = "dirichlet" if len(found.categories) > 1 else "even"
     split = "files" if found.files else "column" if by_column else drawn
@@ -150,15 +159,7 @@ def draft(
         *(["alpha = 0.5 # smaller is more uneven"] if split == "dirichlet" else []),
         "min_examples = 1",
         "",
-        "[training]",
-        'algorithm = "fedkseed-plus" # clients run the model forward only; docs/algorithms.md has a table to choose by',
-        "rounds = 10",
-        "steps = 4 # of a client in a round",
-        "batch_size = 4",
-        'schedule = "linear"',
-        "",
-        "[derivatives]",
-        "lr = 1e-5 # `fedkseed tune RECIPE` finds a better one in minutes",
+        *_training(algorithm),
         "",
         "[evaluation]",
         f"examples = {_toml('all') if held < 64 else 64} # of the held-out rows",
@@ -170,10 +171,32 @@ def draft(
     if task == "labels":
         lines += [
             f"metrics = [{metrics.removeprefix(', ')}] # {found.labels} different responses",
-            f"generated = {min(16, held)} # answers to write, for the exact match",
+            f"generated = {held} # answers to write, for the exact match",
             "max_new_tokens = 8",
         ]
     return "\n".join(lines) + "\n"
+
+
+def _training(algorithm: str) -> list[str]:
+    """The lines of [training], and of [derivatives] where the algorithm's learning rate is there."""
+    row = algorithm_of(algorithm)
+    zeroth = row.local in (ONE, TWO)
+    if zeroth or row.local == OUTPUT:
+        why = "clients run the model forward only"
+    else:
+        why = "with a pass back through the model; fedkseed-plus needs none"
+    searched = "`fedkseed tune RECIPE` finds a better one in minutes"
+    rate, own = RATES.get(algorithm), f"lr = {RATES.get(algorithm, row.lr):g}".replace("e-0", "e-")
+    return [
+        "[training]",
+        f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md compares them",
+        "rounds = 10",
+        f"steps = {200 if zeroth else 4} # of a client in a round" + ("; the paper's number" if zeroth else ""),
+        "batch_size = 4",
+        *([] if rate else [f"{own} # the paper's; {searched}"]),
+        'schedule = "linear"',
+        *(["", "[derivatives]", f"{own} # {searched}"] if rate else []),
+    ]
 
 
 def _proposed(owners: tuple[str, int] | None, columns: Mapping[str, str]) -> list[str]:
