@@ -41,7 +41,7 @@ flower.server.executor flower.superexec flower.signatures flower.masking flower.
 flower.client.policy
 flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.server.carrier
 flower.server.serving session session.carrier https https.stub https.hub https.app https.server https.join https.cli
-peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.cli cli
+peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify peer.cli cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 

@@ -343,7 +343,22 @@ def verify(
 
     A server that computes a whole run anew, with keys of its own, is found only by what you bring: --keys, and
     --history or --head.
+
+    Of the directory of a peer (docs/peers.md), it computes the model of the peer's whole set of uploads.
     """
+    from .peer.store import FILE
+
+    if (directory / FILE).exists():
+        from .peer.verify import verify as recomputed
+
+        set_ = recomputed(directory)
+        if as_json:
+            print_json(asdict(set_))
+            return
+        follows = "its adapter follows" if set_.adapter else "there is no adapter yet"
+        console.print(f"{directory}: {set_.uploads} uploads, all signed; {follows}", highlight=False)
+        console.print(f"run {set_.run}\nbroadcast of the model {set_.broadcast}", highlight=False)
+        return
     from .run.store import Store
     from .run.verify import require_head
     from .run.verify import verify as recompute

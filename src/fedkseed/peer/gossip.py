@@ -155,7 +155,7 @@ class Gossip:
     def _compare(self, number: int) -> None:
         """Make two copies one: digests of rounds, names where they differ, and the entries that one side lacks."""
         theirs = self._ask(number, "GET", f"/set?digest={self.copy.digest().hex()}", MOST)
-        if not theirs and self.copy.digests():
+        if theirs is None:
             return
         if len(theirs) % DIGEST:
             raise FedKSeedError(f"digests of rounds have {DIGEST} bytes each, got {len(theirs)}")
@@ -173,7 +173,7 @@ class Gossip:
     def _names(self, number: int, rounds: Sequence[int]) -> Iterator[list[bytes]]:
         """The names of a peer's entries in each of some rounds."""
         most = len(rounds) * (4 + KEPT * len(self.keys) * DIGEST)
-        data, at = self._ask(number, "GET", f"/names?rounds={','.join(map(str, rounds))}", most), 0
+        data, at = self._ask(number, "GET", f"/names?rounds={','.join(map(str, rounds))}", most) or b"", 0
         for _ in rounds:
             count = int.from_bytes(data[at : at + 4], "little")
             end = at + 4 + count * DIGEST
@@ -187,7 +187,7 @@ class Gossip:
         for first in range(0, len(names), BATCH):
             body = b"".join(names[first : first + BATCH])
             data = self._ask(number, "POST", "/want", BATCH * (self.largest + 4), body)
-            _, refused = self.copy.add(unframed(data, BATCH), self.open())
+            _, refused = self.copy.add(unframed(data or b"", BATCH), self.open())
             if refused:
                 raise FedKSeedError(refused[0])
 
@@ -198,8 +198,8 @@ class Gossip:
             if body:
                 self._ask(number, "POST", "/give", MOST, body)
 
-    def _ask(self, number: int, method: str, path: str, most: int, body: bytes = b"") -> bytes:
-        """The body of a peer's answer.
+    def _ask(self, number: int, method: str, path: str, most: int, body: bytes = b"") -> bytes | None:
+        """The body of a peer's answer; None for one without.
 
         Raises:
             FedKSeedError: the peer shows another key, refuses, or sends more bytes than `most` or for too long.
@@ -208,7 +208,7 @@ class Gossip:
         if address is None:
             raise FedKSeedError("it has no address any more")
         with self._http.stream(method, f"{address}{self.path}{path}", content=body or None) as answer:
-            if tls.shown(answer.extensions["network_stream"].get_extra_info("ssl_object")) != self.keys[number]:
+            if tls.shown(answer.extensions["network_stream"].get_extra_info("socket")) != self.keys[number]:
                 raise FedKSeedError(f"{address} shows the key of somebody else; compare the peers' files")
             for part in answer.iter_bytes():
                 data += part
@@ -216,4 +216,4 @@ class Gossip:
                     raise FedKSeedError(f"its answer has more than {most:,} bytes, or took more than {LONGEST:g} s")
             if answer.status_code not in (200, 204):
                 raise FedKSeedError(f"{answer.status_code} {bytes(data[:300]).decode(errors='replace')}")
-        return bytes(data)
+        return None if answer.status_code == 204 else bytes(data)

@@ -105,16 +105,15 @@ class Rule:
         drawn = [frozenset(cohort(recipe.seed, k, count, size, clients.draw)) for k in range(recipe.training.rounds)]
         return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
-    def read(self, data: bytes, now: int) -> tuple[Mark, Entry]:
-        """The entry in `data`, checked; what is cheap to check comes first.
+    def mark(self, entry: Entry, now: int) -> Mark:
+        """The mark of an entry that belongs to the set; what is cheap to check comes first.
 
         Args:
             now: the round that is open by this peer's clock.
 
         Raises:
-            FedKSeedError: it is broken, not of this run, not signed by its client, or could not be added up.
+            FedKSeedError: its upload is broken or could not be added up, it is not of this run, or not signed.
         """
-        entry = Entry.decode(data)
         upload = decode(entry.upload, *self.strategy.replies)
         self.strategy.run.require(upload.run)
         client, began, step = upload.client, upload.round, entry.step
@@ -131,7 +130,7 @@ class Rule:
             raise FedKSeedError(f"the upload for round {began + 1} is not signed with the key of peer {client}")
         alone = replace(self._before, round=step)
         self._plain.aggregate(alone, [upload])  # else one upload could keep a step from being added up
-        return Mark(entry.name(self.run), client, began, step), entry
+        return Mark(entry.name(self.run), client, began, step)
 
     @cached_property
     def _plain(self) -> KSeed:
@@ -180,7 +179,7 @@ def model_of(rule: Rule, data: Iterable[bytes]) -> State:
     Raises:
         FedKSeedError: an entry would not be taken.
     """
-    entries = dict(rule.read(one, rule.rounds) for one in data)
+    entries = {rule.mark(entry, rule.rounds): entry for entry in map(Entry.decode, data)}
     slots: dict[tuple[int, int], list[Mark]] = {}
     for mark in entries:
         slots[mark.client, mark.round] = kept([*slots.get((mark.client, mark.round), ()), mark])

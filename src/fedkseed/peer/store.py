@@ -41,6 +41,7 @@ class Copy:
         self.changed = time.monotonic()  # the time of the last entry that was new
         self._lock = threading.RLock()
         self._slots: dict[tuple[int, int], list[Mark]] = {}
+        self._names = set[bytes]()
         self._digests: dict[int, bytes] = {}  # of rounds, as long as they are right
         self._states: dict[int, State] = {0: rule.strategy.init()}
         with border(f"can't open {path}"):
@@ -50,6 +51,7 @@ class Copy:
         for row in rows:
             mark = Mark(*row)
             self._slots.setdefault((mark.client, mark.round), []).append(mark)
+            self._names.add(mark.name)
         for slot in self._slots.values():
             slot.sort()
         if (known := self.recall("run")) is None:
@@ -89,7 +91,9 @@ class Copy:
             read = list[tuple[Mark, Entry]]()
             for one in data:
                 try:
-                    read.append(self.rule.read(one, now))
+                    entry = Entry.decode(one)
+                    if entry.name(self.rule.run) not in self._names:
+                        read.append((self.rule.mark(entry, now), entry))
                 except FedKSeedError as error:
                     refused.append(str(error))
             with self._writing():
@@ -97,12 +101,13 @@ class Copy:
                     slot = self._slots.get((mark.client, mark.round), [])
                     after = kept([*slot, mark])
                     if mark in slot or mark not in after:
-                        continue
+                        continue  # it came twice, or the peer has contradicted itself twice already
                     row = (mark.name, mark.client, mark.round, mark.step, entry.encoded)
                     self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
                     for gone in (one for one in slot if one not in after):
                         self._database.execute("DELETE FROM entries WHERE name = ?", (gone.name,))
                     self._slots[mark.client, mark.round] = after
+                    self._names = (self._names - {one.name for one in slot}) | {one.name for one in after}
                     self._digests.pop(mark.round, None)
                     first = min(one.step for one in (*slot, mark))
                     self._states = {done: state for done, state in self._states.items() if done <= first}
@@ -172,7 +177,7 @@ class Copy:
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """A commit of all that is inside, or of nothing of it."""
-        before = dict(self._slots), dict(self._digests), dict(self._states)
+        before = dict(self._slots), self._names, dict(self._digests), dict(self._states)
         try:
             with border(f"can't write {self.path}"):
                 self._database.execute("BEGIN IMMEDIATE")
@@ -183,5 +188,5 @@ class Copy:
                     raise
                 self._database.execute("COMMIT")
         except BaseException:
-            self._slots, self._digests, self._states = before
+            self._slots, self._names, self._digests, self._states = before
             raise
