@@ -356,8 +356,8 @@ def verify(
             print_json(asdict(set_))
             return
         follows = "its adapter follows" if set_.adapter else "there is no adapter yet"
-        console.print(f"{directory}: {set_.uploads} uploads, all signed; {follows}", highlight=False)
-        console.print(f"run {set_.run}\nbroadcast of the model {set_.broadcast}", highlight=False)
+        console.print(f"{directory}: {set_.uploads} uploads, all signed; {follows}", highlight=False, soft_wrap=True)
+        console.print(f"run {set_.run}\nbroadcast of the model {set_.broadcast}", highlight=False, soft_wrap=True)
         return
     from .run.store import Store
     from .run.verify import require_head

@@ -1,9 +1,18 @@
 """Peers as a user starts them: real processes that are killed and cut off from each other. Minutes; not run by CI."""
 
+import itertools
+import sqlite3
+import time
+from contextlib import closing
+
+import numpy as np
 import pytest
 
 from fedkseed import start
 from fedkseed.flower.recipes import networked
+from fedkseed.peer.store import FILE
+from fedkseed.peer.verify import central, verify
+from fedkseed.run.simulation import Simulation
 
 from .network import Peers, running
 

@@ -160,5 +160,5 @@ def test_an_algorithm_whose_uploads_need_the_model_that_they_began_with_is_refus
         require_shared(parse(loads(RECIPE.replace('"fedkseed"', '"fedkseed-pro"'))))
     recipe = parse(loads(RECIPE.replace('"fedkseed"', '"fedavg"')))
     strategy = chosen(recipe).make(recipe, Run(chosen(recipe).pool(recipe), BASE))
-    with pytest.raises(FedKSeedError, match="a model of K coefficients, got the strategy WeightAveraging"):
+    with pytest.raises(FedKSeedError, match="a model of K coefficients, got the strategy Averaging"):
         Rule.of(b"", recipe, strategy, roster())

@@ -1,4 +1,4 @@
-"""Gossip: what is new is pushed to a few peers at once, and copies are compared with one peer after the other.
+"""Gossip: new uploads are pushed to a few peers at once, and copies are compared with one peer after the other.
 
 A comparison mends whatever pushing has missed: it ends with two equal copies, whoever was away, and however long. It
 costs two digests where copies are equal. Comparisons are frequent while there is news, and rare while there is none.

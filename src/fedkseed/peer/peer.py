@@ -31,6 +31,7 @@ from .gossip import Gossip, Pace
 from .roster import Addresses, Roster, load_roster
 from .rule import Rule, require_shared
 from .store import FILE, Copy
+from .verify import describe
 
 ANY = "each peer's own"  # in the place of the model's name, which is another on each machine; its digest counts
 LOOK = 0.5  # seconds between two looks at the clock
@@ -134,6 +135,7 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         )  # fmt: skip
         config.load()
         config.ssl = server
+        describe(copy, text, roster)
         peer = Peer(member, rule, copy, roster, number, key, text, say)
         try:
             with answering(config):

@@ -22,7 +22,9 @@ from ..wire.codec import decode
 from ..wire.records import Broadcast, Run
 from .roster import Roster
 from .rule import Rule, model_of, require_shared
-from .store import FILE
+from .store import FILE, Copy
+
+RUN = "run of"  # the fact with recipe, base model and roster
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,12 @@ class Verdict:
     uploads: int  # all that are kept, each with a signature that was checked
     broadcast: str  # SHA-256 of the broadcast that is made of the last state: peers with equal sets have the same
     adapter: bool  # whether there was one
+
+
+def describe(copy: Copy, text: bytes, roster: Roster) -> None:
+    """Keep in a copy what its verification needs besides the entries."""
+    base = copy.rule.strategy.run.base.hex()
+    copy.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
 
 
 def central(directory: Path) -> tuple[Rule, State, int]:
@@ -48,11 +56,12 @@ def central(directory: Path) -> tuple[Rule, State, int]:
         border(f"can't read {path}"),
         closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened,
     ):
-        facts = {name: json.loads(value) for name, value in opened.execute("SELECT name, value FROM facts")}
+        facts = opened.execute("SELECT value FROM facts WHERE name = ?", (RUN,)).fetchone()
         entries = [data for (data,) in opened.execute("SELECT data FROM entries ORDER BY name")]
     try:
-        text, base, roster = facts["recipe"].encode(), bytes.fromhex(facts["base"]), typed(Roster, facts["roster"])
-    except (KeyError, ValueError, AttributeError) as error:
+        table = json.loads(facts[0])
+        text, base, roster = table["recipe"].encode(), bytes.fromhex(table["base"]), typed(Roster, table["roster"])
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise FedKSeedError(f"{path} does not say of which run it is: {error!r}") from error
     recipe = parse(tables(text))
     require_shared(recipe)
@@ -76,7 +85,7 @@ def verify(directory: Path) -> Verdict:
             raise FedKSeedError(f"{directory / NAME} is for {adapter.pool} and another base model than the run's")
         if not np.array_equal(adapter.coefficients, message.coefficients):
             raise FedKSeedError(
-                f"{directory / NAME} does not hold the coefficients that follow from the {uploads} uploads: uploads came "
+                f"{directory / NAME} does not hold the coefficients that follow from the {uploads} uploads: some came "
                 "after it was written (start the peer again, and it writes another), or something was changed"
             )
     return Verdict(rule.run.hex(), uploads, rule.base(state).hex(), found)
