@@ -89,7 +89,6 @@ TESTED_IN = {
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",
     "peer.app": "peer/test_gossip.py",
-    "peer.cli": "peer/test_peer.py",
     "peer.entry": "peer/test_rule.py",
     "peer.tls": "peer/test_gossip.py",
     "paper.dry_run": "paper/test_reproduce.py",

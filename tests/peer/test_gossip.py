@@ -284,13 +284,17 @@ def test_frames_are_whole_or_refused():
             unframed(wrong, 3)
 
 
-def test_a_certificate_for_another_key_or_of_another_authority_is_refused(keys, tmp_path):
+def test_a_certificate_for_another_key_or_of_another_authority_or_an_old_one_is_refused(keys, tmp_path):
     with pytest.raises(FedKSeedError, match="is not for the key"):
         tls.contexts(keys / "0.key", keys / "client-1.pem", keys / "ca.pem", tmp_path)
     make(tmp_path / "other", 0, ["localhost"], 2)
     with pytest.raises(FedKSeedError, match="is not signed by the authority"):
         tls.contexts(keys / "0.key", keys / "client-0.pem", tmp_path / "other" / "ca.pem", tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
+    (tmp_path / "other" / "client-0.pub").write_text(line(0))
+    old = sign(tmp_path / "other", 0, [], -0.02)
+    with pytest.raises(FedKSeedError, match=r"client-0.pem is valid from"):
+        tls.contexts(keys / "0.key", old, tmp_path / "other" / "ca.pem", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other"], "the copy of the key is gone"
 
 
 def test_a_peers_certificate_is_none_of_a_server_that_hands_out_tasks(keys, tmp_path):

@@ -44,10 +44,10 @@ def central_digest(peers: Peers, number: int) -> str:
 
 def test_twenty_peers_that_were_cut_off_and_killed_end_with_one_digest_that_of_the_central_run(model_folder, tmp_path):
     """Cuts and kills are drawn from a seed, one of each a round; some last for several rounds, over the end."""
-    count, rounds, seconds = 20, 6, 20.0
+    count, rounds, seconds = 20, 6, 24.0
     rng, peers = np.random.default_rng(11), Peers(tmp_path / "peers", model_folder, count, seconds, rounds="rounds = 6")
     with running(peers, 1200):
-        peers.begin(150.0)  # twenty times PyTorch on two cores
+        peers.begin(180.0)  # twenty times PyTorch on two cores
         for number in range(count):
             peers.run(number, "--until", 45)
         down: list[int] = []

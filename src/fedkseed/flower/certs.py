@@ -166,7 +166,7 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
     if not (directory / "ca.key").exists():
         raise FedKSeedError(f"{path} is to be made, and {directory / 'ca.key'} must sign it: bring it back until then")
     ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
-    _require_valid(directory / "ca.pem", ca, now)
+    require_valid(directory / "ca.pem", ca, now)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
     builder = (
@@ -204,7 +204,7 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
     if made.exists():
         raise FedKSeedError(f"there is a file {made} already; remove it to sign another")
     ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
-    _require_valid(directory / "ca.pem", ca, now)
+    require_valid(directory / "ca.pem", ca, now)
     key, end = public_key(path.read_bytes(), path), min(now + timedelta(days=days), ca.not_valid_after_utc)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedkseed peer {number}")])
     names = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
@@ -223,8 +223,8 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
             raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
     now, path = now or datetime.now(UTC), directory / "server.pem"
     own = certificate(path)
-    _require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
-    _require_valid(path, own, now)
+    require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
+    require_valid(path, own, now)
     left = own.not_valid_after_utc - now
     return (
         f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
@@ -304,7 +304,7 @@ def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
     return _openssh(key.public_key()) + f" {comment(key)}\n".encode()
 
 
-def _require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
+def require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
     begin, end = own.not_valid_before_utc, own.not_valid_after_utc
     if not begin <= now <= end:
         raise FedKSeedError(

@@ -125,9 +125,12 @@ class Copy:
         """The digest of each round's entries, up to the last round that has some."""
         with self._lock:
             last = max((round_ for _, round_ in self._slots), default=-1)
-            for round_ in range(last + 1):
-                if round_ not in self._digests:
-                    self._digests[round_] = hashlib.sha256(b"".join(self.names(round_))).digest()
+            lacking: dict[int, list[bytes]] = {k: [] for k in range(last + 1) if k not in self._digests}
+            for (_, round_), slot in self._slots.items() if lacking else ():
+                if round_ in lacking:
+                    lacking[round_] += [mark.name for mark in slot]
+            for round_, names in lacking.items():
+                self._digests[round_] = hashlib.sha256(b"".join(sorted(names))).digest()
             return [self._digests[round_] for round_ in range(last + 1)]
 
     def names(self, round_: int) -> list[bytes]:

@@ -1,6 +1,7 @@
 """TLS between peers: both sides show a certificate of the run's authority for the very key that signs their uploads."""
 
 import ssl
+from datetime import UTC, datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -8,6 +9,7 @@ from cryptography.hazmat.primitives import serialization
 
 from ..errors import FedKSeedError
 from ..files import part_of, write_atomically
+from ..flower.certs import require_valid
 from ..flower.signatures import certificate, fingerprint, private_key
 
 
@@ -27,6 +29,7 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
         own.verify_directly_issued_by(authority)
     except Exception as error:  # of several packages' own kinds
         raise FedKSeedError(f"{cert} is not signed by the authority in {ca}; take both from one owner") from error
+    require_valid(cert, own, datetime.now(UTC))
     form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
     pem = secret.private_bytes(encoding, form, serialization.NoEncryption())
     made, copy = list[ssl.SSLContext](), part_of(directory / "identity")
