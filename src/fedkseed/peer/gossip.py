@@ -42,7 +42,7 @@ class Pace:
     @classmethod
     def of(cls, seconds: float) -> "Pace":
         """The pace of rounds of some seconds: an upload has to be everywhere well before the next round opens."""
-        return cls(min(10.0, seconds / 25), min(60.0, seconds / 8))
+        return cls(min(2.0, seconds / 50), min(60.0, seconds / 8))
 
 
 @dataclass(slots=True)
