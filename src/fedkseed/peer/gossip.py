@@ -47,7 +47,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Standing:
-    """What is known of another peer: failures in a row, and when it is dialled again after them."""
+    """The standing of another peer: failures in a row, and the time until which it is left alone after them."""
 
     failures: int = 0
     again: float = 0.0
