@@ -20,7 +20,7 @@ def words(text: str) -> list[str]:
 # From the ground up: a folder, or a file of the package's own, imports from those before it and from itself.
 ORDER = words("""
 errors randomness files directions wire secure weights local strategy strategies round recipe data models evaluation run
-tools session flower https paper cli
+tools session flower https peer paper cli
 """)
 
 # Modules that a server without a model is made of, or a command that only looks at a run.
@@ -40,7 +40,8 @@ flower.server.clients flower.server.status_file flower.server.processes flower.s
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
 flower.client.policy
 flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.server.carrier
-flower.server.serving session session.carrier https https.stub https.hub https.app https.server https.join https.cli cli
+flower.server.serving session session.carrier https https.stub https.hub https.app https.server https.join https.cli
+peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify peer.cli cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -86,6 +87,9 @@ TESTED_IN = {
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",
+    "peer.app": "peer/test_gossip.py",
+    "peer.entry": "peer/test_rule.py",
+    "peer.tls": "peer/test_gossip.py",
     "paper.dry_run": "paper/test_reproduce.py",
     "paper.figures": "paper/test_reproduce.py",
     "paper.records": "paper/test_reproduce.py",

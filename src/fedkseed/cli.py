@@ -19,8 +19,9 @@ import typer
 
 from . import __version__
 from .errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
-from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, revoke, server
+from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, revoke, server, sign
 from .https.cli import join, serve
+from .peer.cli import peer
 from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, own_bars_alone, print_error, print_json, showing
 
 if TYPE_CHECKING:
@@ -347,7 +348,22 @@ def verify(
 
     A server that computes a whole run anew, with keys of its own, is found only by what you bring: --keys, and
     --history or --head.
+
+    Of the directory of a peer (docs/peers.md), it computes the model of the peer's whole set of uploads.
     """
+    from .peer.store import FILE
+
+    if (directory / FILE).exists():
+        from .peer.verify import verify as recomputed
+
+        set_ = recomputed(directory)
+        if as_json:
+            print_json(asdict(set_))
+            return
+        follows = "its adapter follows" if set_.adapter else "there is no adapter yet"
+        console.print(f"{directory}: {set_.uploads} uploads, all signed; {follows}", highlight=False, soft_wrap=True)
+        console.print(f"run {set_.run}\nbroadcast of the model {set_.broadcast}", highlight=False, soft_wrap=True)
+        return
     from .run.store import Store
     from .run.verify import require_head
     from .run.verify import verify as recompute
@@ -984,10 +1000,10 @@ def reproduce(
 
 
 certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
-for keys_command in (make, request, add, revoke, members, public):
+for keys_command in (make, request, add, revoke, sign, members, public):
     certs.command()(_guarded(keys_command))
 app.add_typer(certs, name="certs")
-for network_command in (serve, join, server, client):
+for network_command in (serve, join, peer, server, client):
     _command(network_command)
 
 

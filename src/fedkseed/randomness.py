@@ -34,6 +34,7 @@ class Purpose(IntEnum):
     KEYS = 17
     ROUNDING = 18
     NOISE = 19
+    GOSSIP = 20  # labels: the peer, a count
 
 
 def generator(seed: int, purpose: Purpose, *labels: int) -> np.random.Generator:

@@ -147,7 +147,7 @@ def _authority(directory: Path, now: datetime) -> list[Path]:
         raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
-    builder = _builder(name, name, key, key, now, now + AUTHORITY, ca=True)
+    builder = _builder(name, name, key.public_key(), key, now, now + AUTHORITY, ca=True)
     return [_write(private, _pem(key)), _write(public, _signed(builder, key))]
 
 
@@ -166,17 +166,50 @@ def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> 
     if not (directory / "ca.key").exists():
         raise FedKSeedError(f"{path} is to be made, and {directory / 'ca.key'} must sign it: bring it back until then")
     ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
-    _require_valid(directory / "ca.pem", ca, now)
+    require_valid(directory / "ca.pem", ca, now)
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
     builder = (
         _builder(
-            subject, ca.subject, key, ca_key, now, min(now + timedelta(days=days), ca.not_valid_after_utc), ca=False
+            subject,
+            ca.subject,
+            key.public_key(),
+            ca_key,
+            now,
+            min(now + timedelta(days=days), ca.not_valid_after_utc),
+            ca=False,
         )
         .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
     return [_write(path_of_key, _pem(key)), _write(path, _signed(builder, ca_key))]
+
+
+def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> Path:
+    """Sign a certificate for a client's own key, and return its file: with it, the client can serve other peers.
+
+    It has no extended key usage, so that no client takes it for the certificate of a server that hands out tasks.
+
+    Args:
+        hosts: names and addresses under which others reach the client; none, if it only dials them.
+
+    Raises:
+        FedKSeedError: ca.key or the client's public key is missing, the authority has expired, or the file exists.
+    """
+    now, path = now or datetime.now(UTC), directory / f"client-{number}.pub"
+    for needed in (path, directory / "ca.key", directory / "ca.pem"):
+        if not needed.is_file():
+            raise FedKSeedError(f"there is no {needed}, which is needed to sign a certificate for client {number}")
+    made = directory / f"client-{number}.pem"
+    if made.exists():
+        raise FedKSeedError(f"there is a file {made} already; remove it to sign another")
+    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
+    require_valid(directory / "ca.pem", ca, now)
+    key, end = public_key(path.read_bytes(), path), min(now + timedelta(days=days), ca.not_valid_after_utc)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedkseed peer {number}")])
+    names = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
+    builder = _builder(subject, ca.subject, key, ca_key, now, end, ca=False)
+    return _write(made, _signed(builder.add_extension(x509.SubjectAlternativeName(names), critical=False), ca_key))
 
 
 def check(directory: Path, now: datetime | None = None) -> str | None:
@@ -190,8 +223,8 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
             raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
     now, path = now or datetime.now(UTC), directory / "server.pem"
     own = certificate(path)
-    _require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
-    _require_valid(path, own, now)
+    require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
+    require_valid(path, own, now)
     left = own.not_valid_after_utc - now
     return (
         f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
@@ -219,7 +252,7 @@ def names(own: x509.Certificate) -> list[str]:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, signer: ec.EllipticCurvePrivateKey,
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey,
     now: datetime, end: datetime, ca: bool,
 ) -> x509.CertificateBuilder:  # fmt: skip
     usage = dict.fromkeys(
@@ -230,11 +263,11 @@ def _builder(
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
-        .public_key(key.public_key())
+        .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - SKEW)
         .not_valid_after(end)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
         .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
         .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
@@ -271,7 +304,7 @@ def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
     return _openssh(key.public_key()) + f" {comment(key)}\n".encode()
 
 
-def _require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
+def require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
     begin, end = own.not_valid_before_utc, own.not_valid_after_utc
     if not begin <= now <= end:
         raise FedKSeedError(

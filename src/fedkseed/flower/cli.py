@@ -230,6 +230,26 @@ def revoke(
     console.print(f"the key of client {number} is revoked; it is kept as {kept}", highlight=False, soft_wrap=True)
 
 
+def sign(
+    directory: Annotated[Path, typer.Argument(help="The authority's directory, as made by `fedkseed certs`.")],
+    number: Annotated[int, typer.Argument(help="The client's number, as in client-3.pub.", min=0)],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="A host name or address under which other peers reach it; may be repeated, or left out."),
+    ] = None,
+    days: Annotated[int, typer.Option(help="Days for which the certificate is valid.", min=1)] = 365,
+) -> None:
+    """Sign a certificate for a client's key, with which it can be a peer: `fedkseed peer --cert`.
+
+    The client's private key stays where it is. Send client-K.pem and ca.pem back to it.
+    """
+    require_keys()
+    from . import certs
+
+    made = certs.sign(directory, number, host or [], days)
+    console.print(f"made {made}: send it to the owner of {made.with_suffix('.pub')}", highlight=False, soft_wrap=True)
+
+
 def members(
     directory: Annotated[Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")],
 ) -> None:

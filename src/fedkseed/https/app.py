@@ -51,7 +51,7 @@ def application(hub: Hub, largest: int, strangers: Quota | None = None) -> Starl
 
     async def session(request: Request) -> Response:
         limited(request)
-        number, token = hub.session(await _body(request, PROOF))
+        number, token = hub.session(await read_body(request, PROOF))
         return JSONResponse({"client": number, "token": token, "wait": LONGEST})
 
     async def task(request: Request) -> Response:
@@ -70,7 +70,7 @@ def application(hub: Hub, largest: int, strangers: Quota | None = None) -> Starl
     async def answer(request: Request) -> Response:
         token, key = _token(request), _bytes(request.path_params["key"], "a task's key", (KEY,))
         hub.client(token)  # before the body is read
-        hub.answer(token, key, await _body(request, largest))
+        hub.answer(token, key, await read_body(request, largest))
         return Response(status_code=204)
 
     def refusing(endpoint: Answer) -> Answer:
@@ -114,7 +114,7 @@ def _bytes(text: str, what: str, lengths: tuple[int, ...]) -> bytes:
     raise RequestError(400, f"{what} is {2 * lengths[-1]} hexadecimal digits")
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def read_body(request: Request, most: int) -> bytes:
     """The body of a request; memory grows only as it comes.
 
     Raises:

@@ -199,6 +199,21 @@ def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[
     config.load()
     if config.ssl is not None:
         config.ssl.minimum_version = ssl.TLSVersion.TLSv1_2
+    with answering(config):
+        try:
+            yield
+        finally:
+            hub.close()
+
+
+@contextmanager
+def answering(config: uvicorn.Config) -> Iterator[None]:
+    """Answer requests, as uvicorn is configured, on a thread of their own for the length of a `with` block.
+
+    Raises:
+        FedKSeedError: the port is taken.
+    """
+    host, port = config.host, config.port
     server = uvicorn.Server(config)
     with border(f"can't listen on port {port} of {host}"):
         sockets = [_bound(host, port)]
@@ -212,7 +227,6 @@ def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[
     try:
         yield
     finally:
-        hub.close()
         server.should_exit = True
         thread.join(START)
         for one in sockets:
