@@ -134,51 +134,49 @@ export class Llama {
     return { cos: made(Math.cos), sin: made(Math.sin) };
   }
 
-  /** Attention of one row of the batch to itself: tokens from `first` on. q and k are turned in place.
+  /** Attention of one row of the batch to itself: tokens from `first` on. Every head is two products of matrices, whose
+   * widths are filled up with zeros.
    * @param {number} to @param {number} q @param {number} k @param {number} v @param {number} first
    * @param {number} length @param {{ cos: Float32Array, sin: Float32Array }} turns */
-  #attend(to, q, k, v, first, length, { cos, sin }) {
+  #attend(to, q, k, v, first, length, turns) {
     const { kernels } = this.weights;
     const { width, heads, pairs } = this;
-    const half = width / 2;
-    const part = (/** @type {number} */ at, /** @type {number} */ count) =>
-      kernels.floats(at + 4 * first * count * width, length * count * width);
-    const [qs, ks, vs, out] = [part(q, heads), part(k, pairs), part(v, pairs), part(to, heads)];
-    for (const [x, count] of /** @type {[Float32Array, number][]} */ ([[qs, heads], [ks, pairs]])) {
-      for (let at = 0; at < x.length; at += width) {
-        const turn = half * Math.floor(at / (count * width));
-        for (let i = 0; i < half; i++) {
-          const a = x[at + i];
-          const b = x[at + i + half];
-          x[at + i] = a * cos[turn + i] - b * sin[turn + i];
-          x[at + i + half] = b * cos[turn + i] + a * sin[turn + i];
+    const [wide, long] = [width, length].map((n) => WIDTH * Math.ceil(n / WIDTH));
+    kernels.freeing(() => {
+      const [mine, theirs, values, scores] = [long * wide, long * wide, width * long, long * long]
+        .map((count) => kernels.take(count));
+      const part = (/** @type {number} */ at, /** @type {number} */ count) =>
+        kernels.floats(at + 4 * first * count * width, length * count * width);
+      kernels.floats(mine, 2 * long * wide + width * long).fill(0);
+      const [shares, turned] = [kernels.floats(scores, long * long), kernels.floats(values, width * long)];
+      for (let h = 0; h < heads; h++) {
+        const pair = Math.floor((h * pairs) / heads);
+        this.#turn(kernels.floats(mine, long * wide), part(q, heads), h, heads, wide, turns);
+        this.#turn(kernels.floats(theirs, long * wide), part(k, pairs), pair, pairs, wide, turns);
+        const own = part(v, pairs);
+        for (let s = 0; s < length; s++) {
+          for (let i = 0; i < width; i++) turned[i * long + s] = own[(s * pairs + pair) * width + i];
         }
+        kernels.multiply(scores, mine, theirs, long, long, wide, 4 * long);
+        for (let t = 0; t < length; t++) softmax(shares.subarray(t * long, (t + 1) * long), t + 1, 1 / Math.sqrt(width));
+        const rows = ROWS * Math.ceil(length / ROWS); // those beyond are of the next row of the batch, which comes later
+        const out = to + 4 * (first * heads + h) * width;
+        kernels.multiply(out, scores, values, rows, width, long, 4 * heads * width);
       }
-    }
-    const scale = 1 / Math.sqrt(width);
-    const shares = new Float64Array(length);
-    const sums = new Float64Array(width);
-    for (let h = 0; h < heads; h++) {
-      const pair = Math.floor((h * pairs) / heads);
-      for (let t = 0; t < length; t++) {
-        const mine = (t * heads + h) * width;
-        let top = -Infinity;
-        for (let s = 0; s <= t; s++) {
-          const theirs = (s * pairs + pair) * width;
-          let product = 0;
-          for (let i = 0; i < width; i++) product += qs[mine + i] * ks[theirs + i];
-          shares[s] = product * scale;
-          top = Math.max(top, shares[s]);
-        }
-        let all = 0;
-        sums.fill(0);
-        for (let s = 0; s <= t; s++) {
-          const share = Math.exp(shares[s] - top);
-          const theirs = (s * pairs + pair) * width;
-          all += share;
-          for (let i = 0; i < width; i++) sums[i] += share * vs[theirs + i];
-        }
-        for (let i = 0; i < width; i++) out[mine + i] = sums[i] / all;
+    });
+  }
+
+  /** Copy a head, each position turned by its angle. @param {Float32Array} to @param {Float32Array} from
+   * @param {number} h @param {number} heads @param {number} wide @param {{ cos: Float32Array, sin: Float32Array }} turns */
+  #turn(to, from, h, heads, wide, { cos, sin }) {
+    const half = this.width / 2;
+    for (let t = 0; (t * heads + h) * this.width < from.length; t++) {
+      const begin = (t * heads + h) * this.width;
+      for (let i = 0; i < half; i++) {
+        const a = from[begin + i];
+        const b = from[begin + i + half];
+        to[t * wide + i] = a * cos[t * half + i] - b * sin[t * half + i];
+        to[t * wide + i + half] = b * cos[t * half + i] + a * sin[t * half + i];
       }
     }
   }
@@ -225,4 +223,18 @@ export class Llama {
     });
     return counted.reduce((total, _, t) => total + top[t] + Math.log(sum[t]) - own[t], 0);
   }
+}
+
+/** The first numbers of x, times a scale, become shares of 1; the others 0. @param {Float32Array} x
+ * @param {number} count @param {number} scale */
+function softmax(x, count, scale) {
+  let top = -Infinity;
+  for (let s = 0; s < count; s++) top = Math.max(top, x[s] * scale);
+  let all = 0;
+  for (let s = 0; s < count; s++) {
+    x[s] = Math.exp(x[s] * scale - top);
+    all += x[s];
+  }
+  for (let s = 0; s < count; s++) x[s] /= all;
+  x.fill(0, count);
 }

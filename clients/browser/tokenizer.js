@@ -12,6 +12,8 @@
 const SPACE = "\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000";
 const GPT2 = "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
+const PAIR = 2 ** 24; // more than there are tokens
+
 /** @param {string} what @returns {never} */
 function unknown(what) {
   throw new Error(`tokenizer.json has ${what}, which this page does not know; use fedkseed join with this model`);
@@ -125,12 +127,12 @@ export class Tokenizer {
     if (model.continuing_subword_prefix || model.end_of_word_suffix || model.dropout) unknown("affixes or a dropout");
     /** @type {Map<string, number>} */
     this.vocabulary = new Map(Object.entries(model.vocab));
-    /** @type {Map<string, [number, number]>} pair of tokens -> rank and the token it becomes */
+    /** @type {Map<number, [number, number]>} pair of tokens -> rank and the token it becomes */
     this.merges = new Map();
     model.merges.forEach((/** @type {string | [string, string]} */ merge, /** @type {number} */ rank) => {
       const [a, b] = typeof merge === "string" ? merge.split(" ") : merge;
-      const key = `${this.vocabulary.get(a)} ${this.vocabulary.get(b)}`;
-      this.merges.set(key, [rank, /** @type {number} */ (this.vocabulary.get(a + b))]);
+      const [left, right, both] = [a, b, a + b].map((text) => this.vocabulary.get(text) ?? NaN);
+      this.merges.set(left * PAIR + right, [rank, both]);
     });
     this.model = model;
     this.normalize = normalizer(file.normalizer);
@@ -214,7 +216,7 @@ export class Tokenizer {
 
   /** Symbols after all merges: the one of the lowest rank first, of several the leftmost. @param {number[]} symbols */
   #merged(symbols) {
-    const merge = (/** @type {number} */ i) => this.merges.get(`${symbols[i]} ${symbols[i + 1]}`);
+    const merge = (/** @type {number} */ i) => this.merges.get(symbols[i] * PAIR + symbols[i + 1]);
     const ranks = symbols.map((_, i) => merge(i)?.[0] ?? Infinity);
     for (;;) {
       let best = 0;
