@@ -54,7 +54,7 @@ async function showKey() {
   at("no-key").hidden = true;
   at("key").hidden = false;
   at("public-line").textContent = line;
-  at("fingerprint").textContent = hex(pair.public.fingerprint);
+  at("fingerprint").textContent = hex(pair.public.fingerprint).match(/.{8}/g)?.join(":") ?? "";
   at("save-key").setAttribute("href", URL.createObjectURL(new Blob([`${line}\n`])));
 }
 
@@ -96,8 +96,10 @@ async function takeModel() {
     at("model-files").hidden = false;
     return "The server does not give its files: choose them here.";
   }
-  chosen.model = Object.fromEntries(MODEL.map((name) => [name, new URL(`model/${name}`, location.href).href]));
-  const size = Object.values(offered).reduce((sum, count) => sum + count, 0);
+  chosen.model = Object.fromEntries(
+    MODEL.map((name) => [name, new URL(`model/${name}?${offered[name].version}`, location.href).href]),
+  );
+  const size = Object.values(offered).reduce((sum, of) => sum + of.size, 0);
   return `It comes from the server: ${bytes(size)}, once. A wrong one is noticed by its digest.`;
 }
 
@@ -133,6 +135,11 @@ function say(text, kind = "note") {
   line.textContent = `${new Date().toLocaleTimeString()}  ${text}`;
   at("log").append(line);
   at("state").textContent = text;
+}
+
+/** @param {number} share */
+function progress(share) {
+  /** @type {HTMLProgressElement} */ (document.getElementById("progress")).value = share;
 }
 
 /** A row of the table of rounds. @param {Any} of */
@@ -172,7 +179,7 @@ const events = {
   waiting: ({ why }) => say(`${why}; trying again.`),
   loading: ({ what, share }) => {
     at("state").textContent = `Loading ${what}`;
-    at("progress").value = share;
+    progress(share);
   },
   ready: ({ examples, weights, recipe: read }) => {
     recipe = read;
@@ -181,10 +188,10 @@ const events = {
   },
   step: ({ round, rounds, step, steps }) => {
     at("state").textContent = `Round ${round + 1} of ${rounds}: step ${step + 1} of ${steps}`;
-    at("progress").value = step / steps;
+    progress(step / steps);
   },
   trained: (what) => {
-    at("progress").value = 1;
+    progress(1);
     showRound(what);
   },
   sent: ({ taken, reply }) => say(taken ? `Sent ${bytes(reply.length)}.` : "The answer came too late for its round."),

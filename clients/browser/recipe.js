@@ -72,18 +72,24 @@ export function readRecipe(text) {
     const strange = Object.keys(table).find((key) => !keys.split(" ").includes(key));
     if (typeof table !== "object" || strange) throw unable(`[${name}] ${strange ?? ""}: this page knows no such key`);
   }
-  const { model = {}, data = {}, clients = {}, directions = {}, training = {}, evaluation = {} } = found;
+  const { model = {}, clients = {}, evaluation = {} } = found;
+  const data = { template: "paper", separator: "\n", max_tokens: 1024, held_out: "summarization", ...found.data };
+  const directions = { family: "hadamard", size: 4096, ...found.directions };
+  const training = {
+    algorithm: "fedkseed", rounds: 40, steps: 200, probes: 1, batch_size: 1, lr: 3e-7, eps: 5e-4, schedule: "constant",
+    clip: Infinity, wire: "compact", objective: "loss", ...found.training,
+  };
   const only = (/** @type {string} */ key, /** @type {unknown} */ got, /** @type {unknown[]} */ ...[most]) => {
     if (!/** @type {unknown[]} */ (most).includes(got)) {
       throw unable(`${key} = ${JSON.stringify(got)}: a client in a browser can do ${JSON.stringify(most)}`);
     }
   };
   for (const table of ["secure", "privacy", "asynchronous"]) only(`[${table}]`, table in found, [false]);
-  only("[training] algorithm", training.algorithm ?? "fedkseed", ["fedkseed", "fedkseed-pro"]);
-  only("[training] objective", training.objective ?? "loss", ["loss"]);
-  only("[training] schedule", training.schedule ?? "constant", ["constant", "linear", "cosine"]);
-  only("[training] wire", training.wire ?? "compact", ["exact", "compact", "sign"]);
-  only("[directions] family", directions.family ?? "hadamard", ["hadamard"]);
+  only("[training] algorithm", training.algorithm, ["fedkseed", "fedkseed-pro"]);
+  only("[training] objective", training.objective, ["loss"]);
+  only("[training] schedule", training.schedule, ["constant", "linear", "cosine"]);
+  only("[training] wire", training.wire, ["exact", "compact", "sign"]);
+  only("[directions] family", directions.family, ["hadamard"]);
   only("[model] dtype", model.dtype ?? "float32", ["float32"]);
   only("[model] storage", model.storage ?? "dense", ["dense"]);
   only("[model] tuned", model.tuned ?? null, [null]);
@@ -112,9 +118,9 @@ export function readRecipe(text) {
     size, shared: directions.shared === true,
     rounds: whole("[training] rounds", training.rounds), steps: whole("[training] steps", training.steps),
     probes: whole("[training] probes", training.probes), batch: whole("[training] batch_size", training.batch_size),
-    lr: above("[training] lr", training.lr ?? 3e-7), eps: above("[training] eps", training.eps),
-    schedule: training.schedule ?? "constant", clip: above("[training] clip", training.clip ?? Infinity),
-    wire: training.wire ?? "compact",
+    lr: above("[training] lr", training.lr), eps: above("[training] eps", training.eps),
+    schedule: training.schedule, clip: above("[training] clip", training.clip),
+    wire: training.wire,
   };
 }
 

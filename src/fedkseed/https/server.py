@@ -32,6 +32,7 @@ from ..session.carrier import Parcel
 from ..session.places import disk_of
 from .app import application
 from .hub import Hub
+from .page import Page
 
 FOLDER = "https"  # in a run's directory
 KEYS = 2.0  # seconds between two looks at the clients' keys
@@ -145,12 +146,14 @@ class Address:
     Args:
         tls: whether this process has the certificate, or a proxy on this machine.
         strangers: requests without a session that one address may send, a second.
+        page: for clients in browsers, if it is served.
     """
 
     host: str
     port: int
     tls: bool = True
     strangers: float = 50.0
+    page: Page | None = None
 
 
 @contextmanager
@@ -169,7 +172,7 @@ def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[
     resource.setrlimit(resource.RLIMIT_NOFILE, (many, many))
     quota = Quota(address.strangers, 8 * address.strangers)
     config = uvicorn.Config(
-        application(hub, largest, quota), host=host, port=port, log_level="error",
+        application(hub, largest, quota, address.page), host=host, port=port, log_level="error",
         access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEPT, server_header=False, date_header=False,
         timeout_graceful_shutdown=5, backlog=4096, proxy_headers=not address.tls,
         ssl_certfile=str(keys / "server.pem") if address.tls else None,
@@ -231,6 +234,8 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         Store(directory).change_recipe(recipe.to_toml())
         with listening(hub, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
+            if address.page is not None:
+                progress.note(f"clients in browsers open the same address: {address.page.offer}")
             while True:
                 try:
                     with disk_of(directory):
