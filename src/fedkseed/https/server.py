@@ -66,6 +66,15 @@ class Registry:
         self._looked = now
         return self._files() != self._seen
 
+    def wait_for(self, count: int) -> None:
+        """Wait for a number of keys: those of browsers are made on the page, once it is served."""
+        known = -1
+        while (have := len(self._files())) < count:
+            if have != known:
+                self.progress.note(f"{have} of {count} clients have a key in {self.keys}: waiting for more")
+            known = have
+            time.sleep(KEYS)
+
     def take(self) -> list[str]:
         """Write down the keys as they are now, and return the line of each client; empty for one without.
 
@@ -230,12 +239,15 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(folder / "server.lock", f"another server works on {directory}; stop it first"):
         hub = Watching(Registry(directory, keys, progress))
-        hub.renew()
+        if address.page is None:
+            hub.renew()  # a key that can't be taken ends the command before it listens
         Store(directory).change_recipe(recipe.to_toml())
         with listening(hub, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
             if address.page is not None:
                 progress.note(f"clients in browsers open the same address: {address.page.offer}")
+                hub.registry.wait_for(1 if recipe.clients.active is not None else recipe.clients.cohort)
+                hub.renew()
             while True:
                 try:
                     with disk_of(directory):
