@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, start
-from fedkseed.flower.certs import add, make, request
+from fedkseed.flower.certs import add, make
 from fedkseed.flower.children import free_port
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import Member, Worker
@@ -28,9 +28,8 @@ from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
 from ..flower.conftest import OPEN, Notes, Setting
-from ..flower.network import Network, network
 from ..tools.browser import Browser, browser
-from .conftest import require_chromium, run, trusting
+from .conftest import require_chromium, trusting
 
 SECONDS = 300.0  # for whatever is waited for, on a busy machine
 

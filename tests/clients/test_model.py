@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import BaseModel
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer
 
 from fedkseed import Pool
@@ -140,11 +140,23 @@ long \\
     [list.sub]
     m = """'"""
     '''
-    body = "return JSON.parse(JSON.stringify(toml.parse(text), (_, v) => typeof v === 'bigint' || v === Infinity ? String(v) : v))"
+    body = """const plain = (_, value) => typeof value === 'bigint' || value === Infinity ? String(value) : value;
+        return JSON.parse(JSON.stringify(toml.parse(text), plain))"""
     ours = loads(text)
     ours["big"], ours["table"]["in quotes"]["k"] = str(ours["big"]), "Infinity"
     assert run(page, "toml", body, text=text) == ours
-    for broken in ("a = 1\na = 2", "a", "a = ", "[a", "a = [1", 'a = "x', "a = 01", "[a]\n[a]", "a = 1 b = 2", "a.b = 1\na = 2"):
+    for broken in (
+        "a = 1\na = 2",
+        "a",
+        "a = ",
+        "[a",
+        "a = [1",
+        'a = "x',
+        "a = 01",
+        "[a]\n[a]",
+        "a = 1 b = 2",
+        "a.b = 1\na = 2",
+    ):
         found = run(page, "toml", "try { toml.parse(text) } catch (e) { return e.message } return 'taken'", text=broken)
         assert found.startswith("line "), broken
 
@@ -191,7 +203,9 @@ def spoken(tokenizer: Tokenizer, words: list[str]) -> dict[str, Any]:
     one = AddedToken("<both>", normalized=True, special=False)
     tokenizer.add_special_tokens(["<s>", "</s>"])
     tokenizer.add_tokens([one])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
     tokens = [tokenizer.encode(text).ids for text in words]
     return {"file": json.loads(tokenizer.to_str()), "tokens": tokens}
 
@@ -216,16 +230,19 @@ def of_bytes(split: Any) -> Tokenizer:
     return tokenizer
 
 
-LATER = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LATER = (  # of Llama 3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 TOKENIZERS = {
     "pieces": of_pieces,
     "bytes": lambda: of_bytes(pre_tokenizers.ByteLevel(add_prefix_space=False)),
     "bytes, digits apart": lambda: of_bytes(
-        pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=True)])
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=True)])
     ),
     "bytes, another pattern": lambda: of_bytes(
         pre_tokenizers.Sequence([
-            pre_tokenizers.Split(pattern=__import__("tokenizers").Regex(LATER), behavior="isolated"),
+            pre_tokenizers.Split(pattern=Regex(LATER), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ])
     ),
@@ -236,18 +253,25 @@ TOKENIZERS = {
 def test_texts_become_the_tokens_that_the_library_gives(page, kind):
     lines = gzip.decompress(SAMPLE.read_bytes()).decode().splitlines()[:150]
     words = [" ".join(map(str, json.loads(line).values())) for line in lines]
-    words += ["", " ", "  two  spaces \n\n\t x", "It's 12345 o'clock'LL", "a</s>b<s> c<both>d <both>", "naïve 🙂 日本語\u2009\x85\ufeffx"]
+    words += [
+        "",
+        " ",
+        "  two  spaces \n\n\t x",
+        "It's 12345 o'clock'LL",
+        "a</s>b<s> c<both>d <both>",
+        "naïve 🙂 日本語\u2009\x85\ufeffx",
+    ]
     made = spoken(TOKENIZERS[kind](), words)
     body = """const own = new tokenizer.Tokenizer(file, {eos_token: {content: '</s>'}});
-        return words.map((text, k) => JSON.stringify(own.encode(text, true)) === JSON.stringify(tokens[k]) ? '' : text)"""
-    assert set(run(page, "tokenizer", body, words=words, **made)) == {""}
+        return words.map((text) => own.encode(text, true))"""
+    assert run(page, "tokenizer", body, words=words, file=made["file"]) == made["tokens"]
 
 
 def test_a_tokenizer_with_parts_that_the_page_does_not_know_is_refused(page):
     file = json.loads(TOKENIZERS["bytes"]().to_str())
-    for change in ({"model": {"type": "Unigram"}}, {"normalizer": {"type": "Nmt"}}, {"pre_tokenizer": {"type": "Metaspace"}}):
+    for part, kind in (("model", "Unigram"), ("normalizer", "Nmt"), ("pre_tokenizer", "Metaspace")):
         body = "try { new tokenizer.Tokenizer(file, {}) } catch (error) { return error.message }"
-        assert "which this page does not know" in run(page, "tokenizer", body, file=file | change)
+        assert "which this page does not know" in run(page, "tokenizer", body, file=file | {part: {"type": kind}})
 
 
 # --- weights and losses -------------------------------------------------------------------------

@@ -20,7 +20,9 @@ SESSION, WIRE, DIRECTIONS = (
 MESSAGES = {row["name"]: row for row in WIRE["messages"]}
 KNOWN = ("exact", "compact", "sign", "exact, probabilities", "compact, probabilities", "sign, probabilities")
 # A NaN travels as null, and an infinite number as text.
-NUMBERS = "const real = (x) => x === null ? NaN : Number(String(x).replace('inf', 'Infinity')); const plain = (x) => Number.isNaN(x) ? null : x; "
+NUMBERS = """
+    const real = (x) => x === null ? NaN : Number(String(x).replace('inf', 'Infinity'));
+    const plain = (x) => Number.isNaN(x) ? null : x; """
 
 
 # --- wire.md: draws and numbers -----------------------------------------------------------------
@@ -218,7 +220,7 @@ def test_fingerprints_lines_and_signatures_are_those_published(page):
         const signature = await keys.sign(pair.private, statement);
         const own = await keys.verify(pair.public.key, statement, signature);
         return {verified, own, size: signature.length, private: pair.private.extractable,
-            shown: given.map(({name}) => [bytes.hex(publics.get(name).fingerprint), keys.publicLine(publics.get(name))])}"""
+            shown: [...publics.values()].map((one) => [bytes.hex(one.fingerprint), keys.publicLine(one)])}"""
     found = run(page, "keys bytes", body, given=SESSION["keys"], statements=SESSION["statements"])
     assert found["verified"] == [row["verifies"] for row in SESSION["statements"]]
     assert found["shown"] == [[row["fingerprint"], row["line"]] for row in SESSION["keys"]]

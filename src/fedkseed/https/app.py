@@ -6,7 +6,8 @@
     GET  /v1/file/SHA-256            a large part of a task; any cache may keep it, for good
     POST /v1/task/KEY                the reply to a task
 
-With a page for clients in browsers (page.py), there are its files, too. A refusal is a status and one line of text. Who has a file's SHA-256 may read it: only clients are sent one.
+With a page for clients in browsers (page.py), there are its files, too. A refusal is a status and one line of text. Who
+has a file's SHA-256 may read it: only clients are sent one.
 """
 
 import asyncio

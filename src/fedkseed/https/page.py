@@ -21,8 +21,8 @@ KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MODEL = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 # WebAssembly needs a word of its own; there is no way for a page to evaluate text.
 POLICY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
     "content-security-policy": POLICY,
