@@ -67,6 +67,12 @@ class Browser:
         found = self.send("Runtime.evaluate", expression=f"document.getElementById({json.dumps(field)})")
         self.send("DOM.setFileInputFiles", files=[*map(str, files)], objectId=found["result"]["objectId"])
 
+    def save_to(self, folder: Path) -> None:
+        """Put what the page saves into a folder, without asking."""
+        session, self.session = self.session, None
+        self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.session = session
+
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""
         shot = self.send("Page.captureScreenshot", captureBeyondViewport=True)
