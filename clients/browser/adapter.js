@@ -11,7 +11,8 @@ export function dumps(value) {
     const parts = Object.entries(value).sort(([a], [b]) => (a < b ? -1 : 1));
     return `{${parts.map(([key, one]) => `${dumps(key)}: ${dumps(one)}`).join(", ")}}`;
   }
-  return JSON.stringify(value).replace(/[\x7f-\uffff]/g, (unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const escaped = (/** @type {string} */ unit) => `\\u${unit.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return JSON.stringify(value).replace(/[\x7f-\uffff]/g, escaped);
 }
 
 /** The adapter of coefficients.

@@ -44,13 +44,15 @@ export const lane = (vector, at) => [...vector, 0xfd, 0x1f, at];
 export const addOne = op(0x92);
 export const [vadd, vsub, vmul, vand, vxor, vshl] = [0xe4, 0xe5, 0xe6, 0x4e, 0x51, 0xab].map(simd);
 /** @param {number[]} words four @returns {Code} */
-export const vector = (words) => [0xfd, 0x0c, ...words.flatMap((word) => [0, 8, 16, 24].map((by) => (word >>> by) & 255))];
+export const vector = (words) =>
+  [0xfd, 0x0c, ...words.flatMap((word) => [0, 8, 16, 24].map((by) => (word >>> by) & 255))];
 /** A vector with its lanes in another order. @param {Code} of @param {number[]} lanes @returns {Code} */
 export const shuffled = (of, lanes) =>
   [...of, ...of, 0xfd, 0x0d, ...lanes.flatMap((from) => [0, 1, 2, 3].map((byte) => 4 * from + byte))];
 
 /** Repeat as long as a local is below a bound; a step is added to it after each time. The first time is always done.
- * @param {number} local @param {Code} from @param {Code} bound @param {Code} step @param {...Code} body @returns {Code} */
+ * @param {number} local @param {Code} from @param {Code} bound @param {Code} step @param {...Code} body
+ * @returns {Code} */
 export const loop = (local, from, bound, step, ...body) => [
   ...set(local, from), 0x03, 0x40, ...body.flat(), ...set(local, add(get(local), step)),
   ...below(get(local), bound), 0x0d, 0, 0x0b,

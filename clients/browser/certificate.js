@@ -78,7 +78,8 @@ export async function certificate(der) {
     usages = inside(inside(value, OCTETS)[0]).map((one) => hex(one.data));
   }
   const [kind] = inside(algorithm);
-  const known = kind.tag === OID && hex(kind.data) === ECDSA_SHA256 && signature?.tag === BITS && signature.data[0] === 0;
+  const known = kind.tag === OID && hex(kind.data) === ECDSA_SHA256
+    && signature?.tag === BITS && signature.data[0] === 0;
   if (!known) throw new Error("a signature of another kind");
   return {
     key: (await publicKey(spki.whole)).key, issuer: issuer.whole, subject: subject.whole, begin, end,

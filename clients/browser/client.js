@@ -16,7 +16,8 @@ import { Tokenizer } from "./tokenizer.js";
 /** @typedef {import("./bytes.js").Bytes} Bytes */
 /** @typedef {import("./task.js").Task} Task */
 /** @typedef {import("./task.js").Log} Log */
-/** @typedef {{ kept: (name: string) => Promise<any>, keep: (name: string, value: unknown) => Promise<unknown> }} Store */
+/** @typedef {{ kept: (name: string) => Promise<any>, keep: (name: string, value: unknown) => Promise<unknown>
+ * }} Store */
 /** @typedef {(kind: string, what: any) => void} Tell */
 /** @typedef {{
  *   pair: import("./keys.js").Pair, authority: import("./certificate.js").Certificate, store: Store,
@@ -156,8 +157,8 @@ export class Client {
     if (model.weights.count < limits.weightsPerDirection * recipe.size) {
       throw new Refusal(REFUSED, "policy", `${model.weights.count} weights for ${recipe.size} directions are too few`);
     }
-    const tokenizer = await (async () => new Tokenizer(await json("tokenizer.json"), await json("tokenizer_config.json")))()
-      .catch(refused("model"));
+    const tokenizer = await Promise.all(["tokenizer.json", "tokenizer_config.json"].map(json))
+      .then(([file, config]) => new Tokenizer(file, config)).catch(refused("model"));
     const own = await (async () => {
       tell("loading", { what: "your rows", share: 0 });
       const rows = readRows(owner.rows.name, await owner.rows.text());
@@ -254,7 +255,8 @@ export class Client {
 
   /** @param {import("./messages.js").Broadcast} asked @param {Prepared} prepared */
   #requirePool(asked, { recipe, key, base }) {
-    const right = asked.family === FAMILY && asked.key === key && asked.size === recipe.size && hex(asked.base) === base;
+    const right = asked.family === FAMILY && asked.key === key && asked.size === recipe.size
+      && hex(asked.base) === base;
     if (!right) throw new Refusal(REFUSED, "model", "the server's model or directions are others than those here");
   }
 }

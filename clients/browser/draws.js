@@ -87,7 +87,8 @@ export class Generator {
 }
 
 /** Batches of a round: numbers of examples, without end.
- * @param {Generator} generator @param {number} examples @param {number} size @returns {IterableIterator<number[], never>} */
+ * @param {Generator} generator @param {number} examples @param {number} size
+ * @returns {IterableIterator<number[], never>} */
 export function* batchesOf(generator, examples, size) {
   const least = Math.min(size, examples);
   /** @type {number[]} */

@@ -1,12 +1,12 @@
 /** Sums of directions and products of matrices, in WebAssembly with vectors of four float32.
  *
- * Its additions and multiplications are those of IEEE-754, each rounded, with subnormal numbers: sums have the bits that
- * directions.js defines. Addresses and strides are in bytes. Everything is a multiple of four numbers.
+ * Its additions and multiplications are those of IEEE-754, each rounded, with subnormal numbers: sums have the bits
+ * that directions.js defines. Addresses and strides are in bytes. Everything is a multiple of four numbers.
  */
 
 import {
-  add, addOne, and, assemble, get, i32, lane, load, loop, mul, set, shl, shr, shuffled, store, storeOne, sub, vadd, vand,
-  vector, vmul, vshl, vsub, vxor,
+  add, addOne, and, assemble, get, i32, lane, load, loop, mul, set, shl, shr, shuffled, store, storeOne, sub, vadd,
+  vand, vector, vmul, vshl, vsub, vxor,
 } from "./assembler.js";
 
 /** @typedef {import("./assembler.js").Code} Code */

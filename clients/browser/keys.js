@@ -1,4 +1,4 @@
-/** Keys on P-256: pairs, public lines, fingerprints, signatures, and the statements that are signed (docs/session.md). */
+/** Keys on P-256: pairs, public lines, fingerprints, signatures, and the signed statements (docs/session.md). */
 
 import { join, sha256, u32, utf8, view } from "./bytes.js";
 

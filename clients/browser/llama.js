@@ -35,7 +35,7 @@ export class Llama {
       [this.hidden, this.inner, this.heads * this.width].some((n) => n % WIDTH) && `widths no multiple of ${WIDTH}`,
       this.words % OUTS && `an odd number of words, ${this.words}`,
     ].filter(Boolean);
-    if (others.length) throw new Error(`config.json has ${others[0]}; this page runs Llamas without: use fedkseed join`);
+    if (others.length) throw new Error(`config.json has ${others[0]}, which this page can't run: use fedkseed join`);
   }
 
   /** The loss of a batch at w(c), in nats a token. @param {Float32Array} c @param {Example[]} rows */
@@ -158,8 +158,10 @@ export class Llama {
           for (let i = 0; i < width; i++) turned[i * long + s] = own[(s * pairs + pair) * width + i];
         }
         kernels.multiply(scores, mine, theirs, long, long, wide, 4 * long);
-        for (let t = 0; t < length; t++) softmax(shares.subarray(t * long, (t + 1) * long), t + 1, 1 / Math.sqrt(width));
-        const rows = ROWS * Math.ceil(length / ROWS); // those beyond are of the next row of the batch, which comes later
+        for (let t = 0; t < length; t++) {
+          softmax(shares.subarray(t * long, (t + 1) * long), t + 1, 1 / Math.sqrt(width));
+        }
+        const rows = ROWS * Math.ceil(length / ROWS); // those beyond are of the batch's next row, which comes later
         const out = to + 4 * (first * heads + h) * width;
         kernels.multiply(out, scores, values, rows, width, long, 4 * heads * width);
       }
@@ -167,7 +169,8 @@ export class Llama {
   }
 
   /** Copy a head, each position turned by its angle. @param {Float32Array} to @param {Float32Array} from
-   * @param {number} h @param {number} heads @param {number} wide @param {{ cos: Float32Array, sin: Float32Array }} turns */
+   * @param {number} h @param {number} heads @param {number} wide
+   * @param {{ cos: Float32Array, sin: Float32Array }} turns */
   #turn(to, from, h, heads, wide, { cos, sin }) {
     const half = this.width / 2;
     for (let t = 0; (t * heads + h) * this.width < from.length; t++) {

@@ -133,7 +133,8 @@ function message(like, kind, flags, ...body) {
   return join(data, u32(crc32(data)));
 }
 
-/** The answer of a client that has not kept what a difference needs. @param {Uint8Array} asked @param {number} client */
+/** The answer of a client that has not kept what a difference needs. @param {Uint8Array} asked
+ * @param {number} client */
 export const lack = (asked, client) => message(asked, LACK, 0, u32(client));
 
 /** An upload.

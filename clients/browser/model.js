@@ -1,6 +1,6 @@
 /** A model of a Hugging Face folder: its tensors, and w(c) of any range of them (docs/directions.md). */
 
-import { hex, isZero, sha256, utf8, view } from "./bytes.js";
+import { hex, sha256, utf8, view } from "./bytes.js";
 import { BLOCK, ROW, signWords } from "./directions.js";
 import { Kernels } from "./kernels.js";
 
@@ -35,8 +35,9 @@ export class Weights {
     return found;
   }
 
-  /** Write w(c) at positions start … stop − 1 of a tensor to an address. @param {string} name @param {number} start a
-   *   multiple of 4 @param {number} stop @param {number} to with room up to the next multiple of 4 */
+  /** Write w(c) at positions start … stop − 1 of a tensor to an address.
+   * @param {string} name @param {number} start a multiple of 4 @param {number} stop
+   * @param {number} to with room up to the next multiple of 4 */
   write(name, start, stop, to) {
     const { kernels, size, c, block } = this;
     const { base, rows, blocks } = this.tensor(name);
@@ -118,7 +119,8 @@ export function byCodePoint(a, b) {
   return at < 0 ? x.length - y.length : x[at] - (y[at] ?? -1);
 }
 
-/** Numbers as float32, which is exact. @param {string} name @param {string} dtype @param {Uint8Array<ArrayBuffer>} data */
+/** Numbers as float32, which is exact. @param {string} name @param {string} dtype
+ * @param {Uint8Array<ArrayBuffer>} data */
 function widened(name, dtype, data) {
   if (dtype === "F32") return new Float32Array(data.buffer);
   if (dtype === "BF16") {
@@ -137,6 +139,3 @@ function half(word) {
     : 2 ** -24 * fraction;
   return word >> 15 ? -size : size;
 }
-
-/** Whether a digest is that of the messages. @param {string} digest @param {Uint8Array} base */
-export const isBase = (digest, base) => !isZero(base) && hex(base) === digest;

@@ -33,6 +33,8 @@ const chosen = {
 };
 /** @type {Worker | undefined} */
 let worker;
+/** @type {WakeLockSentinel | undefined} */
+let awake;
 /** @type {import("./recipe.js").Recipe | undefined} */
 let recipe;
 const limits = structuredClone(LIMITS);
@@ -109,9 +111,9 @@ function showLimits() {
     const list = name === "heldOut";
     const input = document.createElement(list ? "textarea" : "input");
     input.id = `limit-${name}`;
-    if (typeof value === "boolean" && input instanceof HTMLInputElement) [input.type, input.checked] = ["checkbox", value];
+    input.setAttribute("type", typeof value === "boolean" ? "checkbox" : typeof value === "number" ? "number" : "text");
+    if (typeof value === "boolean") /** @type {HTMLInputElement} */ (input).checked = value;
     else input.value = list ? /** @type {string[]} */ (value).join("\n") : JSON.stringify(value);
-    if (typeof value === "number" && input instanceof HTMLInputElement) [input.type, input.min] = ["number", "1"];
     label.append(WORDS[/** @type {keyof WORDS} */ (name)], input);
     at("limits").append(label);
   }
@@ -152,7 +154,8 @@ function showRound({ round, loss, scalars, upload }) {
   const code = document.createElement("code");
   code.textContent = hex(upload);
   details.append(summary, code);
-  const cells = [String(round + 1), loss.toFixed(4), scalars.length.toLocaleString("en"), bytes(upload.length), details];
+  const count = scalars.length.toLocaleString("en");
+  const cells = [String(round + 1), loss.toFixed(4), count, bytes(upload.length), details];
   row.append(...cells.map((content) => {
     const cell = document.createElement("td");
     cell.append(content);
@@ -219,12 +222,15 @@ function start() {
   worker.postMessage({ ...chosen, limits, url: location.origin });
   say("Connecting.");
   showMissing();
+  // A telephone that sleeps computes nothing.
+  navigator.wakeLock?.request("screen").then((lock) => (awake = lock), () => 0);
 }
 
 /** End the work at once: what is half done is not sent. */
 function stop(text = "Stopped.") {
   worker?.terminate();
   worker = undefined;
+  awake?.release();
   say(text);
   showMissing();
 }
@@ -237,10 +243,14 @@ at("make-key").addEventListener("click", async () => {
   showMissing();
 });
 at("copy-key").addEventListener("click", () => navigator.clipboard.writeText(at("public-line").textContent ?? ""));
-at("authority").addEventListener("change", ({ target }) => shown("authority", async () =>
-  takeAuthority(fromPem(await /** @type {any} */ (target).files[0].text()))));
-at("rows").addEventListener("change", ({ target }) => shown("rows", () =>
-  takeRows(/** @type {any} */ (target).files[0])));
+at("authority").addEventListener("change", () => shown("authority", async () => {
+  const [file] = at("authority").files ?? [];
+  return file ? takeAuthority(fromPem(await file.text())) : "";
+}));
+at("rows").addEventListener("change", () => shown("rows", async () => {
+  const [file] = at("rows").files ?? [];
+  return file ? takeRows(file) : "";
+}));
 at("model").addEventListener("change", () => shown("model", async () => {
   chosen.model = Object.fromEntries([...(at("model").files ?? [])].map((file) => [file.name, file]));
   const missing = MODEL.filter((name) => !chosen.model[name]);

@@ -79,12 +79,14 @@ export function readRecipe(text) {
     algorithm: "fedkseed", rounds: 40, steps: 200, probes: 1, batch_size: 1, lr: 3e-7, eps: 5e-4, schedule: "constant",
     clip: Infinity, wire: "compact", objective: "loss", ...found.training,
   };
-  const only = (/** @type {string} */ key, /** @type {unknown} */ got, /** @type {unknown[]} */ ...[most]) => {
-    if (!/** @type {unknown[]} */ (most).includes(got)) {
-      throw unable(`${key} = ${JSON.stringify(got)}: a client in a browser can do ${JSON.stringify(most)}`);
+  const only = (/** @type {string} */ key, /** @type {unknown} */ got, /** @type {unknown[]} */ most) => {
+    if (!most.includes(got)) {
+      const known = most.map((one) => JSON.stringify(one)).join(", ");
+      throw unable(`${key} = ${JSON.stringify(got)}: a client in a browser can do ${known}`);
     }
   };
-  for (const table of ["secure", "privacy", "asynchronous"]) only(`[${table}]`, table in found, [false]);
+  const asked = ["secure", "privacy", "asynchronous"].find((table) => table in found);
+  if (asked) throw unable(`[${asked}]: a client in a browser can't do that`);
   only("[training] algorithm", training.algorithm, ["fedkseed", "fedkseed-pro"]);
   only("[training] objective", training.objective, ["loss"]);
   only("[training] schedule", training.schedule, ["constant", "linear", "cosine"]);
@@ -99,7 +101,9 @@ export function readRecipe(text) {
   only("[data] held_out", typeof data.held_out, ["string"]);
   only("[data] separator", typeof data.separator, ["string"]);
   const sets = Array.isArray(evaluation.sets) ? evaluation.sets : [];
-  only("[evaluation.sets] clients", sets.some((/** @type {Any} */ set) => "clients" in set), [false]);
+  if (sets.some((/** @type {Any} */ set) => "clients" in set)) {
+    throw unable("[evaluation.sets] clients: rows that are kept back are the clients' own matter");
+  }
   const whole = (/** @type {string} */ key, /** @type {unknown} */ got) => {
     if (!Number.isSafeInteger(got) || Number(got) < 1) throw unable(`${key} = ${got}: a whole number from 1 on`);
     return Number(got);

@@ -58,7 +58,7 @@ export class Session {
     const signature = await sign(pair.private, join(CONNECTION, proof));
     const found = await this.#asked("/v1/session", TIMEOUT, join(proof, signature));
     if (found.status !== 200) throw new SessionError(`the server refuses your key: ${found.text}`);
-    const { client, token, wait } = JSON.parse(found.text);
+    const { client, token, wait } = JSON.parse(new TextDecoder().decode(found.data));
     [this.token, this.wait] = [token, wait];
     return client;
   }
@@ -120,7 +120,7 @@ export class Session {
   /** Send a reply; whether the server took it. @param {Bytes} key @param {Bytes} reply */
   async #sent(key, reply) {
     const found = await this.#asked(`/v1/task/${hex(key)}`, TIMEOUT, reply);
-    if (found.status !== 204 && found.status !== 410) throw new SessionError(`the server refuses a reply: ${found.text}`);
+    if (![204, 410].includes(found.status)) throw new SessionError(`the server refuses a reply: ${found.text}`);
     const taken = found.status === 204;
     if (reply[5] !== UNPREPARED) this.tell("sent", { taken, reply });
     return taken;
@@ -157,6 +157,6 @@ export class Session {
     this.traffic.sent += body?.length ?? 0;
     this.traffic.received += data.length;
     this.tell("traffic", { ...this.traffic });
-    return { status: answer.status, data, get text() { return new TextDecoder().decode(data.subarray(0, 200)).trim(); } };
+    return { status: answer.status, data, text: new TextDecoder().decode(data.subarray(0, 200)).trim() };
   }
 }

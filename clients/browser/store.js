@@ -9,7 +9,8 @@ const opened = () =>
     request.onerror = () => fail(request.error);
   });
 
-/** @template T @param {IDBTransactionMode} mode @param {(kept: IDBObjectStore) => IDBRequest<T>} act @returns {Promise<T>} */
+/** @template T @param {IDBTransactionMode} mode @param {(kept: IDBObjectStore) => IDBRequest<T>} act
+ * @returns {Promise<T>} */
 async function within(mode, act) {
   const database = await opened();
   try {

@@ -90,7 +90,8 @@ export function readStub(data) {
   };
 }
 
-/** What a client knows of a run. @typedef {{ done: number, head: Bytes, link: Bytes, client: number, recipe: Bytes }} Log */
+/** What a client knows of a run.
+ * @typedef {{ done: number, head: Bytes, link: Bytes, client: number, recipe: Bytes }} Log */
 
 /** The log of a run after a task. Throws a Refusal where the task does not go on from the log that is known.
  * @param {Task} task @param {Log | undefined} known @returns {Promise<Log>} */

@@ -1,4 +1,4 @@
-/** The thread that connects and computes, so that the page stays alive. It ends with the page, or by its stop button. */
+/** The thread that connects and computes, so that the page stays alive. The page, or its stop button, ends it. */
 
 import { certificate } from "./certificate.js";
 import { Client } from "./client.js";
@@ -34,7 +34,10 @@ addEventListener("message", async ({ data }) => {
   const { authority, pair, rows, model, limits, url } = /** @type {Start} */ (data);
   const folder = (/** @type {string} */ name) => file(model, name);
   const owner = { pair, authority: await certificate(authority), store: { kept, keep }, folder, rows, limits, tell };
-  await new Session(new Client(owner), url).run();
+  await navigator.locks.request("fedkseed", { ifAvailable: true }, async (lock) => {
+    if (!lock) throw new Error("another tab of this browser takes part already");
+    await new Session(new Client(owner), url).run();
+  });
   tell("ended", {});
 });
 

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from .page import Page
 FOLDER = "https"  # in a run's directory
 KEYS = 2.0  # seconds between two looks at the clients' keys
 START = 30.0  # seconds for the port to be open
+ENDING = 3.0  # seconds for connections to end by themselves; uvicorn's patience is longer
 KEPT = 300  # seconds for which a connection without a request is kept; a request waits up to 240
 
 
@@ -205,6 +206,11 @@ def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[
     finally:
         hub.close()
         server.should_exit = True
+        thread.join(ENDING)
+        # Browsers answer the end of TLS on none of the connections that they keep for later.
+        for connection in [*server.server_state.connections]:
+            with suppress(RuntimeError):  # its loop has ended meanwhile
+                connection.loop.call_soon_threadsafe(connection.transport.abort)
         thread.join(START)
         for one in sockets:
             one.close()
