@@ -139,6 +139,28 @@ function say(text, kind = "note") {
   at("state").textContent = text;
 }
 
+/** A text that is shown at a click. @param {string} title @param {string} kind of the element @param {string} text */
+function folded(title, kind, text) {
+  const details = document.createElement("details");
+  const summary = document.createElement("summary");
+  summary.textContent = title;
+  const shown = document.createElement(kind);
+  shown.textContent = text;
+  details.append(summary, shown);
+  return details;
+}
+
+/** What servers have asked of the rows, with this browser, since it has a key. */
+async function showAsked() {
+  /** @type {{ time: number, text: string }[]} */
+  const asked = (await kept("asked")) ?? [];
+  at("asked").replaceChildren(...asked.map(({ time, text }) => {
+    const item = document.createElement("li");
+    item.append(folded(new Date(time).toLocaleString(), "pre", text));
+    return item;
+  }));
+}
+
 /** @param {number} share */
 function progress(share) {
   /** @type {HTMLProgressElement} */ (document.getElementById("progress")).value = share;
@@ -148,12 +170,7 @@ function progress(share) {
 function showRound({ round, loss, scalars, upload }) {
   const row = document.createElement("tr");
   row.dataset.round = round;
-  const details = document.createElement("details");
-  const summary = document.createElement("summary");
-  summary.textContent = "show";
-  const code = document.createElement("code");
-  code.textContent = hex(upload);
-  details.append(summary, code);
+  const details = folded("show", "code", hex(upload));
   const count = scalars.length.toLocaleString("en");
   const cells = [String(round + 1), loss.toFixed(4), count, bytes(upload.length), details];
   row.append(...cells.map((content) => {
@@ -187,6 +204,7 @@ const events = {
   ready: ({ examples, weights, recipe: read }) => {
     recipe = read;
     at("examples").textContent = examples.toLocaleString("en");
+    showAsked();
     say(`${weights.toLocaleString("en")} weights are loaded, and ${examples} rows will be used.`);
   },
   step: ({ round, rounds, step, steps }) => {
@@ -198,7 +216,10 @@ const events = {
     showRound(what);
   },
   sent: ({ taken, reply }) => say(taken ? `Sent ${bytes(reply.length)}.` : "The answer came too late for its round."),
-  refused: ({ code, why }) => say(`Not answered (${code}): ${why}`, "refused"),
+  refused: ({ code, why }) => {
+    say(`Not answered (${code}): ${why}`, "refused");
+    showAsked();
+  },
   traffic: ({ sent, received }) => {
     at("sent").textContent = bytes(sent);
     at("received").textContent = bytes(received);

@@ -18,7 +18,7 @@ from fedkseed.flower.certs import add, make
 from fedkseed.flower.children import free_port
 from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.recipes import networked
+from fedkseed.flower.recipes import networked, recipe_for_clients
 from fedkseed.flower.signatures import ClientSigning, certificate, private_key
 from fedkseed.https import join, server
 from fedkseed.https.page import Page
@@ -170,6 +170,7 @@ def test_a_browser_and_our_client_end_with_one_model(setting, tmp_path, monkeypa
         assert (theirs.base, theirs.tuned, theirs.pool) == (ours.base, ours.tuned, ours.pool)
         assert person.text("digest") == ours.tuned == result.digest
         assert person.uploads == [run.receipts(done)[1].upload for done in (1, 2, 3)], "what is shown is what came"
+        assert recipe_for_clients(recipe, 2).decode() in person.text("asked"), "the recipe, as it came"
         assert np.abs(ours.coefficients - same).max() < 0.02 * np.abs(same).max(), "the same batches and steps"
         assert all(asked.startswith((f"{url}/", "blob:")) for asked in opened.requests)
         assert not [entry for entry in opened.complaints if "Content Security Policy" in json.dumps(entry)]
