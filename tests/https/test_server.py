@@ -80,3 +80,11 @@ def test_rounds_end_and_begin_again_when_keys_have_changed(registry, keys):
     (keys / "client-2.pub").write_text("half a key")
     assert hub.nodes() == []
     assert registry.progress.has("can't be taken up")
+
+
+def test_a_server_with_a_page_waits_for_the_keys_that_are_made_on_it(registry, keys, monkeypatch):
+    files = iter([request(keys.parent / name) for name in ("one", "two")])
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: add(keys, next(files)))
+    registry.wait_for(5)
+    assert [registry.progress.has(f"{have} of 5 clients have a key") for have in (3, 4, 5)] == [True, True, False]
+    assert len(registry.take()) == 5
