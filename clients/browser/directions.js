@@ -53,14 +53,15 @@ export const keyWords = (key) => [Number(key & 0xffffffffn), Number(key >> 32n)]
  *
  * Of p = 4096 g + 1024 w + 32 t + l it is bit t of word 128 g + 32 w + l: words stand in the order of w and l, so that
  * neighbours in memory have the signs of neighbours.
- * @param {bigint} key @param {number} stream @param {number} tensor @param {number} count */
-export function signWords(key, stream, tensor, count) {
+ * @param {bigint} key @param {number} stream @param {number} tensor @param {number} count
+ * @param {number} first group of the words; those of groups before it are left out */
+export function signWords(key, stream, tensor, count, first = 0) {
   const pair = keyWords(key);
-  const groups = Math.ceil(count / 4096);
+  const groups = Math.ceil(count / 4096) - first;
   const words = new Uint32Array(128 * groups);
   const four = new Uint32Array(4);
   for (let call = 0; call < 32 * groups; call++) {
-    philox([call, tensor, 0, stream], pair, four);
+    philox([call + 32 * first, tensor, 0, stream], pair, four);
     for (let w = 0; w < 4; w++) words[128 * (call >>> 5) + 32 * w + (call & 31)] = four[w];
   }
   return words;
@@ -91,13 +92,17 @@ export function transform(x) {
  * @param {Float32Array | null} addend a number for each position, to which the sum is added */
 export function sum(key, tensor, start, stop, c, addend = null) {
   const size = c.length;
-  const [rows, blocks] = [ROW, BLOCK].map((stream) => signWords(key, stream, tensor, size * Math.ceil(stop / size)));
+  const begin = Math.floor(start / size);
+  const group = Math.floor((begin * size) / 4096);
+  const end = size * Math.ceil(stop / size);
+  const words = [ROW, BLOCK].map((stream) => signWords(key, stream, tensor, end, group));
+  const [rows, blocks] = words.map((of) => (/** @type {number} */ p) => sign(of, p - 4096 * group));
   const out = new Float32Array(stop - start);
-  for (let b = Math.floor(start / size); b * size < stop; b++) {
-    const y = c.map((number, j) => number * sign(blocks, b * size + j));
+  for (let b = begin; b * size < stop; b++) {
+    const y = c.map((number, j) => number * blocks(b * size + j));
     transform(y);
     for (let p = Math.max(start, b * size); p < Math.min(stop, (b + 1) * size); p++) {
-      out[p - start] = (addend ? addend[p - start] : 0) + sign(rows, p) * y[p - b * size];
+      out[p - start] = (addend ? addend[p - start] : 0) + rows(p) * y[p - b * size];
     }
   }
   return out;

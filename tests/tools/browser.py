@@ -18,7 +18,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     *("--hide-scrollbars", "--remote-debugging-pipe"),
 ]
-SECONDS = 60  # a browser that starts on a busy machine; far more than it needs
+SECONDS = 240  # a browser that starts on a busy machine; far more than it needs
 
 
 class Browser:
