@@ -64,7 +64,7 @@ class Page:
 
     @property
     def offer(self) -> str:
-        """What visitors get of the model, in words."""
+        """The way in which visitors get the model, in words."""
         return "visitors need the model's files" if self.model is None else f"anybody gets the files of {self.model}"
 
     def routes(self) -> list[Route]:
