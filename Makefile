@@ -4,7 +4,7 @@ BIN = .venv/bin
 # Processes of tests, which take a file each; their models are tiny, and threads make them slower.
 AT_ONCE ?= 2
 
-.PHONY: demo test test-faults check vectors docs clean
+.PHONY: demo test test-faults test-browser check vectors docs clean
 
 demo: .venv/installed .venv/model
 	if [ ! -f runs/basis.safetensors ]; then mkdir -p runs && $(BIN)/fedkseed basis recipes/quickstart.toml \
@@ -20,6 +20,10 @@ test: .venv/installed-dev check
 # Federations of real processes on loopback; minutes. nginx's part is skipped where there is none.
 test-faults: .venv/installed-dev .venv/model
 	$(BIN)/pytest -m network
+
+# The client in a browser, in a headless Chromium; with tsc on PATH its types, too.
+test-browser: .venv/installed-dev
+	$(BIN)/pytest -m 'network or not network' tests/clients tests/https/test_page.py
 
 check:
 	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change

@@ -40,8 +40,8 @@ flower.server.clients flower.server.status_file flower.server.processes flower.s
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
 flower.client.policy
 flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.server.carrier
-flower.server.serving session session.carrier https https.stub https.hub https.app https.server https.join https.cli
-peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify peer.cli cli
+flower.server.serving session session.carrier https https.stub https.hub https.app https.page https.server https.join
+https.cli peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify peer.cli cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 

@@ -59,7 +59,7 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Hub, list[str], dict[str, An
     with server.listening(hub, server.Address("127.0.0.1", port), LARGEST_REPLY, keys):
         thread.start()
         try:
-            until(lambda: hub.nodes() == [1])
+            until(lambda: hub.nodes() == [1] and len(said) == 2)
             yield hub, said, worker
         finally:
             ends.set()

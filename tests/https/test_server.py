@@ -98,3 +98,11 @@ def test_a_removed_key_has_no_request_answered_while_no_round_looks(registry, ke
         hub.session(proof(hub, key))
     other = hub.session(proof(hub, private_key(keys / "client-0")))[1]
     assert hub.client(other) == 0
+
+
+def test_a_server_with_a_page_waits_for_the_keys_that_are_made_on_it(registry, keys, monkeypatch):
+    files = iter([request(keys.parent / name) for name in ("one", "two")])
+    monkeypatch.setattr(server.time, "sleep", lambda seconds: add(keys, next(files)))
+    registry.wait_for(5)
+    assert [registry.progress.has(f"{have} of 5 clients have a key") for have in (3, 4, 5)] == [True, True, False]
+    assert len(registry.take()) == 5

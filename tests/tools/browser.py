@@ -18,7 +18,7 @@ FLAGS = [
     *("--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage"),
     *("--hide-scrollbars", "--remote-debugging-pipe"),
 ]
-SECONDS = 60  # a browser that starts on a busy machine; far more than it needs
+SECONDS = 240  # a browser that starts on a busy machine; far more than it needs
 
 
 class Browser:
@@ -62,6 +62,17 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
+    def choose(self, field: str, *files: Path) -> None:
+        """Pick files in a field of the page, as a person does in the browser's own window."""
+        found = self.send("Runtime.evaluate", expression=f"document.getElementById({json.dumps(field)})")
+        self.send("DOM.setFileInputFiles", files=[*map(str, files)], objectId=found["result"]["objectId"])
+
+    def save_to(self, folder: Path) -> None:
+        """Put what the page saves into a folder, without asking."""
+        session, self.session = self.session, None
+        self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+        self.session = session
+
     def screenshot(self, path: Path) -> None:
         """The whole page as a PNG."""
         shot = self.send("Page.captureScreenshot", captureBeyondViewport=True)
@@ -94,14 +105,18 @@ class Browser:
 
 
 @contextmanager
-def browser(profile: Path) -> Iterator[Browser]:
-    """Start a browser with a profile of its own, and end it."""
+def browser(profile: Path, *flags: str) -> Iterator[Browser]:
+    """Start a browser with a profile of its own, and end it.
+
+    Args:
+        flags: beside those of every test.
+    """
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     command = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "-", CHROMIUM or "chromium", *FLAGS]
     with (profile / "stderr").open("wb") as log:
         process = subprocess.Popen(
-            [*command, f"--user-data-dir={profile}"], pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log
+            [*command, *flags, f"--user-data-dir={profile}"], pass_fds=(theirs_in, theirs_out), stdout=log, stderr=log
         )
     os.close(theirs_in)
     os.close(theirs_out)

@@ -6,7 +6,8 @@
     GET  /v1/file/SHA-256            a large part of a task; any cache may keep it, for good
     POST /v1/task/KEY                the reply to a task
 
-A refusal is a status and one line of text. Who has a file's SHA-256 may read it: only clients are sent one.
+With a page for clients in browsers (page.py), there are its files, too. A refusal is a status and one line of text. Who
+has a file's SHA-256 may read it: only clients are sent one.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from starlette.routing import Route
 from ..errors import FedKSeedError
 from ..flower.server.guard import Quota
 from .hub import PROOF, Hub, RequestError
+from .page import Page
 from .stub import DIGEST, KEY
 
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
@@ -32,12 +34,13 @@ FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def application(hub: Hub, largest: int, strangers: Quota | None = None) -> Starlette:
+def application(hub: Hub, largest: int, strangers: Quota | None = None, page: Page | None = None) -> Starlette:
     """The application of a server.
 
     Args:
         largest: bytes of the largest reply; more are not read.
         strangers: limits requests without a session, by address.
+        page: for clients in browsers.
     """
     quota = strangers or Quota(50, 400)
 
@@ -95,6 +98,7 @@ def application(hub: Hub, largest: int, strangers: Quota | None = None) -> Starl
             Route("/v1/task", refusing(task)),
             Route("/v1/file/{name}", refusing(file)),
             Route("/v1/task/{key}", refusing(answer), methods=["POST"]),
+            *(page.routes() if page else ()),
         ],
         exception_handlers={404: unknown, 405: unknown},
     )

@@ -68,6 +68,13 @@ def serve(
             min=1,
         ),
     ] = 50,
+    page: Annotated[
+        bool, typer.Option("--page", help="Serve a page, too, on which browsers take part (docs/browser.md).")
+    ] = False,
+    model_files: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the model, from which the page's visitors, and anybody else, may get its files."),
+    ] = None,
     changes: Changes = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,13 +87,17 @@ def serve(
     require_https()
     if not tls and not is_loopback(host):
         raise FedKSeedError(f"without TLS this server listens on this machine alone, not on {host}: leave --host out")
+    if model_files and not page:
+        raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..tools.display import show_result
+    from .page import Page
     from .server import Address, run
 
+    address = Address(host, port, tls, strangers, Page(model_files) if page else None)
     wanted, directory = begun(recipe, changes, output)
     try:
         with Bars(wanted.training.rounds) as bars:
-            result = run(directory, wanted, certs.resolve(), Address(host, port, tls, strangers), bars)
+            result = run(directory, wanted, certs.resolve(), address, bars)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last finished round", highlight=False)
         raise typer.Exit(INTERRUPTED) from None

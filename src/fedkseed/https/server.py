@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,10 +32,12 @@ from ..session.carrier import Parcel
 from ..session.places import disk_of
 from .app import application
 from .hub import Hub, RequestError
+from .page import Page
 
 FOLDER = "https"  # in a run's directory
 KEYS = 2.0  # seconds between two looks at the clients' keys
 START = 30.0  # seconds for the port to be open
+ENDING = 3.0  # seconds for connections to end by themselves; uvicorn's patience is longer
 KEPT = 300  # seconds for which a connection without a request is kept; a request waits up to 240
 
 
@@ -73,6 +75,15 @@ class Registry:
         except OSError:
             return False
         return self._seen.get(name) == (stat.st_mtime_ns, stat.st_size)
+
+    def wait_for(self, count: int) -> None:
+        """Wait for a number of keys: those of browsers are made on the page, once it is served."""
+        known = -1
+        while (have := len(self._files())) < count:
+            if have != known:
+                self.progress.note(f"{have} of {count} clients have a key in {self.keys}: waiting for more")
+            known = have
+            time.sleep(KEYS)
 
     def take(self) -> list[str]:
         """Write down the keys as they are now, and return the line of each client; empty for one without.
@@ -166,12 +177,14 @@ class Address:
     Args:
         tls: whether this process has the certificate, or a proxy on this machine.
         strangers: requests without a session that one address may send, a second.
+        page: for clients in browsers, if it is served.
     """
 
     host: str
     port: int
     tls: bool = True
     strangers: float = 50.0
+    page: Page | None = None
 
 
 @contextmanager
@@ -190,7 +203,7 @@ def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[
     resource.setrlimit(resource.RLIMIT_NOFILE, (many, many))
     quota = Quota(address.strangers, 8 * address.strangers)
     config = uvicorn.Config(
-        application(hub, largest, quota), host=host, port=port, log_level="error",
+        application(hub, largest, quota, address.page), host=host, port=port, log_level="error",
         access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEPT, server_header=False, date_header=False,
         timeout_graceful_shutdown=5, backlog=4096, proxy_headers=not address.tls,
         ssl_certfile=str(keys / "server.pem") if address.tls else None,
@@ -228,6 +241,11 @@ def answering(config: uvicorn.Config) -> Iterator[None]:
         yield
     finally:
         server.should_exit = True
+        thread.join(ENDING)
+        # Browsers answer the end of TLS on none of the connections that they keep for later.
+        for connection in [*server.server_state.connections]:
+            with suppress(RuntimeError):  # its loop has ended meanwhile
+                connection.loop.call_soon_threadsafe(connection.transport.abort)
         thread.join(START)
         for one in sockets:
             one.close()
@@ -262,10 +280,15 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(folder / "server.lock", f"another server works on {directory}; stop it first"):
         hub = Watching(Registry(directory, keys, progress))
-        hub.renew()
+        if address.page is None:
+            hub.renew()  # a key that can't be taken ends the command before it listens
         Store(directory).change_recipe(recipe.to_toml())
         with listening(hub, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
+            if address.page is not None:
+                progress.note(f"clients in browsers open the same address: {address.page.offer}")
+                hub.registry.wait_for(1 if recipe.clients.active is not None else recipe.clients.cohort)
+                hub.renew()
             while True:
                 try:
                     with disk_of(directory):

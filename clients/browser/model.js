@@ -1,0 +1,141 @@
+/** A model of a Hugging Face folder: its tensors, and w(c) of any range of them (docs/directions.md). */
+
+import { hex, sha256, utf8, view } from "./bytes.js";
+import { BLOCK, ROW, signWords } from "./directions.js";
+import { Kernels } from "./kernels.js";
+
+/** @typedef {{ name: string, shape: number[], count: number, base: number, rows: number, blocks: number }} Tensor
+ *   base: address of its weights; rows, blocks: addresses of the words of D1 and D2 */
+/** @typedef {(name: string) => Promise<Blob>} Folder gives a file by its name */
+
+const EMBEDDING = "model.embed_tokens.weight";
+export const HEAD = "lm_head.weight";
+
+/** The weights of a model, and the coefficients of the directions by which they are moved. */
+export class Weights {
+  /** @param {Kernels} kernels @param {Map<string, Tensor>} tensors @param {number} size K */
+  constructor(kernels, tensors, size) {
+    this.kernels = kernels;
+    this.tensors = tensors;
+    this.size = size;
+    this.c = kernels.take(size);
+    this.block = kernels.take(size);
+    this.count = [...tensors.values()].reduce((sum, { count }) => sum + count, 0);
+  }
+
+  /** Set the coefficients. @param {Float32Array} c */
+  load(c) {
+    this.kernels.floats(this.c, this.size).set(c);
+  }
+
+  /** @param {string} name */
+  tensor(name) {
+    const found = this.tensors.get(name);
+    if (!found) throw new Error(`the model's file has no tensor ${name}`);
+    return found;
+  }
+
+  /** Write w(c) at positions start … stop − 1 of a tensor to an address.
+   * @param {string} name @param {number} start a multiple of 4 @param {number} stop
+   * @param {number} to with room up to the next multiple of 4 */
+  write(name, start, stop, to) {
+    const { kernels, size, c, block } = this;
+    const { base, rows, blocks } = this.tensor(name);
+    const last = 4 * Math.ceil(stop / 4);
+    for (let first = size * Math.floor(start / size); first < stop; first += size) {
+      kernels.flip(block, c, blocks, first, first + size);
+      kernels.transform(block, 4 * size);
+      const from = Math.max(first, start);
+      const end = Math.min(first + size, last);
+      kernels.addFlipped(to + 4 * (from - start), block + 4 * (from - first), rows, from, end, base + 4 * from);
+    }
+  }
+
+  /** The digest of w_0, or of w(c). @param {boolean} tuned */
+  async digest(tuned) {
+    const lines = [];
+    for (const [name, { count, shape, base }] of this.tensors) {
+      const data = this.kernels.freeing(() => {
+        const at = tuned ? this.kernels.take(count) : base;
+        if (tuned) this.write(name, 0, count, at);
+        return new Uint8Array(this.kernels.floats(at, count).slice().buffer);
+      });
+      lines.push(`${name} float32 [${shape.join(", ")}] ${hex(await sha256(data))}\n`);
+    }
+    return hex(await sha256(utf8(lines.join(""))));
+  }
+}
+
+/** The weights in a folder, in float32. Throws an Error that says what is wrong with the files.
+ * @param {Folder} folder @param {boolean} tied whether input and output embedding are one tensor
+ * @param {bigint} key @param {number} size of the pool @param {(share: number) => void} progress */
+export async function readWeights(folder, tied, key, size, progress) {
+  const blob = await folder("model.safetensors");
+  const slice = async (/** @type {number} */ begin, /** @type {number} */ end) =>
+    new Uint8Array(await blob.slice(begin, end).arrayBuffer());
+  const length = Number(view(await slice(0, 8)).getBigUint64(0, true));
+  if (!(length > 0 && 8 + length <= Math.min(blob.size, 100e6))) throw new Error("model.safetensors is no such file");
+  const head = JSON.parse(new TextDecoder().decode(await slice(8, 8 + length)));
+  delete head.__metadata__;
+  for (const name of Object.keys(head)) {
+    if (/rotary_emb\.inv_freq$|\.masked_bias$/.test(name)) delete head[name]; // no parameters
+    else if (!name.startsWith("model.") && name !== HEAD) {
+      head[`model.${name}`] = head[name];
+      delete head[name];
+    }
+  }
+  if (tied && head[EMBEDDING]) {
+    head[HEAD] = head[EMBEDDING];
+    delete head[EMBEDDING];
+  }
+  const kernels = new Kernels();
+  /** @type {Map<string, Tensor>} */
+  const tensors = new Map();
+  const names = Object.keys(head).sort(byCodePoint);
+  for (const [number, name] of names.entries()) {
+    const { dtype, shape, data_offsets: [begin, end] } = head[name];
+    const count = shape.reduce((/** @type {number} */ a, /** @type {number} */ b) => a * b, 1);
+    const numbers = widened(name, dtype, await slice(8 + length + begin, 8 + length + end));
+    if (numbers.length !== count) throw new Error(`model.safetensors is cut: ${name} has ${numbers.length} numbers`);
+    const base = kernels.take(count);
+    kernels.floats(base, count).set(numbers);
+    const [rows, blocks] = [ROW, BLOCK].map((stream) => {
+      const words = signWords(key, stream, number, size * Math.ceil(count / size));
+      const at = kernels.take(words.length);
+      new Uint32Array(kernels.memory.buffer, at, words.length).set(words);
+      return at;
+    });
+    tensors.set(name, { name, shape, count, base, rows, blocks });
+    progress((number + 1) / names.length);
+  }
+  return new Weights(kernels, tensors, size);
+}
+
+/** Names in the order of their code points, which is not that of JavaScript's strings. @param {string} a
+ * @param {string} b */
+export function byCodePoint(a, b) {
+  const [x, y] = [a, b].map((text) => Array.from(text, (letter) => letter.codePointAt(0) ?? 0));
+  const at = x.findIndex((point, k) => point !== y[k]);
+  return at < 0 ? x.length - y.length : x[at] - (y[at] ?? -1);
+}
+
+/** Numbers as float32, which is exact. @param {string} name @param {string} dtype
+ * @param {Uint8Array<ArrayBuffer>} data */
+function widened(name, dtype, data) {
+  if (dtype === "F32") return new Float32Array(data.buffer);
+  if (dtype === "BF16") {
+    const words = Uint32Array.from(new Uint16Array(data.buffer), (word) => word << 16);
+    return new Float32Array(words.buffer);
+  }
+  if (dtype === "F16") return Float32Array.from(new Uint16Array(data.buffer), half);
+  throw new Error(`${name} is of type ${dtype}; this page reads F32, F16 and BF16`);
+}
+
+/** The number of 16 bits of float16. @param {number} word */
+function half(word) {
+  const exponent = (word >> 10) & 31;
+  const fraction = word & 1023;
+  const size = exponent ? (exponent === 31 ? (fraction ? NaN : Infinity) : 2 ** (exponent - 25) * (1024 + fraction))
+    : 2 ** -24 * fraction;
+  return word >> 15 ? -size : size;
+}

@@ -1,0 +1,326 @@
+"""The client of clients/browser in a headless Chromium: recipes, rows, tokens, weights and losses beside ours."""
+
+import csv
+import gzip
+import io
+import json
+from pathlib import Path
+from tomllib import loads
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import AutoTokenizer
+
+from fedkseed import Pool
+from fedkseed.data.batches import Encoded, collate
+from fedkseed.data.layouts import Example
+from fedkseed.data.wording import Wording, encode_all
+from fedkseed.flower.client.policy import Policy
+from fedkseed.flower.recipes import networked, recipe_for_clients
+from fedkseed.models.load import load_model
+from fedkseed.models.loss import batch_loss
+from fedkseed.recipe import schema
+from fedkseed.recipe.reading import parse
+from fedkseed.weights.hold import hold
+
+from ..conftest import recipe_text, rows, tiny_llama
+from .conftest import run
+
+SAMPLE = Path(schema.__file__).parents[1] / "data" / "dolly-sample.jsonl.gz"
+PREPARE = """
+    const folder = async (name) => (await fetch('/model/' + name)).blob();
+    const json = async (name) => JSON.parse(await (await folder(name)).text()); """
+
+
+def wished(folder: Path, **changes: str) -> str:
+    """A recipe as clients get it."""
+    lines = {"count": 'split = "files"', "generated": "generated = 0"} | changes
+    recipe = networked(parse(loads(recipe_text(folder, folder, **lines))))
+    return recipe_for_clients(recipe, 3).decode()
+
+
+# --- recipes ------------------------------------------------------------------------------------
+
+
+def parts(of: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """The tables of a recipe, with their types."""
+    found = {}
+    for name, field in of.model_fields.items():
+        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                found[name] = kind
+    return found
+
+
+def test_the_client_knows_the_keys_of_a_recipe_and_no_others(page):
+    keys = {table: text.split() for table, text in run(page, "recipe", "return recipe.KEYS").items()}
+    tables = parts(schema.Recipe)
+    assert keys.pop("") == [*schema.Recipe.model_fields]
+    assert {name: set(own) for name, own in keys.items()} == {
+        name: {*kind.model_fields} for name, kind in tables.items()
+    }
+
+
+def test_the_limits_of_a_page_are_our_defaults(page):
+    limits, own = run(page, "recipe", "return recipe.LIMITS"), Policy()
+    work, rows_ = own.training, own.data
+    assert limits == {
+        "heldOut": [*rows_.held_out], "separators": [*rows_.separators], "leastExamples": rows_.min_examples,
+        "leastBatch": work.min_batch_size, "mostBatch": work.max_batch_size, "leastSteps": work.min_steps,
+        "mostSteps": work.max_steps, "mostProbes": work.max_probes, "mostNumbers": work.max_numbers,
+        "mostRounds": work.max_rounds, "mostTokens": rows_.max_tokens, "mostSeconds": work.max_seconds,
+        "weightsPerDirection": work.weights_per_direction, "mostViews": rows_.max_views,
+        "secretBatches": rows_.secret_batches,
+    }  # fmt: skip
+
+
+def test_a_recipe_is_read_as_ours(page, model_folder):
+    text = wished(model_folder, lr="lr = 2e-5\nschedule = 'cosine'\nprobes = 2\nwire = 'sign'", seed=f"seed = {2**62}")
+    body = "const of = recipe.readRecipe(text); return {...of, seed: String(of.seed)}"
+    found = run(page, "recipe", body, text=text)
+    ours = parse(loads(text))
+    assert (found["seed"], found["model"]) == (str(2**62), model_folder.name)
+    assert (found["heldOut"], found["template"], found["separator"]) == (["capital"], "paper", "\n")
+    numbers = {name: getattr(ours.training, name) for name in ("rounds", "steps", "probes", "lr", "eps", "schedule")}
+    assert {name: found[name] for name in numbers} == numbers
+    assert (found["batch"], found["size"], found["count"], found["wire"]) == (2, 64, 3, "sign")
+
+
+REFUSED = {
+    "a key that nobody knows": {"seed": "seed = 1\nsurprise = 1"},
+    "masks": {"seed": "seed = 1\n[secure]\nnorm = 1.0"},
+    "noise": {"seed": "seed = 1\n[privacy]\nepsilon = 3.0"},
+    "another algorithm": {"algorithm": 'algorithm = "fedkseed-backprop"'},
+    "an objective of the server's": {"algorithm": 'objective = "evil.py:run"'},
+    "another family": {"family": 'family = "gaussian"'},
+    "a size that is no power of two": {"size": "size = 48"},
+    "clients that share one file": {"count": 'split = "even"'},
+    "a template that is a program": {"source": 'template = "chat"'},
+    "a part of the weights": {"name": 'name = "m"\ntuned = ["*.bias"]'},
+    "blocks": {"name": 'name = "m"\nstorage = "Q8_0"'},
+    "no TOML": {"rounds": "rounds = = 3"},
+    "a date": {"rounds": "rounds = 1979-05-27"},
+    "half a round": {"rounds": "rounds = 2.5"},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_a_recipe_that_a_browser_cannot_follow_is_refused_with_one_word(page, what):
+    lines = {"count": 'split = "files"'} | REFUSED[what]
+    text = recipe_text(Path("m"), Path("d"), **lines)
+    if what in ("masks", "noise"):
+        text = recipe_text(Path("m"), Path("d"), count='split = "files"') + lines["seed"].partition("\n")[2]
+    body = """try { recipe.readRecipe(text) } catch (error) { return [error.code, error.message] } return 'taken'"""
+    code, why = run(page, "recipe", body, text=text)
+    assert code == "recipe"
+    assert len(why) > 10
+
+
+def test_toml_is_read_as_tomllib_reads_it(page):
+    text = '''
+    # a comment
+    a = 1_000
+    "b c" = 'literal \\ text'   # behind a value
+    d.e."f.g" = [1, -2.5, +3e2, 0x1F, 0o17, 0b101, [], ["x", """
+long \\
+      text "" with ""two"" quotes""""]]
+    big = 9223372036854775807
+    no = false
+    inline = {x = 1, y.z = "\\u00fc\\U0001f600\\n"}
+    [table."in quotes"]
+    k = inf
+    [[list]]
+    n = 1
+    [[list]]
+    n = 2
+    [list.sub]
+    m = """'"""
+    '''
+    body = """const plain = (_, value) => typeof value === 'bigint' || value === Infinity ? String(value) : value;
+        return JSON.parse(JSON.stringify(toml.parse(text), plain))"""
+    ours = loads(text)
+    ours["big"], ours["table"]["in quotes"]["k"] = str(ours["big"]), "Infinity"
+    assert run(page, "toml", body, text=text) == ours
+    for broken in (
+        "a = 1\na = 2",
+        "a",
+        "a = ",
+        "[a",
+        "a = [1",
+        'a = "x',
+        "a = 01",
+        "[a]\n[a]",
+        "a = 1 b = 2",
+        "a.b = 1\na = 2",
+    ):
+        found = run(page, "toml", "try { toml.parse(text) } catch (e) { return e.message } return 'taken'", text=broken)
+        assert found.startswith("line "), broken
+
+
+# --- rows and tokens ----------------------------------------------------------------------------
+
+
+def test_rows_of_json_lines_json_and_csv_are_the_same(page):
+    made = [row | {"context": 'He said: "no",\nand left.'} for row in rows()[:5]]
+    table = io.StringIO()
+    writer = csv.DictWriter(table, [*made[0]])
+    writer.writeheader()
+    writer.writerows(made)
+    files = {"a.csv": table.getvalue(), "a.json": json.dumps(made), "a.jsonl": "\n".join(map(json.dumps, made)) + "\n"}
+    body = "return Object.entries(files).map(([name, text]) => texts.readRows(name, text))"
+    want = [row | {"turns": [], "plain": False} for row in made]
+    assert run(page, "texts", body, files=files) == [want] * 3
+
+
+def test_conversations_and_plain_texts_are_rows(page):
+    talk = [{"role": role, "content": text} for role, text in (("user", "Hi"), ("assistant", "Yes?"), ("user", "Bye"))]
+    body = "return texts.readRows('a.jsonl', lines.map((line) => JSON.stringify(line)).join('\\n'))"
+    one, two = run(page, "texts", body, lines=[{"messages": talk}, {"text": "A story.", "category": "b"}])
+    assert (one["turns"], one["response"]) == ([{"role": "user", "text": "Hi"}], "Yes?")
+    assert (two["response"], two["plain"], two["category"]) == ("A story.", True, "b")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"instruction": "a"}', "row 1 has instruction; it needs instruction and response, messages, or text"),
+        ('{"text": "a"}\n{"text": ', "line 2 is not JSON"),
+        ("", "0 rows"),
+    ],
+    ids=["columns", "cut", "empty"],
+)
+def test_a_file_that_holds_no_rows_is_refused(page, text, why):
+    body = "try { return texts.readRows('a.jsonl', text).length + ' rows' } catch (error) { return error.message }"
+    assert why in run(page, "texts", body, text=text)
+
+
+def spoken(tokenizer: Tokenizer, words: list[str]) -> dict[str, Any]:
+    """A tokenizer as its file says it, and the tokens that it gives texts."""
+    one = AddedToken("<both>", normalized=True, special=False)
+    tokenizer.add_special_tokens(["<s>", "</s>"])
+    tokenizer.add_tokens([one])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", tokenizer.token_to_id("<s>"))]
+    )
+    tokens = [tokenizer.encode(text).ids for text in words]
+    return {"file": json.loads(tokenizer.to_str()), "tokens": tokens}
+
+
+def of_pieces() -> Tokenizer:
+    """As SentencePiece's: spaces become ▁, and characters without a token bytes."""
+    tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    special = ["<unk>", *[f"<0x{b:02X}>" for b in range(256)]]
+    trainer = trainers.BpeTrainer(vocab_size=700, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([" ".join(row.values()).replace(" ", "▁") for row in rows()], trainer)
+    return tokenizer
+
+
+def of_bytes(split: Any) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([" ".join(row.values()) for row in rows()], trainer)
+    return tokenizer
+
+
+LATER = (  # of Llama 3
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
+TOKENIZERS = {
+    "pieces": of_pieces,
+    "bytes": lambda: of_bytes(pre_tokenizers.ByteLevel(add_prefix_space=False)),
+    "bytes, digits apart": lambda: of_bytes(
+        pre_tokenizers.Sequence([pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=True)])
+    ),
+    "bytes, another pattern": lambda: of_bytes(
+        pre_tokenizers.Sequence([
+            pre_tokenizers.Split(pattern=Regex(LATER), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_texts_become_the_tokens_that_the_library_gives(page, kind):
+    lines = gzip.decompress(SAMPLE.read_bytes()).decode().splitlines()[:150]
+    words = [" ".join(map(str, json.loads(line).values())) for line in lines]
+    words += [
+        "",
+        " ",
+        "  two  spaces \n\n\t x",
+        "It's 12345 o'clock'LL",
+        "a</s>b<s> c<both>d <both>",
+        "naïve 🙂 日本語\u2009\x85\ufeffx",
+    ]
+    made = spoken(TOKENIZERS[kind](), words)
+    body = """const own = new tokenizer.Tokenizer(file, {eos_token: {content: '</s>'}});
+        return words.map((text) => own.encode(text, true))"""
+    assert run(page, "tokenizer", body, words=words, file=made["file"]) == made["tokens"]
+
+
+def test_a_tokenizer_with_parts_that_the_page_does_not_know_is_refused(page):
+    file = json.loads(TOKENIZERS["bytes"]().to_str())
+    for part, kind in (("model", "Unigram"), ("normalizer", "Nmt"), ("pre_tokenizer", "Metaspace")):
+        body = "try { new tokenizer.Tokenizer(file, {}) } catch (error) { return error.message }"
+        assert "which this page does not know" in run(page, "tokenizer", body, file=file | {part: {"type": kind}})
+
+
+# --- weights and losses -------------------------------------------------------------------------
+
+
+def test_the_model_has_our_digests_and_the_batch_our_loss(page, model_folder):
+    pool = Pool((1 << 64) - 5, 64, "hadamard")
+    model = load_model(str(model_folder))
+    weights = hold(model, pool, mode="materialized")
+    c = (np.random.default_rng(0).normal(size=64) * 1e-2).astype(np.float32)
+    base = weights.base_digest.hex()
+    weights.load(c)
+    given = [Example(row["instruction"], row["response"], row["context"], row["category"]) for row in rows()[:5]]
+    encoded = encode_all(given, AutoTokenizer.from_pretrained(model_folder), Wording("paper", "\n"))
+    encoded.append(Encoded((5, 9), 0, Example("", "")))  # two tokens, of which the first is never counted
+    body = (
+        PREPARE
+        + """
+        const config = await json('config.json');
+        const spoken = new tokenizer.Tokenizer(await json('tokenizer.json'), await json('tokenizer_config.json'));
+        const own = await model.readWeights(folder, config.tie_word_embeddings, BigInt(key), c.length, () => 0);
+        const net = new llama.Llama(own, config);
+        const base = await own.digest(false);
+        const examples = given.map((row) => texts.example(
+            texts.pieces('paper', '\\n', {...row, turns: [], plain: false}), spoken.encode, spoken.end));
+        examples.push({tokens: [5, 9], counted: [[0, 2]]});
+        const loss = net.loss(Float32Array.from(c), examples);
+        return {base, tuned: await own.digest(true), loss, again: net.loss(Float32Array.from(c), examples),
+            tokens: examples.map((one) => one.tokens)}"""
+    )
+    found = run(
+        page, "model llama tokenizer texts", body, c=c.tolist(), key=str(pool.key),
+        given=[{"instruction": e.instruction, "response": e.response, "context": e.context} for e in given],
+    )  # fmt: skip
+    assert found["tokens"] == [list(one.tokens) for one in encoded]
+    assert (found["base"], found["tuned"]) == (base, weights.digest().hex()), "bit for bit"
+    assert found["loss"] == pytest.approx(batch_loss(model, collate(encoded, 0)), rel=1e-5)  # float32 of 96 products
+    assert found["again"] == found["loss"]
+
+
+def test_a_model_that_the_page_cannot_run_is_refused_by_name(page, tmp_path):
+    config = tiny_llama().config.to_dict()
+    changes = {
+        "a model of the type gpt2": {"model_type": "gpt2"},
+        "the activation gelu": {"hidden_act": "gelu"},
+        "positions of the type yarn": {"rope_parameters": {"rope_type": "yarn"}},
+        "widths no multiple of 16": {"intermediate_size": 100},
+        "an odd number of words": {"vocab_size": 401},
+    }
+    for what, change in changes.items():
+        body = "try { new llama.Llama(null, config) } catch (error) { return error.message }"
+        assert what in run(page, "llama", body, config=config | change)
