@@ -188,10 +188,31 @@ def _ask(transport: Transport, messages: Mapping[int, bytes]) -> dict[int, bytes
     return replies
 
 
-def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
+Decode: TypeAlias = Callable[..., Any]  # as `decode`
+
+
+def decode_once() -> Decode:
+    """Make a `decode` that returns the same record for the same object of bytes, if that comes several times in a row.
+
+    A broadcast to clients that live in one process is so checked and decoded once.
+    """
+    seen: list[Any] = [None, None]  # the last bytes, which it keeps so that no others can take their place; the record
+
+    def read(data: bytes, *kinds: type[Any]) -> Any:
+        if data is not seen[0]:
+            seen[:] = data, decode(data, *kinds)
+        return seen[1]
+
+    return read
+
+
+def answer(strategy: Strategy, data: bytes, client: Client, decode: Decode = decode) -> bytes:
     """A client's side of a round: takes the bytes of a broadcast and returns those of an upload.
 
     A client that keeps messages calls `restore` before.
+
+    Args:
+        decode: for several clients of one process, see `decode_once`.
 
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.

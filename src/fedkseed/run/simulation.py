@@ -20,10 +20,10 @@ from ..recipe.algorithms import chosen
 from ..recipe.basis import with_basis
 from ..recipe.reading import own_recipe
 from ..recipe.schema import Recipe
-from ..round import Report, Transport, answer, run_round
+from ..round import Decode, Report, Transport, answer, decode_once, run_round
 from ..strategies.secure import simulated_key
 from ..strategy import Strategy
-from ..wire.codec import encode
+from ..wire.codec import decode, encode
 from ..wire.delta import lack, restore
 from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
@@ -192,19 +192,20 @@ class Simulation:
                 self.progress.clients([*islice(turns, 1)], "training")
                 yield number, upload
             return
+        read = decode_once()
         for k, (number, data) in enumerate(messages.items()):
             self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
             self.progress.clients([number], "training")
             with computing_with(threads):
-                upload, seconds = self.answer(data, number)
+                upload, seconds = self.answer(data, number, read)
             self.stopwatch.steps += seconds
             self.progress.clients([number], "answered")
             yield number, upload
 
-    def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
+    def answer(self, data: bytes, number: int, decode: Decode = decode) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
-        return answer(self.strategy, data, self.client(number, watch)), watch.steps
+        return answer(self.strategy, data, self.client(number, watch), decode), watch.steps
 
     def close(self) -> None:
         """End the worker processes."""
