@@ -206,13 +206,13 @@ def decode_once() -> Decode:
     return read
 
 
-def answer(strategy: Strategy, data: bytes, client: Client, decode: Decode = decode) -> bytes:
+def answer(strategy: Strategy, data: bytes, client: Client, read: Decode = decode) -> bytes:
     """A client's side of a round: takes the bytes of a broadcast and returns those of an upload.
 
     A client that keeps messages calls `restore` before.
 
     Args:
-        decode: for several clients of one process, see `decode_once`.
+        read: `decode`, or what `decode_once` has made, for several clients of one process.
 
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.
@@ -220,10 +220,10 @@ def answer(strategy: Strategy, data: bytes, client: Client, decode: Decode = dec
     weights = client.weights
     known = Run(weights.pool, weights.base_digest)
     if isinstance(strategy, TwoLegs) and kind_of(data) is strategy.request:
-        request = decode(data, strategy.request)
+        request = read(data, strategy.request)
         known.require(request.run)
         return encode(strategy.respond(request, client))
-    message = decode(data, strategy.message)
+    message = read(data, strategy.message)
     known.require(message.run)
     strategy.sync(message, weights)
     return encode(strategy.train(message, client))

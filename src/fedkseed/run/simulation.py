@@ -202,10 +202,10 @@ class Simulation:
             self.progress.clients([number], "answered")
             yield number, upload
 
-    def answer(self, data: bytes, number: int, decode: Decode = decode) -> tuple[bytes, list[float]]:
+    def answer(self, data: bytes, number: int, read: Decode = decode) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
-        return answer(self.strategy, data, self.client(number, watch), decode), watch.steps
+        return answer(self.strategy, data, self.client(number, watch), read), watch.steps
 
     def close(self) -> None:
         """End the worker processes."""
