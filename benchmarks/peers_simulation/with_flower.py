@@ -36,8 +36,8 @@ def sent(network: nn.Module) -> ArrayRecord:
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    network, users = resident(str(message.content["config"]["model"]))
-    network.load_state_dict(message.content["arrays"].to_torch_state_dict(), strict=False)
+    network, users = resident(str(message.content.config_records["config"]["model"]))
+    network.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict(), strict=False)
     optimizer = torch.optim.SGD(shared.tuned(network), lr=shared.LR)
     shared.train(network, optimizer, users[int(context.node_config["partition-id"])])
     content = {"arrays": sent(network), "metrics": MetricRecord({"num-examples": shared.EXAMPLES})}

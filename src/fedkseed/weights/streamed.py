@@ -24,11 +24,12 @@ TURN = object()  # what a point hands over when it is the other's turn; else its
 
 def _point() -> greenlet:
     """A greenlet that calls the functions which the present one sends it, one after another, and sends their values."""
+    here = getcurrent()
 
     def serve() -> None:
         value = None
         while True:
-            loss = getcurrent().parent.switch(value)
+            loss = here.switch(value)
             value = loss()
             del loss  # or it would keep its batch until the next step
 
