@@ -96,6 +96,7 @@ class Simulation:
         self.carry: Transport | None = None  # in place of `transport`, to clients that keep no broadcast
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | None = None  # started by the first round that needs them
+        self._read: Decode = decode  # of broadcasts
 
     @property
     def strategy(self) -> Strategy[Any]:
@@ -192,20 +193,21 @@ class Simulation:
                 self.progress.clients([*islice(turns, 1)], "training")
                 yield number, upload
             return
-        read = decode_once()
+        self._read = decode_once()
         for k, (number, data) in enumerate(messages.items()):
             self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
             self.progress.clients([number], "training")
             with computing_with(threads):
-                upload, seconds = self.answer(data, number, read)
+                upload, seconds = self.answer(data, number)
             self.stopwatch.steps += seconds
             self.progress.clients([number], "answered")
             yield number, upload
+        self._read = decode  # keeps no broadcast between rounds: it can be all weights
 
-    def answer(self, data: bytes, number: int, read: Decode = decode) -> tuple[bytes, list[float]]:
+    def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
-        return answer(self.strategy, data, self.client(number, watch), read), watch.steps
+        return answer(self.strategy, data, self.client(number, watch), self._read), watch.steps
 
     def close(self) -> None:
         """End the worker processes."""
