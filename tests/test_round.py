@@ -15,13 +15,14 @@ from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
 from fedkseed.recipe.schema import Clients, Derivatives, Directions, Model, Recipe, Training
+from fedkseed.round import decode_once
 from fedkseed.run.loop import NEWCOMER
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights.full import Free
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.numbers import WIRES, scalar
-from fedkseed.wire.records import Change, History
+from fedkseed.wire.records import Change, History, Values
 
 from .conftest import EVERYWHERE, tiny_llama
 
@@ -327,6 +328,42 @@ def test_a_client_of_another_base_model_is_refused_and_unchanged(name):
     with pytest.raises(FedKSeedError, match=f"digest {federation.strategy.run.base.hex()}.*{before.hex()}"):
         answer(federation.strategy, message, stranger)
     assert stranger.weights.digest() == before
+
+
+def test_a_message_is_decoded_again_only_where_other_bytes_came_between():
+    federation = Federation("fedavg")
+    data, read = federation.message(federation.strategy.init()), decode_once()
+    first = read(data, Values)
+    assert read(data, Values) is first
+    np.testing.assert_array_equal(first.values, decode(data, Values).values)
+    again = read(bytes(bytearray(data)), Values)  # another object with the same bytes: nobody has looked at it
+    assert again is not first
+    with pytest.raises(FedKSeedError, match="checksum does not fit"):
+        read(data[:-1] + bytes([data[-1] ^ 1]), Values)
+    assert read(data, Values) is not first
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedkseed-pro", "ferret"])
+def test_clients_that_share_a_decoded_broadcast_answer_as_those_that_do_not(name):
+    apart, (shared, read) = Federation(name), (Federation(name), decode_once())
+
+    def transport(messages):
+        return [(n, answer(shared.strategy, data, shared.clients[n], read)) for n, data in messages.items()]
+
+    want, _ = apart.run(2)
+    found = shared.strategy.init()
+    for _ in range(2):
+        found, _ = run_round(shared.strategy, found, list(shared.clients), transport)
+    assert same(found, want)
+
+
+def test_each_client_that_shares_a_decoded_broadcast_checks_its_run():
+    federation, read = Federation("fedavg"), decode_once()
+    message = federation.message(federation.strategy.init())
+    answer(federation.strategy, message, federation.clients[2], read)
+    stranger = Federation("fedavg", dtype=torch.bfloat16).clients[3]
+    with pytest.raises(FedKSeedError, match=f"digest {federation.strategy.run.base.hex()}"):
+        answer(federation.strategy, message, stranger, read)
 
 
 @every_algorithm

@@ -188,10 +188,31 @@ def _ask(transport: Transport, messages: Mapping[int, bytes]) -> dict[int, bytes
     return replies
 
 
-def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
+Decode: TypeAlias = Callable[..., Any]  # as `decode`
+
+
+def decode_once() -> Decode:
+    """Make a `decode` that returns the same record for the same object of bytes, if that comes several times in a row.
+
+    A broadcast to clients that live in one process is so checked and decoded once.
+    """
+    seen: list[Any] = [None, None]  # the last bytes, which it keeps so that no others can take their place; the record
+
+    def read(data: bytes, *kinds: type[Any]) -> Any:
+        if data is not seen[0]:
+            seen[:] = data, decode(data, *kinds)
+        return seen[1]
+
+    return read
+
+
+def answer(strategy: Strategy, data: bytes, client: Client, read: Decode = decode) -> bytes:
     """A client's side of a round: takes the bytes of a broadcast and returns those of an upload.
 
     A client that keeps messages calls `restore` before.
+
+    Args:
+        read: `decode`, or what `decode_once` has made, for several clients of one process.
 
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.
@@ -199,10 +220,10 @@ def answer(strategy: Strategy, data: bytes, client: Client) -> bytes:
     weights = client.weights
     known = Run(weights.pool, weights.base_digest)
     if isinstance(strategy, TwoLegs) and kind_of(data) is strategy.request:
-        request = decode(data, strategy.request)
+        request = read(data, strategy.request)
         known.require(request.run)
         return encode(strategy.respond(request, client))
-    message = decode(data, strategy.message)
+    message = read(data, strategy.message)
     known.require(message.run)
     strategy.sync(message, weights)
     return encode(strategy.train(message, client))

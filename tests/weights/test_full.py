@@ -7,7 +7,7 @@ import torch
 from fedkseed import FedKSeedError, Pool
 from fedkseed.directions.operations import Sum, accumulate_
 from fedkseed.local.first_order import first_order_steps
-from fedkseed.weights.full import Free
+from fedkseed.weights.full import Free, all_finite
 from fedkseed.weights.layout import Layout
 
 from ..conftest import tiny_llama
@@ -153,6 +153,25 @@ def test_steps_too_small_for_a_16_bit_weight_add_up():
     cosine = ends[0] @ ends[1] / np.linalg.norm(ends[0]) / np.linalg.norm(ends[1])
     assert cosine > 0.99
     assert np.linalg.norm(ends[1]) == pytest.approx(np.linalg.norm(ends[0]), rel=0.05)
+
+
+LARGEST = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize(
+    ("numbers", "finite"),
+    [
+        ([1.0, -2.0], True),
+        ([LARGEST, LARGEST], True),  # their sum is infinite
+        ([LARGEST, LARGEST, float("nan")], False),
+        ([float("inf"), 1.0], False),
+        ([float("inf"), -float("inf")], False),
+        ([float("nan")], False),
+    ],
+    ids=["finite", "sum overflows", "nan beside", "infinite", "both infinities", "nan"],
+)
+def test_a_tensor_is_finite_if_each_of_its_numbers_is(numbers, finite):
+    assert all_finite(torch.tensor(numbers)) is finite
 
 
 def test_a_step_whose_gradient_is_not_finite_moves_nothing():

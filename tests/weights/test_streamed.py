@@ -1,6 +1,8 @@
 """Weights made when an operation asks for them: same values, same losses, nothing written."""
 
+import weakref
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,34 @@ def test_a_loss_that_fails_ends_both_points_and_leaves_the_model_usable():
     assert not torch.is_inference_mode_enabled()
     weights.settle()
     assert loss() == before
+
+
+def test_the_points_of_a_step_go_on_after_a_loss_that_fails_and_in_another_thread():
+    model = tiny_llama()
+    weights = hold(model, Pool(1, 64, "hadamard"))
+    weights.load(coefficients(64))
+    loss = loss_of(model)
+    want = weights.both(3, 1e-3, loss)
+
+    def failing() -> float:
+        raise ValueError("no loss here")
+
+    with pytest.raises(ValueError, match="no loss here"):
+        weights.both(3, 1e-3, failing)
+    assert weights.both(3, 1e-3, loss) == want
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(weights.both, 3, 1e-3, loss).result() == want
+    assert weights.both(3, 1e-3, loss) == want
+
+
+def test_a_step_keeps_no_batch_when_it_is_done():
+    model = tiny_llama()
+    weights = hold(model, Pool(1, 64, "hadamard"))
+    tokens = TOKENS.clone()
+    weights.both(3, 1e-3, partial(loss_of(model), tokens))
+    kept = weakref.ref(tokens)
+    del tokens
+    assert kept() is None
 
 
 def test_a_model_that_is_tuned_in_part_streams_that_part_only():

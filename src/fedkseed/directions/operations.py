@@ -6,7 +6,7 @@ follows the device of the tensors; every backend gives the bits of `reference.py
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -83,21 +83,31 @@ class Sum:
     """A sum Σ_k c_k z_{j_k} to add to any number of tensors; arguments as `Pool.select` returns them."""
 
     def __init__(self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
-        self._sum = pool, directions, coefficients
+        self._pool, self._terms = pool, lambda: (directions, coefficients)
         self._plans: dict[torch.device, Any] = {}  # by device: the plan of its backend
+
+    @classmethod
+    def over(cls, pool: Pool, c: NDArray[np.float32]) -> Self:
+        """The sum over a whole pool, c of shape (K,), which `combine` checks and reads: no weight made, no pass over c.
+
+        A point of a zeroth-order step is such a sum.
+        """
+        total = cls(pool, c[:0].astype(np.uint32), c[:0])
+        total._terms = lambda: pool.dense(c)
+        return total
 
     def combine(self, pieces: Sequence[Piece]) -> None:
         """Compute out ← base + (addend + Σ_k c_k z_{j_k}) for every piece.
 
         Raises:
-            FedKSeedError: a tensor can't be worked on; no weight has changed.
+            FedKSeedError: a tensor can't be worked on, or c of `over` is not allowed; no weight has changed.
         """
         flat = [_checked(piece) for piece in pieces]
         kinds = dict.fromkeys((piece.base.device, piece.base.dtype) for piece in pieces)
-        backends = {device: trusted(device, self._sum[0], dtype) for device, dtype in kinds}  # before a weight changes
+        backends = {device: trusted(device, self._pool, dtype) for device, dtype in kinds}  # before a weight changes
         for device, backend in backends.items():
             if device not in self._plans:
-                self._plans[device] = backend.plan(*self._sum, device)
+                self._plans[device] = backend.plan(self._pool, *self._terms(), device)
             backend.combine([piece for piece in flat if piece[2].device == device], self._plans[device])
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FedKSeedError
-from ..weights.full import Free
+from ..weights.full import Free, all_finite
 from .client import Client
 
 Batch = TypeVar("Batch")
@@ -64,7 +64,7 @@ def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
     for parameter, exact in pairs:
         if parameter.grad is not None:
             exact.grad = parameter.grad.to(exact.dtype)
-            finite = finite and bool(torch.isfinite(exact.grad).all())
+            finite = finite and all_finite(exact.grad)
     return finite
 
 

@@ -75,10 +75,10 @@ def zeroth_order_steps(
             rows, _ = _estimates(weights, partial(_each, loss, batch), along, eps, points)
             found, seen = noised(step, np.stack(rows, 1)).tolist(), [math.nan] * probes
         for k, (j, rho) in enumerate(zip(along, found, strict=True), mine.start):
-            scalars[k] = scalar(rho, clip, wire)
-            if not np.isnan(scalars[k]):
+            scalars[k] = rounded = scalar(rho, clip, wire)  # a number of float32
+            if not math.isnan(rounded):
                 losses.append(seen[k - mine.start])
-                weights.move(j, -lr / probes * float(scalars[k]))
+                weights.move(j, -lr / probes * rounded)
         on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)
     weights.settle()
     return Steps(scalars, sum(losses) / len(losses) if losses else math.nan)

@@ -14,7 +14,7 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
 from ..randomness import Purpose, generator, pool_key
-from ..round import Report, answer, run_round
+from ..round import Report, answer, decode_once, run_round
 from ..strategies.kseed import KSeed, State
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled
@@ -121,8 +121,9 @@ class Parties:
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients of this process, one after the other."""
+        read = decode_once()
         for number, data in messages.items():
-            yield number, answer(self.strategy, data, self.client(number))
+            yield number, answer(self.strategy, data, self.client(number), read)
 
     def load(self, state: State) -> None:
         """Give the model the weights of a state."""

@@ -20,10 +20,10 @@ from ..recipe.algorithms import chosen
 from ..recipe.basis import with_basis
 from ..recipe.reading import own_recipe
 from ..recipe.schema import Recipe
-from ..round import Report, Transport, answer, run_round
+from ..round import Decode, Report, Transport, answer, decode_once, run_round
 from ..strategies.secure import simulated_key
 from ..strategy import Strategy
-from ..wire.codec import encode
+from ..wire.codec import decode, encode
 from ..wire.delta import lack, restore
 from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
@@ -96,6 +96,7 @@ class Simulation:
         self.carry: Transport | None = None  # in place of `transport`, to clients that keep no broadcast
         self.receipts: dict[int, Receipt] = {}  # the uploads of the last round, where they are kept
         self._workers: Workers | None = None  # started by the first round that needs them
+        self._read: Decode = decode  # of broadcasts
 
     @property
     def strategy(self) -> Strategy[Any]:
@@ -192,6 +193,7 @@ class Simulation:
                 self.progress.clients([*islice(turns, 1)], "training")
                 yield number, upload
             return
+        self._read = decode_once()
         for k, (number, data) in enumerate(messages.items()):
             self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
             self.progress.clients([number], "training")
@@ -200,11 +202,12 @@ class Simulation:
             self.stopwatch.steps += seconds
             self.progress.clients([number], "answered")
             yield number, upload
+        self._read = decode  # keeps no broadcast between rounds: it can be all weights
 
     def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
         watch = Stopwatch()
-        return answer(self.strategy, data, self.client(number, watch)), watch.steps
+        return answer(self.strategy, data, self.client(number, watch), self._read), watch.steps
 
     def close(self) -> None:
         """End the worker processes."""

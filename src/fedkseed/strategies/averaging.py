@@ -115,8 +115,9 @@ class Averaging:
         for upload in ordered:
             _require_size(upload, state)
         total, mean = sum(upload.examples for upload in ordered), np.zeros_like(state.values)
+        part = np.empty_like(mean)
         for upload in ordered:
-            mean += np.float32(upload.examples / total) * upload.values
+            mean += np.multiply(upload.values, np.float32(upload.examples / total), out=part)
         require_sendable(state.round, mean)
         return State(state.round + 1, mean)
 

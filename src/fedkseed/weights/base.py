@@ -132,4 +132,4 @@ class Pooled(Weights):
         """The sum Σ (c + ε e_j) z."""
         c = self.c.copy()
         c[direction] += np.float32(eps)
-        return Sum(self.pool, *self.pool.dense(c))
+        return Sum.over(self.pool, c)

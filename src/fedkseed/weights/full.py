@@ -1,5 +1,6 @@
 """Weights that may take any values, for algorithms whose model is not a function of K numbers."""
 
+import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -54,7 +55,7 @@ class Free(Weights):
 
     @property
     def finite(self) -> bool:
-        return all(bool(torch.isfinite(tensor).all()) for tensor in self._truth)
+        return all(map(all_finite, self._truth))
 
     def values(self) -> NDArray[np.float32]:
         """The weights w, shape (d,): tensor after tensor in layout order."""
@@ -169,6 +170,15 @@ class Free(Weights):
                 for start, wide, narrow in _tiles(exact, entry.tensor):
                     total.combine([Piece(entry.number, wide, scratch := torch.empty_like(wide), start)])
                     narrow.copy_(scratch)  # the one rounding
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Whether no number of a tensor is NaN or infinite.
+
+    A sum with such a number is not finite, so a finite sum speaks for all of them at a fraction of the time; where
+    finite numbers add up to too much, each is looked at.
+    """
+    return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
 
 
 def _tiles(exact: Tensor, tensor: Tensor) -> Iterable[tuple[int, Tensor, Tensor]]:

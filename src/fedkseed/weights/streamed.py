@@ -19,6 +19,24 @@ from .base import NOTHING, Pooled, Value
 from .layout import Entry, Layout, digest
 from .lazy import Lazy, Workspace
 
+TURN = object()  # what a point hands over when it is the other's turn; else its loss
+
+
+def _point() -> greenlet:
+    """A greenlet that calls the functions which the present one sends it, one after another, and sends their values."""
+    here = getcurrent()
+
+    def serve() -> None:
+        value = None
+        while True:
+            loss = here.switch(value)
+            value = loss()
+            del loss  # or it would keep its batch until the next step
+
+    point = greenlet(serve)
+    point.switch()  # to where it waits: a first function, as an argument of `serve`, would be kept for good
+    return point
+
 
 class Streamed(Pooled):
     """Weights w(c) made from w_0 when an operation asks for them, and dropped after it: memory of inference.
@@ -34,6 +52,7 @@ class Streamed(Pooled):
         self.made = 0  # weights
         self._installed = False
         self._workspace = Workspace()
+        self._points: list[greenlet] = []  # of the last step: to make them takes longer than a quick loss
         self._lazy = [Lazy(Moved(entry, self), self._workspace) for entry in layout.tuned]
         self._places = [entry.places for entry in layout.tuned]
         self._original = [[module._parameters[name] for module, name in places] for places in self._places]
@@ -70,26 +89,28 @@ class Streamed(Pooled):
         # Two calls of `loss` in one thread that change places before each operation on lazy tensors. The
         # last operation makes the logits, which are large: the calls do not change places after it, so that
         # only one set of logits exists at a time.
-        points, here = [greenlet(loss), greenlet(loss)], getcurrent()
+        here = getcurrent()
+        if not self._points or any(point.dead or point.parent is not here for point in self._points):
+            self._points = [_point(), _point()]
 
         def turn() -> None:
             if any(torch.is_autocast_enabled(entry.tensor.device.type) for entry in self.layout.tuned[:1]):
                 raise FedKSeedError("a loss can't use autocast while weights are streamed: hold the model in the type")
-            here.switch()
+            here.switch(TURN)
 
         self._workspace.turn = turn
-        values: list[Any] = [None, None]
+        values: list[Any] = [TURN, TURN]
         with torch.inference_mode():  # around both: each would leave it in the other's turn
             try:
-                while not all(point.dead for point in points):
-                    for k, point in enumerate(points):
-                        if not point.dead:
+                while any(value is TURN for value in values):
+                    for k, point in enumerate(self._points):
+                        if values[k] is TURN:
                             self.sum = sums[k]
-                            values[k] = point.switch()
+                            values[k] = point.switch(loss)  # which means nothing to one that goes on
             finally:
                 self._workspace.turn = lambda: None
-                for point in points:
-                    if not point.dead:
+                for point, value in zip(self._points, values, strict=True):
+                    if value is TURN and not point.dead:
                         point.throw()  # ends it, with its `finally` blocks
         return values[0], values[1]
 
