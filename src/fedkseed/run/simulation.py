@@ -194,15 +194,17 @@ class Simulation:
                 yield number, upload
             return
         self._read = decode_once()
-        for k, (number, data) in enumerate(messages.items()):
-            self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
-            self.progress.clients([number], "training")
-            with computing_with(threads):
-                upload, seconds = self.answer(data, number)
-            self.stopwatch.steps += seconds
-            self.progress.clients([number], "answered")
-            yield number, upload
-        self._read = decode  # keeps no broadcast between rounds: it can be all weights
+        try:
+            for k, (number, data) in enumerate(messages.items()):
+                self.progress.begin(f"{self.shares.name(number)} ({k + 1} of {len(messages)})", steps[number])
+                self.progress.clients([number], "training")
+                with computing_with(threads):
+                    upload, seconds = self.answer(data, number)
+                self.stopwatch.steps += seconds
+                self.progress.clients([number], "answered")
+                yield number, upload
+        finally:
+            self._read = decode  # keeps no broadcast between rounds: it can be all weights
 
     def answer(self, data: bytes, number: int) -> tuple[bytes, list[float]]:
         """A client's upload, and the seconds of its local steps without the first, which includes the sync."""
