@@ -3,9 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +24,7 @@ from fedkseed.tools import report
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text, rows
+from ..run.test_loop import begun
 
 OTHERS = [
     {"instruction": f"How large is {thing}?", "response": size, "category": "size"}
@@ -398,16 +396,14 @@ def test_rolled_back_and_resumed_it_ends_with_the_same_bits(run, tmp_path):
 
 @pytest.mark.parametrize(("rounds", "more"), [(1, 2), (4, 3), (4, 14)])  # 14: the best round's answers come
 def test_a_process_that_is_killed_and_resumed_ends_with_the_same_bits(rounds, more, run, tmp_path):
-    code = "import sys; from tests.run.test_loop import child; child(*sys.argv[1:])"
-    command = [sys.executable, "-c", code, str(run.parent / "recipe.toml"), str(tmp_path / "run")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as process:
-        assert process.stdout is not None
-        for _ in range(rounds):
-            while process.stdout.readline() != b"round\n":
-                pass
-        lines = [process.stdout.readline() for _ in range(more)]
-        process.send_signal(signal.SIGKILL)
-    assert all(lines), "it was killed while it worked"
+    process, signs = begun(run.parent / "recipe.toml", tmp_path / "run")
+    for _ in range(rounds):
+        while signs.recv_bytes() != b"round":
+            pass
+    for _ in range(more):
+        signs.recv_bytes()  # an EOFError: it was not killed while it worked
+    process.kill()
+    process.join()
     result = resume(tmp_path / "run")
     assert (result.best, result.stopped) == (BEST, Store(run).recall(STOPPED))
     assert (tmp_path / "run" / "adapter.safetensors").read_bytes() == (run / "adapter.safetensors").read_bytes()

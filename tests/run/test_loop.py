@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from tomllib import loads
 
@@ -85,14 +86,9 @@ def test_a_run_with_masked_uploads_is_killed_and_resumed_alike(model_folder, dat
 def kills(recipe: Path, undisturbed: bytes, folder: Path, count: int) -> list[int]:
     """Kill a run at random moments and resume it; returns the rounds that were done each time."""
     moments, done = random.Random(1), []
-    processes = get_context("forkserver")  # which imports once what each child needs
-    processes.set_forkserver_preload([__name__])
     for number in range(count):
         output = folder / str(number)
-        signs, theirs = processes.Pipe(duplex=False)
-        process = processes.Process(target=child, args=(recipe, output, theirs))
-        process.start()
-        theirs.close()
+        process, signs = begun(recipe, output)
         for _ in range(moments.randrange(1, SIGNS_OF_LIFE)):
             with contextlib.suppress(EOFError):  # the run has ended
                 signs.recv_bytes()
@@ -142,6 +138,17 @@ class Lively(Silent):
 def child(recipe: Path, output: Path, signs: Connection) -> None:
     """Run a recipe, as `fedkseed run` does it, in the process that is killed."""
     start(load_recipe(recipe), output, Lively(signs))
+
+
+def begun(recipe: Path, output: Path) -> tuple[BaseProcess, Connection]:
+    """A process that runs a recipe, and its signs of life, which end with it."""
+    processes = get_context("forkserver")  # which imports once what each child needs
+    processes.set_forkserver_preload([__name__])
+    signs, theirs = processes.Pipe(duplex=False)
+    process = processes.Process(target=child, args=(recipe, output, theirs))
+    process.start()
+    theirs.close()
+    return process, signs
 
 
 def test_rolled_back_and_resumed_gives_the_same_adapter(recipe, undisturbed, tmp_path):
