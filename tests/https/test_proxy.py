@@ -18,6 +18,7 @@ from fedkseed.https import server
 from fedkseed.https.hub import Hub
 from fedkseed.https.stub import Stub
 
+from ..tools.browser import ended
 from .test_hub import parcel, proof, task
 
 
@@ -63,7 +64,7 @@ def through(tmp_path, request) -> Iterator[tuple[Counting, httpx.Client, Path]]:
                 time.sleep(0.05)
             yield hub, http, keys
         finally:
-            nginx.terminate()
+            ended(nginx)
 
 
 def test_clients_get_through_and_the_server_gives_each_file_once(through):

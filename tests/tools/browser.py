@@ -130,3 +130,13 @@ def browser(profile: Path, *flags: str) -> Iterator[Browser]:
             process.kill()
             process.wait()
         os.close(ours_in)
+
+
+def ended(process: subprocess.Popen) -> None:
+    """End a server of a test; one that does not end is killed, and the test fails rather than waits for ever."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise

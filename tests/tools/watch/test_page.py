@@ -14,7 +14,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.run.store import Store
 from fedkseed.tools.watch.page import Server, serve
 
-from ..browser import CHROMIUM, browser
+from ..browser import CHROMIUM, browser, ended
 from .conftest import command, contents_kept, environment, trains, wait_until
 
 
@@ -29,7 +29,7 @@ def served(directory: Path, *options: str) -> Iterator[int]:
             assert found is not None
             yield int(found[1])
         finally:
-            process.terminate()
+            ended(process)
 
 
 def asked(port: int, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes]:
