@@ -130,6 +130,7 @@ def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
     for option, nats in zip(options, found, strict=True):
         logs = model(torch.tensor([[*prompt, *option]])).logits[0].double().log_softmax(-1)
         assert nats == pytest.approx(-sum(float(logs[4 + k, token]) for k, token in enumerate(option)), rel=1e-5)
+    assert option_losses(model, [prompt], [[(7,), (8,)]], 0)[0][0] == pytest.approx(found[0], rel=1e-6)
     several = option_losses(model, [(5, 4, 3, 2, 1), prompt], [[(7,), (8,)], options], 0)
     assert several[1] == pytest.approx(found, rel=1e-5)
     (alone,) = option_losses(model, [(5, 4, 3, 2, 1)], [[(7,), (8,)]], 0)

@@ -63,7 +63,7 @@ AsJson: TypeAlias = Annotated[
     bool, typer.Option("--json", help="Print the result as one JSON document on stdout; all else goes to stderr.")
 ]
 Data: TypeAlias = Annotated[
-    str, typer.Option(help="File of this client's own examples: .jsonl, .jsonl.gz or .parquet.")
+    str, typer.Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")
 ]
 Key: TypeAlias = Annotated[Path, typer.Option(help="This client's private key, as made by `fedkseed certs request`.")]
 Authority: TypeAlias = Annotated[Path, typer.Option(help="The authority's certificate: ca.pem of the server's owner.")]

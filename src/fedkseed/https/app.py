@@ -76,17 +76,6 @@ def application(hub: Hub, largest: int, strangers: Quota | None = None, page: Pa
         hub.answer(token, key, await read_body(request, largest))
         return Response(status_code=204)
 
-    def refusing(endpoint: Answer) -> Answer:
-        async def answered(request: Request) -> Response:
-            try:
-                return await endpoint(request)
-            except RequestError as refusal:
-                return PlainTextResponse(f"{refusal}\n", refusal.status)
-            except ClientDisconnect:
-                return Response(status_code=400)
-
-        return answered
-
     async def unknown(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         return PlainTextResponse("no such request: docs/session.md has them all\n", status)
@@ -102,6 +91,20 @@ def application(hub: Hub, largest: int, strangers: Quota | None = None, page: Pa
         ],
         exception_handlers={404: unknown, 405: unknown},
     )
+
+
+def refusing(endpoint: Answer) -> Answer:
+    """The endpoint with a refusal as its answer: the status of a `RequestError`, and its text."""
+
+    async def answered(request: Request) -> Response:
+        try:
+            return await endpoint(request)
+        except RequestError as refusal:
+            return PlainTextResponse(f"{refusal}\n", refusal.status)
+        except ClientDisconnect:
+            return Response(status_code=400)
+
+    return answered
 
 
 def _token(request: Request) -> str:

@@ -9,18 +9,17 @@ RUN are 16 digits of the run's digest; digests and names have 32 bytes. A refusa
 asks is known by the key of its TLS connection: others than the run's peers get no answer at all.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import FedKSeedError
 from ..flower.server.guard import Quota
-from ..https.app import read_body
+from ..https.app import Answer, read_body, refusing
 from ..https.hub import RequestError
 from . import tls
 from .entry import DIGEST, framed, unframed
@@ -28,8 +27,6 @@ from .store import Copy
 
 BATCH = 64  # entries of a request, and rounds whose names are asked for
 PREFIX = 8  # bytes of the run's digest in a path
-
-Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 def path_of(run: bytes) -> str:
@@ -82,24 +79,19 @@ def application(copy: Copy, now: Callable[[], int], largest: int, heard: Callabl
 
     def guarded(endpoint: Answer) -> Answer:
         async def answered(request: Request) -> Response:
-            try:
-                if (member := getattr(request.state, "peer", None)) is None:
-                    raise RequestError(403, "the key of this connection is no peer's of the run")
-                if not quota.takes(member):
-                    raise RequestError(429, "too many requests of this peer: wait a little")
-                if request.path_params["run"] != copy.rule.run[:PREFIX].hex():
-                    raise RequestError(
-                        409,
-                        f"this peer works on the run {copy.rule.run[:PREFIX].hex()}: compare recipe, base model, keys "
-                        "and times",
-                    )
-                return await endpoint(request)
-            except RequestError as refusal:
-                return PlainTextResponse(f"{refusal}\n", refusal.status)
-            except ClientDisconnect:
-                return Response(status_code=400)
+            if (member := getattr(request.state, "peer", None)) is None:
+                raise RequestError(403, "the key of this connection is no peer's of the run")
+            if not quota.takes(member):
+                raise RequestError(429, "too many requests of this peer: wait a little")
+            if request.path_params["run"] != copy.rule.run[:PREFIX].hex():
+                raise RequestError(
+                    409,
+                    f"this peer works on the run {copy.rule.run[:PREFIX].hex()}: compare recipe, base model, keys "
+                    "and times",
+                )
+            return await endpoint(request)
 
-        return answered
+        return refusing(answered)
 
     return Starlette(
         routes=[

@@ -145,7 +145,7 @@ class Copy:
             return [row[0] for found in rows for row in found]
 
     def has(self, client: int, round_: int) -> bool:
-        """Whether there is an entry of a peer for a round."""
+        """True if there is an entry of a peer for a round."""
         with self._lock:
             return (client, round_) in self._slots
 

@@ -13,7 +13,7 @@ SPACE = 1 << 20  # bytes; with less free space the disk counts as full: SQLite a
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is of this machine alone."""
+    """True if an address is of this machine alone."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -173,7 +173,7 @@ class Free(Weights):
 
 
 def all_finite(tensor: Tensor) -> bool:
-    """Whether no number of a tensor is NaN or infinite.
+    """True if no number of a tensor is NaN or infinite.
 
     A sum with such a number is not finite, so a finite sum speaks for all of them at a fraction of the time; where
     finite numbers add up to too much, each is looked at.
