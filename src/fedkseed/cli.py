@@ -583,7 +583,7 @@ def export(
 
     for note in write(open_tuned(adapter, model), output, format_, kind=kind, rank=rank, dtype=dtype):
         console.print(note, highlight=False, soft_wrap=True)
-    console.print(f"wrote the tuned model to {output}", highlight=False)
+    console.print(f"wrote the model to {output}", highlight=False)
 
 
 @_command

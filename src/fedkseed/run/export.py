@@ -95,14 +95,14 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
         model.to(DTYPES[dtype])
     model.save_pretrained(part)
     tokenizer.save_pretrained(part)
-    return [f"The folder holds the whole tuned model in {dtype or tuned.dtype}, for `transformers`."]
+    return [f"The folder holds the whole model in {dtype or tuned.dtype}, for `transformers`."]
 
 
 def _write_gguf(tuned: TunedModel, tokenizer: Any, part: Path, kind: str) -> list[str]:
     file = f"model-{kind}.gguf"
     write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source)
     (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.wording), encoding="utf-8")
-    return [f"The file `{file}` holds the whole tuned model, for `llama.cpp`; `Modelfile` is for Ollama."]
+    return [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
 
 
 def _write_coefficients(adapter: Adapter, part: Path) -> list[str]:
