@@ -29,7 +29,7 @@ errors randomness files directions directions.pool directions.families direction
 wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
 local.derivatives local.optimizers local.private local.schedules strategy strategies.kseed strategies.averaging
 strategies.replay
-strategies.checks strategies.secure strategies.noised
+strategies.checks strategies.secure strategies.noised strategies.tree
 secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.formats data.layouts data.reading
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
@@ -39,9 +39,11 @@ flower.envelope flower.messages flower.recipes flower.children flower.loopback f
 flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
 flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
 flower.client.policy
-flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.server.carrier
+flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.client.answering
+flower.server.carrier
 flower.server.serving session session.carrier https https.stub https.hub https.app https.page https.server https.join
-https.cli peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify peer.cli cli
+https.shard https.cli peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify
+peer.cli cli
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -64,6 +66,7 @@ TESTED_IN = {
     "evaluation.tasks.questions": "run/test_harness.py",
     "flower.children": "flower/server/test_processes.py",
     "flower.cli": "flower/server/test_processes.py",
+    "flower.client.answering": "flower/client/test_worker.py",
     "flower.client.app": "flower/client/test_worker.py",
     "flower.client.executor": "flower/server/test_processes.py",
     "flower.client.relay": "flower/client/test_worker.py",

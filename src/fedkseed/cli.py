@@ -20,7 +20,7 @@ import typer
 from . import __version__
 from .errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
 from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, revoke, server, sign
-from .https.cli import join, serve
+from .https.cli import join, serve, shard
 from .peer.cli import peer
 from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, own_bars_alone, print_error, print_json, showing
 
@@ -1003,7 +1003,7 @@ certs = typer.Typer(cls=DirectoryFirst, help=CERTS, no_args_is_help=True)
 for keys_command in (make, request, add, revoke, sign, members, public):
     certs.command()(_guarded(keys_command))
 app.add_typer(certs, name="certs")
-for network_command in (serve, join, peer, server, client):
+for network_command in (serve, shard, join, peer, server, client):
     _command(network_command)
 
 

@@ -34,7 +34,7 @@ from .strategies.noised import Noised
 from .strategy import Strategy, TwoLegs
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
-from .wire.records import Change, History, Lack, Run, Upload
+from .wire.records import Change, History, Lack, Run, Subtotal, Upload
 
 
 class Rounds(Protocol):
@@ -100,25 +100,25 @@ def run_round(
     encoded = {key: encode(message) for key, message in distinct.items()}
     whole = {client: encoded[id(message)] for client, message in messages.items()}
     replies, down, up = _exchange(transport, whole, kept)
-    uploads = _decoded(replies, strategy.replies, messages)
+    uploads = decoded(replies, strategy.replies, messages)
     counted = uploads
     if isinstance(strategy, TwoLegs):
         requests = strategy.requests(messages, uploads)
         sent = {client: encode(request) for client, request in requests.items()}
         answers = _ask(transport, sent)
-        counted = [strategy.combined(messages, uploads, _decoded(answers, (strategy.answer,), requests))]
+        counted = [strategy.combined(messages, uploads, decoded(answers, (strategy.answer,), requests))]
         down = {client: size + len(sent.get(client, b"")) for client, size in down.items()}
         up = {client: size + len(answers.get(client, b"")) for client, size in up.items()}
     after = strategy.aggregate(state, counted, {began.round: began for began in earlier.values()})
     # Masked uploads say nothing of these, and what has no noise must not be in a private run's report.
     private = isinstance(strategy, Noised)
-    clear = [upload for upload in uploads if isinstance(upload, Upload | Change) and not private]
+    clear = [upload for upload in uploads if isinstance(upload, Upload | Change | Subtotal) and not private]
     losses = [upload.loss for upload in clear if math.isfinite(upload.loss)]
     found = [upload.scalars[upload.found] for upload in clear if isinstance(upload, Upload) and upload.found.any()]
     sizes = [abs(scalars).mean() for scalars in found]
     report = Report(
         round=state.round,
-        clients=tuple(sorted(replies)),
+        clients=_answered(uploads),
         bytes_down=max(down.values()),
         bytes_up=max(up.values()),
         bytes_total=sum(down[client] + up[client] for client in replies),
@@ -134,7 +134,13 @@ def run_round(
     return after, report
 
 
-def _decoded(data: Mapping[int, bytes], kinds: tuple[type[Any], ...], asked: Mapping[int, Any]) -> list[Any]:
+def _answered(uploads: Sequence[Any]) -> tuple[int, ...]:
+    """The clients whose uploads have come, by themselves or in subtotals."""
+    numbers = (one.clients.tolist() if isinstance(one, Subtotal) else [one.client] for one in uploads)
+    return tuple(sorted(number for some in numbers for number in some))
+
+
+def decoded(data: Mapping[int, bytes], kinds: tuple[type[Any], ...], asked: Mapping[int, Any]) -> list[Any]:
     """The replies to a leg's messages, in the order of their clients.
 
     Raises:

@@ -12,12 +12,12 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.flower.certs import make
 from fedkseed.flower.children import free_port
-from fedkseed.flower.client.consent import Owner
+from fedkseed.flower.client.consent import Owner, Settings
 from fedkseed.flower.envelope import Reply, Status
 from fedkseed.flower.signatures import private_key
 from fedkseed.https import join, server
 from fedkseed.https.hub import Hub
-from fedkseed.https.join import Attendance
+from fedkseed.https.join import Attendance, WorkerDesk
 
 from .test_hub import parcel
 
@@ -26,6 +26,12 @@ LARGEST_REPLY = 500
 
 class EndedError(Exception):
     """The end of a client that a test has seen enough of."""
+
+
+def attendance(directory: Path, url: str, ca: Path, key: Path, owner: Owner) -> Attendance:
+    """A client as `fedkseed join` makes it."""
+    desk = WorkerDesk(directory, Settings(owner, 60.0, str(key), str(ca)))
+    return Attendance(directory, url, ca, key, desk)
 
 
 @pytest.fixture
@@ -47,9 +53,7 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Hub, list[str], dict[str, An
     monkeypatch.setattr(join, "relay", relayed)
     (tmp_path / "rows.jsonl").write_text("{}\n")
     owner = Owner(str(tmp_path / "rows.jsonl"))
-    client = Attendance(
-        tmp_path / "client", f"https://localhost:{port}", keys / "ca.pem", keys / "client-1", owner, 60.0
-    )
+    client = attendance(tmp_path / "client", f"https://localhost:{port}", keys / "ca.pem", keys / "client-1", owner)
 
     def attend() -> None:
         with pytest.raises(EndedError):
@@ -112,7 +116,7 @@ def test_a_refusal_of_the_worker_is_said_with_its_log(joined):
 def test_a_client_without_a_server_says_so_at_once_and_once_and_tries_again_later_and_later(tmp_path, data_file):
     make(tmp_path, 1, ["localhost"], 2)
     url = f"https://localhost:{free_port()}"
-    client = Attendance(tmp_path / "c", url, tmp_path / "ca.pem", tmp_path / "client-0", Owner(str(data_file)), 60)
+    client = attendance(tmp_path / "c", url, tmp_path / "ca.pem", tmp_path / "client-0", Owner(str(data_file)))
     said, slept = list[str](), list[float]()
 
     def sleep(seconds: float) -> None:
@@ -130,5 +134,6 @@ def test_a_client_without_a_server_says_so_at_once_and_once_and_tries_again_late
 
 @pytest.mark.parametrize("url", ["http://localhost:1", "localhost:8443", "https://", "https://localhost:1/rounds"])
 def test_another_address_is_refused(url, tmp_path):
+    make(tmp_path, 1, ["localhost"], 2)
     with pytest.raises(FedKSeedError, match="a server is https://HOST:PORT"):
-        Attendance(tmp_path, url, tmp_path / "ca", tmp_path / "key", Owner("dolly-sample"), 60.0)
+        attendance(tmp_path, url, tmp_path / "ca.pem", tmp_path / "client-0", Owner("dolly-sample"))

@@ -36,7 +36,7 @@ REFUSALS = {
     9: "must have|at most 16,777,216",
     10: "not allowed|no number travels as",
     11: "at least one example|rounded to multiples|beyond|finite|positive number|at least 0|at least one step|"
-    "rows of counts|add up|directions lie below",
+    "rows of counts|add up|directions lie below|in order|weigh at least",
 }  # fmt: skip
 every_specimen = pytest.mark.parametrize("name", SPECIMENS)
 

@@ -30,7 +30,7 @@ def some(timings):
 
 def test_numbers_are_those_of_the_specification():
     names = ["Broadcast", "Upload", "Values", "History", "Change", "Delta", "Lack", "Secured", "Masked", "Survivors"]
-    names.append("Shares")
+    names += ["Shares", "Subtotal"]
     assert {number: kind.record.__name__ for number, kind in KINDS.items()} == dict(enumerate(names, 1))
     assert all(kind.number == number for number, kind in KINDS.items())
 
@@ -85,4 +85,4 @@ def test_a_number_or_record_that_is_taken_is_refused(timings):
         add_kind(replace(timings, record=Run))
     with pytest.raises(FedKSeedError, match="kind 7 is Lack; Lack with number 129 needs a number and a record of its"):
         add_kind(replace(LACK, number=129))
-    assert set(KINDS) == {*range(1, 12), 128}
+    assert set(KINDS) == {*range(1, 13), 128}

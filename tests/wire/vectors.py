@@ -28,6 +28,7 @@ TYPES: dict[str, type] = {  # of arrays; the others are float32
     "directions": np.uint32, "counts": np.uint32, "members": np.uint32, "numbers": np.uint32, "keys": np.uint8,
     "bundles": np.uint8, "there": np.bool_,
 }  # fmt: skip
+INTEGERS = {"clients": np.uint32, "values": np.int64, "sizes": np.int64, "counts": np.uint32}  # of a subtotal
 MASKING = ("Secured", "Masked", "Survivors")
 FOUND = [0.0, 1.0, -1.00390625, 1.01171875, 0.3, -0.3, 8.123456789, 1e-50, 1e39, 3.39e38, -3.4e38, math.inf, math.nan]
 CLIPS = [math.inf, float(np.float32(0.3)), float(np.float32(3.4e38))]  # as a broadcast carries them
@@ -72,6 +73,9 @@ DEFECTS = [
     ("a direction beyond the pool", "history, directions", 11, 20, struct.pack("<I", 3)),
     ("a value that is not finite", "values", 11, 72, single(math.nan)),
     ("counts of a change that do not add up", "change, exact, counts", 11, 84, b"\x05"),
+    ("clients that are not in order", "subtotal", 11, 76, struct.pack("<II", 12, 3)),
+    ("two clients of one weight", "subtotal", 11, 60, struct.pack("<I", 1)),
+    ("a size below 0", "subtotal", 11, 84 + 8 * 16 + 7, b"\x80"),
 ]
 
 
@@ -187,6 +191,8 @@ def record_of(kind: str, table: dict[str, Any]) -> Record:
                 )
             case list() if name in TYPES and kind in MASKING:
                 made[name] = np.array(value, TYPES[name])
+            case list() if kind == "Subtotal":
+                made[name] = np.array(value, INTEGERS[name])
             case list() if name == "counts" and kind == "History":
                 made[name] = np.array(value, np.uint32).reshape(len(value), -1 if value else 2)
             case list():

@@ -50,6 +50,13 @@ def require_networked(recipe: Recipe) -> None:
             "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
             "it, or `fedkseed pin RECIPE`"
         )
+    if recipe.network.shards is not None:
+        if recipe.clients.count is None:
+            raise FedKSeedError("[network] shards needs [clients] count: the clients of all shards together")
+        if recipe.evaluation.clients is not None:
+            raise FedKSeedError(
+                "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it"
+            )
     if recipe.asynchronous is not None:
         raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
 
@@ -72,7 +79,8 @@ def networked(recipe: Recipe) -> Recipe:
     wished["evaluation"] = {"stop_when_diverged": False}  # [trust] guard is a server's: it goes back
     if "[trust]" in algorithm.strategy.reads:
         by_client = recipe.privacy is not None and recipe.privacy.unit == "client"  # which no rule must undo
-        compared = recipe.secure is None and not by_client  # masked ones can't be compared
+        # Masked uploads can't be compared, nor those that come as sums.
+        compared = recipe.secure is None and not by_client and recipe.network.shards is None
         clear = {"rule": "clipped", "agreement": True} if compared else {}
         wished["trust"] = clear | {"most_examples": 1}
         if training.wire != "sign":
@@ -109,8 +117,11 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
 def largest_request(recipe: Recipe) -> int:
     """The bytes that a client's request may have; nothing larger is read.
 
-    An upload of K numbers has 4 bytes for each, so this is twice as much and the envelope.
+    An upload of K numbers has 4 bytes for each, so this is twice as much and the envelope. A shard's has 20, and 4 for
+    each of its clients.
     """
+    if recipe.network.shards is not None:
+        return ENVELOPE + 20 * recipe.directions.size + 4 * (recipe.clients.count or 0)
     if not algorithm_of(recipe.training.algorithm).pooled:
         return MAX_MESSAGE + ENVELOPE
     shares = 0 if recipe.secure is None else 16 * ((recipe.secure.neighbours or 20) + 2) ** 2

@@ -1,9 +1,9 @@
-"""The commands of a federation over HTTPS: serve, join."""
+"""The commands of a federation over HTTPS: serve, shard, join."""
 
 from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -29,10 +29,40 @@ from ..flower.cli import (
     owner_of,
     prepare,
 )  # fmt: skip
+from ..run.watchers import Silent
 from ..session.places import is_loopback, require_files
 from ..tools.display import Bars, console
 
 PACKAGES = ("cryptography", "httpx", "starlette", "uvicorn")
+
+
+Host: TypeAlias = Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines.")]
+Tls: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--tls/--no-tls",
+        help="Whether this process has the certificate; without, it listens on this machine alone, behind a proxy that "
+        "has it (deploy/nginx-https.conf).",
+    ),
+]
+Strangers: TypeAlias = Annotated[
+    float,
+    typer.Option(
+        help="Requests a second of one address that have no session yet; more where many clients are behind one.", min=1
+    ),
+]
+
+
+class Notes(Silent):
+    """A watcher of a process without rounds of its own, which prints lines."""
+
+    def note(self, text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _require_loopback(tls: bool, host: str) -> None:
+    if not tls and not is_loopback(host):
+        raise FedKSeedError(f"without TLS this server listens on this machine alone, not on {host}: leave --host out")
 
 
 def require_https() -> None:
@@ -49,25 +79,10 @@ def serve(
     recipe: RecipeFile,
     certs: Certs,
     output: Output = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; 0.0.0.0 for clients on other machines.")
-    ] = "127.0.0.1",
+    host: Host = "127.0.0.1",
     port: Port = 8443,
-    tls: Annotated[
-        bool,
-        typer.Option(
-            "--tls/--no-tls",
-            help="Whether this process has the certificate; without, it listens on this machine alone, behind a proxy "
-            "that has it (deploy/nginx-https.conf).",
-        ),
-    ] = True,
-    strangers: Annotated[
-        float,
-        typer.Option(
-            help="Requests a second of one address that have no session yet; more where many clients are behind one.",
-            min=1,
-        ),
-    ] = 50,
+    tls: Tls = True,
+    strangers: Strangers = 50,
     page: Annotated[
         bool, typer.Option("--page", help="Serve a page, too, on which browsers take part (docs/browser.md).")
     ] = False,
@@ -85,8 +100,7 @@ def serve(
     command goes on from the last finished round. docs/session.md has all requests that a client can make.
     """
     require_https()
-    if not tls and not is_loopback(host):
-        raise FedKSeedError(f"without TLS this server listens on this machine alone, not on {host}: leave --host out")
+    _require_loopback(tls, host)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..tools.display import show_result
@@ -104,6 +118,45 @@ def serve(
     show_result(result, as_json)
     if result.diverged:
         raise typer.Exit(DIVERGED)
+
+
+def shard(
+    url: Annotated[str, typer.Argument(help="Address of the server above, as https://root.example.org:8443.")],
+    certs: Certs,
+    key: Annotated[Path, typer.Option(help="This shard's private key, whose public one the server above has.")],
+    ca: Authority,
+    first: Annotated[
+        int,
+        typer.Option(help="Number in the run of this shard's client 0; its others have the numbers after it.", min=0),
+    ] = 0,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    tls: Tls = True,
+    strangers: Strangers = 50,
+    state: Annotated[
+        Path | None, typer.Option(help="Directory for what this shard must not forget; default runs/NAME-OF-THE-KEY.")
+    ] = None,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for all clients, before the server above may ask.", min=0)
+    ] = 600,
+) -> None:
+    """Serve a part of a federation's clients, and hand the sum of their uploads up to another server.
+
+    Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
+    among its clients' keys; it sees the sums of each shard's clients, never an upload, and ends with the digest that it
+    would have with all clients of its own. No recipe, model or data is needed here. docs/scaling.md brings up a tree.
+    """
+    require_https()
+    _require_loopback(tls, host)
+    from .server import Address
+    from .shard import run
+
+    prepare()
+    require_files(ca, key)
+    directory = state or Path("runs") / key.name
+    with suppress(KeyboardInterrupt):
+        run(directory, url, ca, key, certs.resolve(), Address(host, port, tls, strangers), first, patience, Notes())
+    console.print("stopped")
 
 
 def join(
@@ -127,12 +180,15 @@ def join(
     again.
     """
     require_https()
-    from .join import Attendance
+    from ..flower.client.consent import Settings
+    from .join import Attendance, WorkerDesk
 
     prepare()
     owner = owner_of(data, model, device, policy, basis, members)
     require_files(ca, key)
-    client = Attendance(state or Path("runs") / key.name, url, ca, key, owner, idle)
+    directory = state or Path("runs") / key.name
+    desk = WorkerDesk(directory, Settings(owner, idle, str(key.resolve()), str(ca.resolve())))
+    client = Attendance(directory, url, ca, key, desk)
     with suppress(KeyboardInterrupt):
-        client.serve(lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True))
+        client.serve(Notes().note)
     console.print("stopped")

@@ -1,7 +1,8 @@
 """A client over HTTPS: one connection, on which it waits for a task, fetches its files and sends the reply.
 
-The model is in the worker, a process of its own that ends when it is idle (flower/client/worker.py); this process loads
-no PyTorch, and while it waits it does nothing at all.
+Who answers the tasks is its `Desk`: a worker with the model, a process of its own that ends when it is idle
+(flower/client/worker.py), or a shard's clients (shard.py). This process loads no PyTorch, and while it waits it does
+nothing at all.
 """
 
 import secrets
@@ -9,19 +10,17 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from socket import SHUT_RDWR, socket
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 import httpx
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from ..errors import FedKSeedError
-from ..files import exclusive
+from ..files import border, exclusive
 from ..flower.client import sockets
-from ..flower.client.consent import Owner, Settings
-from ..flower.client.relay import relay, stop_worker
+from ..flower.client.consent import Settings
+from ..flower.client.relay import GiveUp, relay, stop_worker
 from ..flower.compat import MAX_MESSAGE
 from ..flower.envelope import Reply, Status, Task
 from ..flower.gain import Kept
@@ -42,20 +41,66 @@ class SessionError(Exception):
     """The end of a session: another has to be begun."""
 
 
+class Desk(Protocol):
+    """Whoever answers the tasks of a client."""
+
+    kept: str  # what becomes of the tuned model of a finished run
+    log: Path  # file that says why a task was not answered
+
+    def open(self) -> None:
+        """Begin: the client's directory is free."""
+        ...
+
+    def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
+        """The encoded reply to an encoded task.
+
+        Args:
+            begun: gets what gives the task up, once it can be.
+        """
+        ...
+
+    def close(self) -> None:
+        """End all work."""
+        ...
+
+
+class WorkerDesk:
+    """A worker in the client's directory, which is started when a task comes.
+
+    Args:
+        settings: of the worker.
+    """
+
+    def __init__(self, directory: Path, settings: Settings) -> None:
+        self.directory, self.settings = directory.resolve(), settings
+        self.kept, self.log = f"its tuned model is {self.directory / TUNED}", self.directory / sockets.LOG
+        settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
+        sockets.place(self.directory)
+
+    def open(self) -> None:
+        self.settings.write(self.directory)
+
+    def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
+        return relay(task, self.directory, begun)
+
+    def close(self) -> None:
+        stop_worker(self.directory)
+
+
 class Work:
-    """A task in the hands of the worker, on a thread of its own.
+    """A task in the hands of the desk, on a thread of its own.
 
     Args:
         stub: of the task; one that asks the same later only changes the key of the reply.
     """
 
-    def __init__(self, stub: Stub, task: bytes, directory: Path) -> None:
+    def __init__(self, stub: Stub, task: bytes, desk: Desk) -> None:
         self.stub, self.about = stub, Task.decode(task)
         self.reply: bytes | None = None
         self.done = threading.Event()
-        self._connection: socket | None = None
+        self._give_up: GiveUp | None = None
         self._given_up = False
-        threading.Thread(target=self._run, args=(task, directory), daemon=True).start()
+        threading.Thread(target=self._run, args=(task, desk), daemon=True).start()
 
     def asks_the_same(self, stub: Stub, task: Task) -> bool:
         """True if another task has the same answer: a server asks again where a reply may be lost."""
@@ -65,19 +110,18 @@ class Work:
         )  # fmt: skip
 
     def give_up(self) -> None:
-        """Let the worker stop: nobody waits for the answer any more."""
+        """Let the desk stop: nobody waits for the answer any more."""
         self._given_up = True
-        if self._connection is not None:
-            with suppress(OSError):
-                self._connection.shutdown(SHUT_RDWR)
+        if self._give_up is not None:
+            self._give_up()
 
-    def _run(self, task: bytes, directory: Path) -> None:
-        def opened(connection: socket) -> None:
-            self._connection = connection
+    def _run(self, task: bytes, desk: Desk) -> None:
+        def begun(give_up: GiveUp) -> None:
+            self._give_up = give_up
             if self._given_up:
-                self.give_up()
+                give_up()
 
-        self.reply = relay(task, directory, opened)
+        self.reply = desk.reply(task, begun)
         self.done.set()
 
 
@@ -85,20 +129,19 @@ class Attendance:
     """A client of a server, which takes part until it is stopped.
 
     Args:
-        directory: for this client's settings, logs and what it must not forget.
+        directory: for this client's logs and what it must not forget.
         url: of the server, as https://fl.example.org:8443.
         ca: the authority that must have signed the server's certificate.
         key: the client's private key.
+        desk: answers its tasks.
     """
 
-    def __init__(self, directory: Path, url: str, ca: Path, key: Path, owner: Owner, idle: float) -> None:
+    def __init__(self, directory: Path, url: str, ca: Path, key: Path, desk: Desk) -> None:
+        self.desk = desk
         self.directory, self.url = directory.resolve(), url.rstrip("/")
         parsed = httpx.URL(self.url)
         if parsed.scheme != "https" or not parsed.host or parsed.path != "/":
             raise FedKSeedError(f"a server is https://HOST:PORT, got {url!r}")
-        self.settings = Settings(owner, idle, str(key.resolve()), str(ca.resolve()))
-        self.settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
-        sockets.place(self.directory)
         self.key: EllipticCurvePrivateKey = private_key(key)
         try:
             context = ssl.create_default_context(cafile=str(ca))
@@ -119,10 +162,12 @@ class Attendance:
         Raises:
             FedKSeedError: another client uses the directory, or the directory can't be written.
         """
-        self.settings.write(self.directory)
+        with border(f"can't make {self.directory}"):
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with exclusive(
             self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
         ):
+            self.desk.open()
             say(f"connecting to {self.url}; logs are in {self.directory}")
             pause, said = FIRST, ""
             try:
@@ -145,7 +190,7 @@ class Attendance:
                     pause = min(2 * pause, LONGEST)
             finally:
                 self.http.close()
-                stop_worker(self.directory)
+                self.desk.close()
 
     def begin(self) -> int:
         """Begin a session, and return the number that the server knows this client by.
@@ -190,7 +235,7 @@ class Attendance:
                     say(f"{_round(work.about)}: given up, the server has gone on")
                 if not about.keep:
                     say(f"{_round(about)}: training")
-                work = Work(stub, task, self.directory)
+                work = Work(stub, task, self.desk)
         except FedKSeedError as error:  # a broken file or task
             raise SessionError(str(error)) from error
         finally:
@@ -217,14 +262,14 @@ class Attendance:
             raise SessionError("the session has ended")
         reply = Reply.decode(data)
         if reply.status is Status.DONE and work.about.keep:
-            say(f"the run has ended; its tuned model is {self.directory / TUNED}")
+            say(f"the run has ended; {self.desk.kept}")
         elif reply.status is Status.DONE:
             size = f"{len(work.about.message):,} bytes down, {len(reply.message):,} up"
             refusal = f"refused with {response.status_code} {response.text.strip()[:200]}"
             ends = {204: f"answered, {size}", 410: "too late"}
             say(f"{_round(work.about)}: {ends.get(response.status_code, refusal)}")
         elif reply.status is not Status.UNPREPARED:
-            say(f"{_round(work.about)}: not answered ({reply.text}); {self.directory / sockets.LOG} says why")
+            say(f"{_round(work.about)}: not answered ({reply.text}); {self.desk.log} says why")
 
     def _file(self, name: bytes) -> bytes:
         """The file of a digest; the task checks it."""

@@ -54,6 +54,8 @@ class Registry:
     the number of clients that it began with.
     """
 
+    first = 0  # number in the run of the client whose key is client-0.pub
+
     def __init__(self, directory: Path, keys: Path, progress: Progress) -> None:
         self.directory, self.keys, self.progress = directory, keys, progress
         self._seen: dict[str, tuple[int, int]] = {}
@@ -69,7 +71,7 @@ class Registry:
 
     def has(self, client: int) -> bool:
         """True if a client's file is as it was taken: a key that was removed has no more requests from then on."""
-        name = f"client-{client}.pub"
+        name = f"client-{client - self.first}.pub"
         try:
             stat = (self.keys / name).stat()
         except OSError:
@@ -92,16 +94,9 @@ class Registry:
             FedKSeedError: two clients have one key, or one has a key that was revoked.
         """
         self._seen = self._files()
-        known = Numbers.registered(self.directory) if Store(self.directory).begun else 0
-        if known:
-            paths = [self.keys / f"client-{number}.pub" for number in range(known)]
-            if len(self._seen) > known:
-                self.progress.note(
-                    f"the run began with {known} clients; those that have come since take part in new runs"
-                )
-        else:
-            paths = certs.public_keys(self.keys)
+        paths = self._paths()
         lines = [path.read_text().strip() if path.exists() else "" for path in paths]
+        paths, lines = [self.keys] * self.first + paths, [""] * self.first + lines
         given = [tuple(line.split()[:2]) for line in lines if line]
         if len({*given}) < len(given):
             raise FedKSeedError(f"two clients of {self.keys} have the same key; each needs one of its own")
@@ -118,6 +113,15 @@ class Registry:
         Numbers.register(self.directory, range(len(lines)), lacking)
         ServerSigning.write(folder, self.keys, lines)
         return lines
+
+    def _paths(self) -> list[Path]:
+        """The file of each client, by number; those of a run that has begun may be missing."""
+        known = Numbers.registered(self.directory) if Store(self.directory).begun else 0
+        if not known:
+            return certs.public_keys(self.keys)
+        if len(self._seen) > known:
+            self.progress.note(f"the run began with {known} clients; those that have come since take part in new runs")
+        return [self.keys / f"client-{number}.pub" for number in range(known)]
 
     def _files(self) -> dict[str, tuple[int, int]]:
         found = {path.name: path.stat() for path in self.keys.glob("client-*.pub")}

@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..randomness import draw_directions
 from ..wire.numbers import GRID
-from ..wire.records import Change, Run, Upload
+from ..wire.records import Change, Run, Subtotal, Upload
 from .sums import HEAVIEST, Contribution, Sum, require_summable
 
 NONE = np.empty(0, np.uint32)
 NEVER: Mapping[int, Any] = MappingProxyType({})  # no client began earlier
-Reply = TypeVar("Reply", bound=Upload | Change)
+Reply = TypeVar("Reply", bound=Upload | Change | Subtotal)
 
 
 def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int = 0) -> list[Reply]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from statistics import median
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
@@ -25,11 +26,11 @@ from ..local.zeroth_order import zeroth_order_steps
 from ..randomness import EVERYONE, draw_directions
 from ..strategy import COEFFICIENTS, OPTIONAL, Settings, Trust
 from ..wire.numbers import GRID, WIRES, rounded, scalars
-from ..wire.records import Broadcast, Change, Run, Upload
+from ..wire.records import Broadcast, Change, Run, Subtotal, Upload
 from .agreement import WHOLE, Evidence
 from .checks import NEVER, NONE, drawn_by, in_order, require_change, require_scalars, require_sendable, require_size
 from .robust import RULES, cut, sum_of
-from .sums import HEAVIEST, MOST, Contribution, require_summable
+from .sums import HEAVIEST, MOST, Contribution, Sum, require_summable, summed, tallied
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
@@ -254,12 +255,50 @@ class KSeed:
             weights, evidence = evidence.after(taken, self.trust.hostile)
             taken = [one.weighing(one.weight * weight) for one, weight in zip(taken, weights, strict=True) if weight]
         total = sum_of(self.trust.rule, taken, size, self.trust.hostile)
-        magnitudes, counts = state.magnitudes.copy(), state.counts.copy()
-        for one in taken:
-            magnitudes[one.directions] += one.sizes
-            counts[one.directions] += one.counts
+        return replace(self.added(state, total, *tallied(taken, size)), **_arrays(evidence))
+
+    def added(self, state: State, total: Sum, sizes: NDArray[np.int64], counts: NDArray[np.int64]) -> State:
+        """The state after the server's step with a round's sum.
+
+        Args:
+            sizes, counts: Σ |ρ| of each direction in units of GRID, and how often it was drawn, shape (K,).
+
+        Raises:
+            FedKSeedError: the next broadcast could not carry the coefficients.
+        """
         after = self.stepped(state, total.mean(self._unit(state.round)))
-        return replace(after, magnitudes=magnitudes, counts=counts, **_arrays(evidence))
+        return replace(after, magnitudes=state.magnitudes + sizes, counts=state.counts + counts)
+
+    def subtotal(self, message: Broadcast, shard: int, uploads: Sequence[Upload | Change], asked: int) -> Subtotal:
+        """The sum of some of a round's uploads, which a shard hands up; of none, if none of its clients was drawn.
+
+        Args:
+            message: the round's broadcast.
+            shard: its number as a client of the server above it.
+            asked: number of clients of the whole round; no weight is above its share of what integers hold.
+
+        Raises:
+            FedKSeedError: an upload is one that `aggregate` refuses.
+        """
+        size = self.run.pool.size
+        ordered = in_order(uploads, self.run, message.round) if uploads else []
+        drawn_with = {message.round: message.probabilities}
+        taken = [self._contribution(upload, message.round, drawn_with, HEAVIEST // asked) for upload in ordered]
+        require_summable(taken)
+        total, (sizes, counts) = summed(taken, size), tallied(taken, size)
+        losses = [upload.loss for upload in ordered if math.isfinite(upload.loss)]
+        return Subtotal(
+            run=self.run,
+            round=message.round,
+            client=shard,
+            clients=np.array([upload.client for upload in ordered], np.uint32),
+            weight=total.weight,
+            loss=median(losses) if losses else math.nan,
+            skipped=sum(upload.skipped for upload in ordered),
+            values=total.values,
+            sizes=sizes,
+            counts=counts.astype(np.uint32),
+        )
 
     def stepped(self, state: State, gradient: NDArray[np.float64]) -> State:
         """The state after the server's step with the clients' mean change −Δ of c as its gradient.

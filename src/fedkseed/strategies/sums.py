@@ -106,6 +106,15 @@ class Sum:
         return self.values.astype(np.float64) / self.weight * unit
 
 
+def tallied(contributions: Iterable[Contribution], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Σ |ρ| in units of GRID and the number of scalars, of each of K = `size` directions."""
+    sizes, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for one in contributions:
+        sizes[one.directions] += one.sizes
+        counts[one.directions] += one.counts
+    return sizes, counts
+
+
 def summed(contributions: Iterable[Contribution], size: int) -> Sum:
     """The weighted sum of contributions, for K = `size` directions."""
     values, weight = np.zeros(size, np.int64), 0

@@ -35,6 +35,7 @@ from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..local.work import LocalWork
 from ..strategies.kseed import KSeed, State
+from ..strategies.tree import Tree
 from ..wire.codec import HEADER, KINDS, MAGIC, TRAILER, VERSION, Head, Record, decode, encode, header_size, sealed
 from ..wire.delta import restore, shorten
 from ..wire.int8 import compact, pack, packed_size
@@ -48,6 +49,7 @@ from ..wire.records import (
     Run,
     Secured,
     Shares,
+    Subtotal,
     Survivors,
     Upload,
     Values,
@@ -82,7 +84,7 @@ COMPACT = {packed_size(count): count for count in range(1, 257)}  # bytes -> num
 def specimens() -> dict[str, Record]:
     """Short messages of every kind and flag, by name; docs/wire.md and its test vectors show them."""
     c = (np.arange(-8, 8) / 1024).astype(np.float32)
-    many = _broadcasts()[0].coefficients
+    many, wide = _broadcasts()[0].coefficients, np.arange(RUN.pool.size)
     p, scalars = np.arange(1, 17, dtype=np.float32), np.array([8.5, -0.25, nan, 0, 3, -1000], np.float32)
     signs, numbers = np.array([1, -1, 1, 1, -1, -1, 1, 1, -1], np.float32), (np.arange(1, 10) / 8).astype(np.float32)
     counts, none = np.array([[2, 1], [0, 2], [3, 1]], np.uint32), np.empty(0, np.uint32)
@@ -128,6 +130,9 @@ def specimens() -> dict[str, Record]:
         "masked": Masked(RUN, 7, 12, 11, np.arange(2030, 2048, dtype=np.uint32), rows),
         "survivors": Survivors(RUN, 7, members, keys, BASE, np.array([True, False, True]), rows),
         "shares": Shares(RUN, 7, 12, bytes(range(17))),
+        "subtotal": Subtotal(
+            RUN, 7, 2, np.array([3, 12], np.uint32), 9, 2.5, 1, wide - 5, wide, wide.astype(np.uint32)
+        ),
     }  # fmt: skip
 
 
@@ -258,7 +263,7 @@ def judge(data: bytes) -> tuple[str, str]:
         raise AssertionError(f"accepted as {type(record).__name__}, which encodes to other bytes")
     if isinstance(record, Delta):
         _follow(data)
-    if isinstance(record, Upload | Change):
+    if isinstance(record, Upload | Change | Subtotal):
         _aggregate(record)
     return type(record).__name__, ""
 
@@ -274,13 +279,15 @@ def _follow(data: bytes) -> None:
         raise AssertionError("a difference was restored to something else than was meant")
 
 
-def _aggregate(record: Upload | Change) -> None:
+def _aggregate(record: Upload | Change | Subtotal) -> None:
     """Check that a server refuses a contribution, or has a state afterwards that it can broadcast."""
     if not record.run.pool.size <= 256:
         return
-    wire = record.wire
+    wire = "compact" if isinstance(record, Subtotal) else record.wire
     steps = (record.scalars.size or 1) if isinstance(record, Upload) else 1
-    strategy = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
+    strategy: Any = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
+    if isinstance(record, Subtotal):  # of clients that have taken as many steps as it has scalars
+        strategy = Tree(replace(strategy, local=LocalWork(1 << 32, steps=1 << 20)), lambda _: range(1 << 16))
     size = record.run.pool.size
     before = State(record.round, np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64))
     try:

@@ -11,7 +11,7 @@ docs/wire.md is the specification.
 
 from .codec import KINDS, Head, Kind, add_kind, decode, encode, kind_of
 from .delta import restore, shorten
-from .records import Broadcast, Change, Delta, History, Lack, Run, Upload, Values
+from .records import Broadcast, Change, Delta, History, Lack, Run, Subtotal, Upload, Values
 
 __all__ = [
     "KINDS",
@@ -23,6 +23,7 @@ __all__ = [
     "Kind",
     "Lack",
     "Run",
+    "Subtotal",
     "Upload",
     "Values",
     "add_kind",

@@ -36,6 +36,7 @@ from .records import (
     Run,
     Secured,
     Shares,
+    Subtotal,
     Survivors,
     Upload,
     Values,
@@ -334,9 +335,31 @@ def _read_shares(head: Head, fixed: Sequence[Any], parts: Parts) -> Shares:
 SHARES = Kind(11, Shares, "shares", struct.Struct("<II"), _write_shares, _shares_sizes, _read_shares)
 
 
+def _write_subtotal(message: Subtotal) -> Written:
+    fixed = message.client, message.weight, _loss_bits(message.loss), message.skipped, message.clients.size
+    numbers = _bytes(message.values, "<i8"), _bytes(message.sizes, "<i8"), _bytes(message.counts, "<u4")
+    return 0, fixed, [_bytes(message.clients, "<u4"), *numbers]
+
+
+def _subtotal_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
+    *_, clients = fixed
+    size = head.run.pool.size
+    return [4 * clients, 8 * size, 8 * size, 4 * size]
+
+
+def _read_subtotal(head: Head, fixed: Sequence[Any], parts: Parts) -> Subtotal:
+    client, weight, loss, skipped, _ = fixed
+    values, sizes = (np.frombuffer(part, "<i8").astype(np.int64) for part in parts[1:3])
+    clients, counts = _words(parts[0]), _words(parts[3])
+    return Subtotal(head.run, head.round, client, clients, weight, _loss(loss), skipped, values, sizes, counts)
+
+
+SUBTOTAL = Kind(12, Subtotal, "subtotal", struct.Struct("<IIIII"), _write_subtotal, _subtotal_sizes, _read_subtotal)
+
+
 KINDS: dict[int, Kind[Any]] = {
     kind.number: kind
-    for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK, SECURED, MASKED, SURVIVORS, SHARES)
+    for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK, SECURED, MASKED, SURVIVORS, SHARES, SUBTOTAL)
 }
 
 

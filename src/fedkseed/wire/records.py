@@ -201,6 +201,43 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Subtotal:
+    """Message to a server from a shard, which is its client: the sum of a round's uploads that the shard has got.
+
+    Numbers are the integers of strategies/sums.py, so that subtotals add up to the sum of one server.
+    """
+
+    run: Run
+    round: int
+    client: int  # number of the shard
+    clients: NDArray[np.uint32]  # (n,), whose uploads are in the sum, ascending
+    weight: int  # Σ w of these clients
+    loss: float  # median of their mean local losses, for monitoring only
+    skipped: int  # probes left out by all of them
+    values: NDArray[np.int64]  # (K,), Σ w q
+    sizes: NDArray[np.int64]  # (K,), Σ |ρ| in units of GRID
+    counts: NDArray[np.uint32]  # (K,), how often each direction was drawn
+
+    def __post_init__(self) -> None:
+        _require_round(self.round)
+        _require_client(self.client)
+        n, size = self.clients.size, self.run.pool.size
+        if (self.clients[1:] <= self.clients[:-1]).any():
+            raise FedKSeedError(f"a subtotal has each client once and in order, got {self.clients.tolist()[:10]}")
+        if not n <= self.weight < 1 << 32 or (n == 0 and self.weight):
+            raise FedKSeedError(f"{n} clients weigh at least 1 each, and at most 2^32 - 1, got {self.weight} in all")
+        if not 0 <= self.skipped < 1 << 32:
+            raise FedKSeedError(f"a number of skipped probes has 32 bits, got {self.skipped}")
+        for name in ("values", "sizes", "counts"):
+            if (numbers := getattr(self, name)).shape != (size,):
+                raise FedKSeedError(f"a subtotal has {size} {name}, got {numbers.shape}")
+            if n == 0 and numbers.any():
+                raise FedKSeedError(f"a subtotal of no clients has {name} of 0, got {np.count_nonzero(numbers)} others")
+        if self.sizes.min() < 0:
+            raise FedKSeedError(f"sums of sizes are at least 0, got {self.sizes.min()}")
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """Message to a client: another message, as the difference to one that the client has kept, see delta.py."""
 

@@ -8,8 +8,10 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from socket import socket
+from socket import SHUT_RDWR, socket
+from typing import TypeAlias
 
 from ...errors import FedKSeedError
 from ...files import locked, private
@@ -20,15 +22,17 @@ START = 120.0  # seconds until a worker listens: importing PyTorch from a cold d
 HAND_IN = 60.0  # seconds to hand in a task, both sides on one machine
 MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
 
+GiveUp: TypeAlias = Callable[[], object]  # nobody waits for the answer to a task any more
 
-def relay(task: bytes, directory: Path, opened: Callable[[socket], object] = lambda connection: None) -> bytes:
+
+def relay(task: bytes, directory: Path, begun: Callable[[GiveUp], object] = lambda give_up: None) -> bytes:
     """Hand a task to the worker of a client's directory, and return the reply.
 
     Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
     nobody foresaw, whose text the server would get.
 
     Args:
-        opened: gets the connection to the worker; whoever shuts it down gives the task up.
+        begun: gets what gives the task up, once the worker has it.
     """
     status, code = Status.REFUSED, Code.WORKER
     try:
@@ -36,7 +40,7 @@ def relay(task: bytes, directory: Path, opened: Callable[[socket], object] = lam
         with refusing(Code.TASK):
             seconds = Task.decode(task).seconds + MARGIN
         status = Status.FAILED
-        return _relay(task, directory, seconds, opened)
+        return _relay(task, directory, seconds, begun)
     except RefusedError as error:
         code, text = error.code, str(error)
     except Exception as error:
@@ -46,13 +50,13 @@ def relay(task: bytes, directory: Path, opened: Callable[[socket], object] = lam
     return Reply(status, text=code).encode()
 
 
-def _relay(task: bytes, directory: Path, seconds: float, opened: Callable[[socket], object]) -> bytes:
+def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp], object]) -> bytes:
     end = time.monotonic() + START
     process: subprocess.Popen | None = None
     while True:
         try:
             with sockets.connected(directory, HAND_IN) as connection:
-                opened(connection)
+                begun(partial(_shut, connection))
                 sockets.send(connection, task, HAND_IN)
                 return sockets.receive(connection, seconds)
         except TimeoutError as error:
@@ -69,6 +73,12 @@ def _relay(task: bytes, directory: Path, seconds: float, opened: Callable[[socke
             time.sleep(0.1)
         except (FedKSeedError, OSError) as error:
             raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
+
+
+def _shut(connection: socket) -> None:
+    """End a connection; the worker gives its task up then."""
+    with suppress(OSError):
+        connection.shutdown(SHUT_RDWR)
 
 
 _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ...run.cohort import EACH_ROUND, cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
 from ...strategies.secure import Secure
+from ...strategies.tree import Tree
 from ...strategy import COEFFICIENTS, Strategy, TwoLegs
 from ...wire.codec import decode, encode, kind_of
 from ...wire.delta import restore
@@ -60,7 +62,11 @@ def federation(
             f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
             "restarted forgets: choose another [training] algorithm"
         )
-    size = recipe.clients.cohort_of(remote.numbers.count)
+    count = size = remote.numbers.count
+    if recipe.network.shards is None:
+        size = recipe.clients.cohort_of(count)
+    else:
+        count = recipe.clients.count or 0
     if not is_here(recipe.data.source):
         if recipe.evaluation.best is not None:
             raise FedKSeedError(
@@ -72,7 +78,13 @@ def federation(
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
     if isinstance(strategy, Secure) and signing is not None:
         strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
-    keeps = recipe.keeps_uploads and algorithm.pooled
+    if recipe.network.shards is not None:
+        asked = recipe.clients.cohort_of(count)
+        tree: Any = Tree.make(
+            strategy, partial(cohort, recipe.seed, clients=count, count=asked, draw=recipe.clients.draw)
+        )
+        strategy = tree
+    keeps = recipe.keeps_uploads and algorithm.pooled and recipe.network.shards is None
     rounds = Rounds(
         recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG), recipe.clients.draw
     )
@@ -83,13 +95,13 @@ def federation(
             "directions": str(strategy.run.pool),
             "a base model of digest": strategy.run.base.hex(),
             "held-out data of digest": held_out,
-            "a number of clients of": str(remote.numbers.count),
+            "a number of clients of": str(count),
         },
         round=rounds.next,
         evaluator=evaluator,
         progress=progress,
         receipts=lambda: rounds.receipts,
-        clients=remote.numbers.count,
+        clients=count,
     )
 
 
@@ -219,7 +231,7 @@ class Rounds:
                 self.first_leg.unlink(missing_ok=True)
         elif self.strategy.weights == COEFFICIENTS:
             message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
-            self.kept = dict.fromkeys(report.clients, message)
+            self.kept = dict.fromkeys(self.remote.signatures, message)  # of those whose answers counted
         return after, report
 
     def _asked_by(self, sent: Mapping[int, bytes]) -> str:

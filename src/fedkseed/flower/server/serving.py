@@ -39,10 +39,12 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
     now = Now(trackers)
     with store.locked(), trackers.copying(directory), now.shown_in(directory):
         recipe = store.load_recipe()
-        numbers = Numbers(directory, recipe.clients.count)
-        recipe = with_noise(recipe, numbers.count)
-        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(numbers.count))
-        text = recipe_for_clients(recipe, numbers.count)
+        shards = recipe.network.shards
+        numbers = Numbers(directory, shards or recipe.clients.count)
+        count = numbers.count if shards is None else recipe.clients.count or 0  # of clients, of all shards
+        recipe = with_noise(recipe, count)
+        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
+        text = recipe_for_clients(recipe, count)
         remote = Remote(carrier, numbers, text, minimum, recipe.network, now)
         remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
         parts = federation(recipe, remote, now, remote.signing, kept_secret(recipe, directory))

@@ -1,0 +1,147 @@
+"""A tree of servers: subtotals of any grouping of the clients give the state of one server."""
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedkseed import FedKSeedError
+from fedkseed.directions import Pool
+from fedkseed.local.work import LocalWork
+from fedkseed.strategies.kseed import KSeed, State
+from fedkseed.strategies.noised import Noised
+from fedkseed.strategies.sums import HEAVIEST
+from fedkseed.strategies.tree import Tree
+from fedkseed.strategy import Noise, Trust
+from fedkseed.wire import Run, Subtotal, decode, encode
+
+RUN = Run(Pool(1, 16, "hadamard"), bytes(32))
+CLIENTS = 12
+
+
+def server(**changes) -> KSeed:
+    local = LocalWork(rounds=10, steps=3, lr=0.5, eps=0.25, clip=100.0)
+    return KSeed(RUN, local, **{"derivatives": LocalWork(10, steps_of="sgd", lr=0.25, steps=2), **changes})
+
+
+def tree(inner: KSeed, clients: int = CLIENTS) -> Tree:
+    return Tree.make(inner, lambda round_: range(clients))
+
+
+def uploads(inner: KSeed, round_: int, rng: np.random.Generator) -> list:
+    """Of all clients, of which every third takes derivatives."""
+    return [inner.example(round_, k, int(rng.integers(1, 500)), k % 3 == 0, rng) for k in range(CLIENTS)]
+
+
+def same(one: State, other: State) -> bool:
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in one.__slots__)
+
+
+@given(st.integers(0, 2**32), st.integers(1, 5), st.sampled_from(["exact", "compact", "sign"]), st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wire, pro):
+    """Over two rounds, the second of which draws by the sizes that the first has found; a shard may have no client."""
+    rng, inner = np.random.default_rng(seed), server(wire=wire, importance=pro)
+    alone = together = inner.init()
+    for round_ in range(2):
+        made = uploads(inner, round_, rng)
+        alone = inner.aggregate(alone, made)
+        message = inner.broadcast(together, [0])[0]
+        of = rng.integers(0, shards, CLIENTS)
+        parts = [
+            inner.subtotal(message, shard, [one for one in made if of[one.client] == shard], CLIENTS)
+            for shard in range(shards)
+        ]
+        travelled = [decode(encode(part), Subtotal) for part in rng.permutation(np.array(parts, object))]
+        together = tree(inner).aggregate(together, travelled)
+        assert same(alone, together)
+        assert sorted(number for part in travelled for number in part.clients.tolist()) == list(range(CLIENTS))
+
+
+def test_a_subtotal_has_20_bytes_a_direction_and_4_a_client():
+    inner = server()
+    some = uploads(inner, 0, np.random.default_rng(0))
+    message = inner.broadcast(inner.init(), [0])[0]
+    sizes = [len(encode(inner.subtotal(message, 0, some[:count], CLIENTS))) for count in (0, 1, 5)]
+    assert sizes == [56 + 20 + 16 * 20 + 4 + 4 * count for count in (0, 1, 5)]
+
+
+def part(**changes) -> Subtotal:
+    """The subtotal of clients 2 and 5, with other values."""
+    inner = server()
+    some = [inner.example(0, client, 3, False, np.random.default_rng(client)) for client in (2, 5)]
+    return replace(inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, some, CLIENTS), **changes)
+
+
+def row(value: int, dtype: Any = np.int64) -> np.ndarray:
+    return np.array([value, *[0] * 15], dtype)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ([], "got no upload"),
+        ([part(), part()], "answered round 0 twice"),
+        ([part(round=1)], "answered round 1, the server is in round 0"),
+        ([part(run=Run(RUN.pool, bytes(31) + b"1"))], "base model with digest"),
+        ([part(), part(client=0)], r"clients that are not in round 1, or in another shard: \[2, 5\]; each shard has"),
+        ([part(clients=np.array([2, 12], np.uint32))], r"not in round 1, or in another shard: \[12\]"),
+        ([part(weight=HEAVIEST + 1)], f"weighs {HEAVIEST + 1}, its 2 clients {HEAVIEST} at most"),
+        ([part(values=row(6 * 301 << 16))], "beyond what its clients may report"),
+        ([part(values=row(-(2**63)))], "beyond what its clients may report"),
+        ([part(counts=row(7, np.uint32))], "more than the 6 scalars of its 2 clients"),
+        ([part(sizes=row(6 * 101 << 16))], "scalars above the clip of 100"),
+    ],
+)
+def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
+    inner = server()
+    before = inner.init()
+    with pytest.raises(FedKSeedError, match=message):
+        tree(inner).aggregate(before, parts)
+    assert same(before, inner.init())
+
+
+def test_weights_that_are_capped_are_capped_for_a_shard():
+    inner = server(trust=Trust(most_examples=1))
+    with pytest.raises(FedKSeedError, match="weighs 6, its 2 clients 2 at most"):
+        tree(inner).aggregate(inner.init(), [part()])
+    assert tree(inner).aggregate(inner.init(), [part(weight=2, values=part().values // 3)]).round == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"clients": np.array([5, 2], np.uint32)}, "each client once and in order"),
+        ({"weight": 1}, "2 clients weigh at least 1 each"),
+        ({"clients": np.empty(0, np.uint32)}, "0 clients weigh at least 1 each"),
+        ({"clients": np.empty(0, np.uint32), "weight": 0, "values": row(1)}, "of no clients has values of 0"),
+        ({"values": np.zeros(15, np.int64)}, r"has 16 values, got \(15,\)"),
+        ({"sizes": row(-1)}, "sums of sizes are at least 0, got -1"),
+        ({"skipped": -1}, "skipped probes has 32 bits, got -1"),
+    ],
+)
+def test_a_subtotal_that_is_not_sound_cannot_be_made(changes, message):
+    with pytest.raises(FedKSeedError, match=message):
+        part(**changes)
+
+
+def test_what_needs_single_uploads_is_refused():
+    for trust in (Trust(rule="clipped"), Trust(agreement=True)):
+        with pytest.raises(
+            FedKSeedError, match=r"compares single uploads, and a root with \[network\] shards sees sums"
+        ):
+            tree(server(trust=trust))
+    noisy = Noised(server(derivatives=None), Noise(1.0, norm=1.0))
+    with pytest.raises(FedKSeedError, match=r"where neither \[secure\] nor the \[privacy\] of clients is set"):
+        Tree.make(noisy, range)
+
+
+def test_an_example_has_the_size_of_a_shard_of_one_client():
+    inner = server()
+    found = tree(inner).example(4, 3, 10, False, np.random.default_rng(0))
+    assert (found.round, found.client, found.clients.tolist(), found.weight) == (4, 3, [3], 10)
+    assert math.isfinite(found.loss)
