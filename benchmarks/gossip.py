@@ -27,11 +27,7 @@ import numpy as np
 import tomli_w
 import uvicorn
 
-from fedkseed.flower.certs import make, sign
 from fedkseed.flower.children import free_port
-from fedkseed.flower.recipes import largest_request, networked
-from fedkseed.flower.signatures import fingerprint, private_key
-from fedkseed.flower.signatures import sign as signature
 from fedkseed.https.server import KEPT, answering
 from fedkseed.peer import tls
 from fedkseed.peer.app import application, knowing
@@ -42,6 +38,10 @@ from fedkseed.peer.rule import Rule
 from fedkseed.peer.store import FILE, Copy
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.session.certs import make, sign
+from fedkseed.session.recipes import largest_request, networked
+from fedkseed.session.signatures import fingerprint, private_key
+from fedkseed.session.signatures import sign as signature
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
 from table import Row, show

@@ -66,15 +66,15 @@ def grid(clients: int, model: Path) -> "Row":
     """A row about a round of a server, from the broadcast to the next state."""
     from flwr.app import Message
 
-    from fedkseed.flower.envelope import Reply, Status
     from fedkseed.flower.loopback import LoopbackGrid
     from fedkseed.flower.messages import packed
     from fedkseed.flower.server.carrier import GridCarrier
-    from fedkseed.flower.server.clients import Numbers, Remote
-    from fedkseed.flower.server.rounds import federation
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import Network
     from fedkseed.run.watchers import Silent
+    from fedkseed.session.envelope import Reply, Status
+    from fedkseed.session.server.clients import Numbers, Remote
+    from fedkseed.session.server.rounds import federation
 
     nodes = range(1, clients + 1)
     answers: dict[int, bytes] = {}
@@ -172,10 +172,10 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
 
 def polls(clients: int, through: str) -> "Row":
     """A row about the requests that the SuperLink answers, through nginx or past nginx."""
-    from fedkseed.flower.certs import make as make_keys
     from fedkseed.flower.children import free_port
     from fedkseed.flower.server.processes import Host
     from fedkseed.run.watchers import Silent
+    from fedkseed.session.certs import make as make_keys
 
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         folder = Path(name)

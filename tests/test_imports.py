@@ -34,14 +34,14 @@ secure secure.accounting secure.grid secure.masks secure.member secure.noise sec
 recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.formats data.layouts data.reading
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
 run.cohort run.privacy run.now run.pace run.trackers tools.watch.view tools.watch.lines tools.watch.page tools.display
-tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat flower.certs
-flower.envelope flower.messages flower.recipes flower.children flower.loopback flower.server.app flower.server.rounds
-flower.server.clients flower.server.status_file flower.server.processes flower.server.guard flower.server.superlink
-flower.server.executor flower.superexec flower.signatures flower.masking flower.client.app flower.client.consent
-flower.client.policy
-flower.client.executor flower.client.sockets flower.client.supervisor flower.client.relay flower.client.answering
+tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat session.cli session.certs
+session.envelope flower.messages session.recipes flower.children flower.loopback flower.server.app session.server.rounds
+session.server.clients flower.server.status_file flower.server.processes session.server.guard flower.server.superlink
+flower.server.executor flower.superexec session.signatures session.masking flower.client.app session.client.consent
+session.client.policy
+flower.client.executor session.client.sockets flower.client.supervisor session.client.relay session.client.answering
 flower.server.carrier
-flower.server.serving session session.carrier https https.stub https.hub https.app https.page https.server https.join
+session.server.serving session session.carrier https https.stub https.hub https.app https.page https.server https.join
 https.shard https.cli peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify
 peer.cli cli
 """)
@@ -66,19 +66,20 @@ TESTED_IN = {
     "evaluation.tasks.questions": "run/test_harness.py",
     "flower.children": "flower/server/test_processes.py",
     "flower.cli": "flower/server/test_processes.py",
-    "flower.client.answering": "flower/client/test_worker.py",
-    "flower.client.app": "flower/client/test_worker.py",
+    "session.cli": "flower/server/test_processes.py",
+    "session.client.answering": "session/client/test_worker.py",
+    "flower.client.app": "session/client/test_worker.py",
     "flower.client.executor": "flower/server/test_processes.py",
-    "flower.client.relay": "flower/client/test_worker.py",
-    "flower.client.sockets": "flower/client/test_worker.py",
+    "session.client.relay": "session/client/test_worker.py",
+    "session.client.sockets": "session/client/test_worker.py",
     "flower.client.supervisor": "flower/server/test_processes.py",
     "flower.die_with_parent": "flower/server/test_processes.py",
-    "flower.loopback": "flower/server/test_clients.py",
-    "flower.messages": "flower/server/test_clients.py",
-    "flower.server.app": "flower/server/test_clients.py",
-    "flower.server.carrier": "flower/server/test_clients.py",
+    "flower.loopback": "session/server/test_clients.py",
+    "flower.messages": "session/server/test_clients.py",
+    "flower.server.app": "session/server/test_clients.py",
+    "flower.server.carrier": "session/server/test_clients.py",
     "flower.server.executor": "flower/server/test_processes.py",
-    "flower.server.serving": "flower/server/test_clients.py",
+    "session.server.serving": "session/server/test_clients.py",
     "flower.server.status_file": "flower/server/test_processes.py",
     "flower.superexec": "flower/server/test_processes.py",
     "https.cli": "flower/test_network.py",
@@ -106,14 +107,14 @@ TESTED_IN = {
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
     "run.watchers": "flower/server/test_processes.py",
-    "session.carrier": "flower/server/test_clients.py",
+    "session.carrier": "session/server/test_clients.py",
     "session.places": "flower/server/test_processes.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "tools.compare": "recipe/test_algorithms.py",
     "tools.display": "test_cli.py",
     "tools.forecast": "test_cli.py",
-    "tools.pin": "flower/server/test_rounds.py",
+    "tools.pin": "session/server/test_rounds.py",
     "tools.tables": "tools/test_tune.py",
     "weights.base": "weights/test_written.py",
     "weights.hold": "weights/test_written.py",

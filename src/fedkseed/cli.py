@@ -19,9 +19,10 @@ import typer
 
 from . import __version__
 from .errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
-from .flower.cli import CERTS, DirectoryFirst, add, client, make, members, public, request, revoke, server, sign
+from .flower.cli import client, server
 from .https.cli import join, serve, shard
 from .peer.cli import peer
+from .session.cli import CERTS, DirectoryFirst, add, make, members, public, request, revoke, sign
 from .tools.display import QUIET, USUAL, VERBOSE, Bars, console, own_bars_alone, print_error, print_json, showing
 
 if TYPE_CHECKING:
@@ -372,7 +373,7 @@ def verify(
     store = Store(directory)
     check = None
     if keys or history or any((directory / folder).is_dir() for folder in TRANSPORTS):
-        from .flower.receipts import checks, held_keys, require_seen
+        from .session.receipts import checks, held_keys, require_seen
 
         check = checks(store, held_keys(keys) if keys else None)
         for path in history or ():

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, start
-from fedkseed.flower.certs import add, make
 from fedkseed.flower.children import free_port
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.recipes import networked, recipe_for_clients
-from fedkseed.flower.signatures import ClientSigning, certificate, private_key
 from fedkseed.https import join, server
 from fedkseed.https.page import Page
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
+from fedkseed.session.certs import add, make
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.recipes import networked, recipe_for_clients
+from fedkseed.session.signatures import ClientSigning, certificate, private_key
 
 from ..flower.conftest import OPEN, Notes, Setting
 from ..flower.network import network

@@ -18,12 +18,12 @@ from fedkseed import Pool
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording, encode_all
-from fedkseed.flower.client.policy import Policy
-from fedkseed.flower.recipes import networked, recipe_for_clients
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
+from fedkseed.session.client.policy import Policy
+from fedkseed.session.recipes import networked, recipe_for_clients
 from fedkseed.weights.hold import hold
 
 from ..conftest import recipe_text, rows, tiny_llama

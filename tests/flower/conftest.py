@@ -16,14 +16,8 @@ from flwr.app import Message
 
 from fedkseed import encode, start
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.policy import Policy
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.envelope import Task, digest_of
 from fedkseed.flower.loopback import Deliver, LoopbackGrid, to_apps
-from fedkseed.flower.recipes import networked, recipe_for_clients
 from fedkseed.flower.server.app import serve
-from fedkseed.flower.server.clients import Numbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
 from fedkseed.recipe.schema import Trust
@@ -31,6 +25,12 @@ from fedkseed.run import chain
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent, Standing
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.policy import Policy
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import Task, digest_of
+from fedkseed.session.recipes import networked, recipe_for_clients
+from fedkseed.session.server.clients import Numbers
 
 from ..conftest import recipe_text, rows
 

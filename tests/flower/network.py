@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedkseed.flower.certs import add, make, request
 from fedkseed.flower.children import free_port
 from fedkseed.run.store import Store
+from fedkseed.session.certs import add, make, request
 
 from .conftest import POLICY
 

@@ -24,6 +24,7 @@ from fedkseed import FedKSeedError
 from fedkseed.flower import compat
 from fedkseed.flower.compat import require_flower
 from fedkseed.flower.messages import packed
+from fedkseed.session.carrier import MAX_MESSAGE
 
 SAID = {  # what is looked for in Flower, and who says it
     compat.STUCK[0]: "flwr.supercore.retry.http_retry",
@@ -157,7 +158,7 @@ def test_flowers_numbers_are_the_ones_that_are_reckoned_with():
 
 def test_the_superlink_keeps_messages_and_connections_as_is_reckoned_with():
     with closing(sqlite3.connect(":memory:")) as database:
-        assert database.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) >= compat.MAX_MESSAGE
+        assert database.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) >= MAX_MESSAGE
     assert {"sqlite"} == constant.SQL_ALLOWED_DIALECTS
     state = import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
     assert "delivered_at" in getsource(state._claim_message_ins_rows), "a message is handed out once"

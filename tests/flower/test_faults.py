@@ -52,7 +52,7 @@ def at_work(federation: Network, number: int) -> bool:
 
 def computed(federation: Network, number: int) -> float:
     """Processor seconds of a client's worker."""
-    (worker,) = processes("fedkseed.flower.client.worker", federation.state(number))
+    (worker,) = processes("fedkseed.session.client.worker", federation.state(number))
     ticks = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[11])  # utime
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -118,7 +118,7 @@ def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tm
         for number in range(3):
             federation.client(number)
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
-        (stopped,) = processes("fedkseed.flower.client.worker", federation.state(2))
+        (stopped,) = processes("fedkseed.session.client.worker", federation.state(2))
         kill([stopped], signal.SIGSTOP)
         server.wait_for("goes on without client 2")
         kill([stopped], signal.SIGCONT)
@@ -140,7 +140,7 @@ def test_clients_with_another_model_type_or_version_are_refused_and_the_others_c
             model.model.norm.weight.data[0] += 1
         change(model).save_pretrained(tmp_path / name)
     shutil.copytree(Path(fedkseed.__file__).parent, tmp_path / "release" / "fedkseed")
-    for name in ("wire/codec.py", "flower/envelope.py"):
+    for name in ("wire/codec.py", "session/envelope.py"):
         path = tmp_path / "release" / "fedkseed" / name
         text = path.read_text()
         path.write_text(re.sub(r"^((?:MAGIC, )?VERSION = (?:b.*, )?)\d+", r"\g<1>9", text, flags=re.MULTILINE))
@@ -315,7 +315,7 @@ TRICKS = {
 OLD = """
 import sys
 
-if "fedkseed.flower.client.worker" in sys.orig_argv:
+if "fedkseed.session.client.worker" in sys.orig_argv:
     import fedkseed.round as theirs
 
     answer, given = theirs.answer, []

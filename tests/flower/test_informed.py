@@ -10,17 +10,17 @@ import pytest
 
 from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.consent import Owner, Settings, consented
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.envelope import Code, RefusedError, Reply, Status, Task, digest_of
 from fedkseed.flower.loopback import to_apps
-from fedkseed.flower.recipes import networked, recipe_for_clients, require_networked
-from fedkseed.flower.server.clients import Numbers
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
+from fedkseed.session.client.consent import Owner, Settings, consented
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import Code, RefusedError, Reply, Status, Task, digest_of
+from fedkseed.session.recipes import networked, recipe_for_clients, require_networked
+from fedkseed.session.server.clients import Numbers
 from fedkseed.weights.basis import load_basis, save_basis
 from fedkseed.weights.layout import Layout
 

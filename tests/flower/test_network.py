@@ -22,9 +22,7 @@ import tomli_w
 
 from fedkseed import Adapter, FedKSeedError, start
 from fedkseed.files import read_table
-from fedkseed.flower.certs import make, revoke
 from fedkseed.flower.children import environment, flwr, free_port
-from fedkseed.flower.receipts import checks
 from fedkseed.flower.server.processes import Host, find_nginx
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
@@ -32,6 +30,8 @@ from fedkseed.run.verify import verify
 from fedkseed.run.watchers import Silent
 from fedkseed.secure.accounting import epsilon_of
 from fedkseed.session.carrier import TRANSPORTS
+from fedkseed.session.certs import make, revoke
+from fedkseed.session.receipts import checks
 from fedkseed.tools.pin import pin
 
 from ..conftest import rows
@@ -204,7 +204,7 @@ def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(
 KINDS = (  # what, and whose
     ("fedkseed.flower.server.superlink", "run"), ("fedkseed.flower.server.executor", "run"), ("nginx: master", "run"),
     ("fedkseed.flower.superexec", "run"), ("fedkseed.flower.superexec", "c0"),
-    ("flower-supernode", "c1"), ("fedkseed.flower.client.worker", "c2"),
+    ("flower-supernode", "c1"), ("fedkseed.session.client.worker", "c2"),
 )  # fmt: skip
 
 

@@ -14,11 +14,11 @@ from tomllib import loads
 import pytest
 
 from fedkseed import FedKSeedError, start
-from fedkseed.flower.client.worker import Worker
-from fedkseed.flower.envelope import Status, digest_of
 from fedkseed.flower.simulation import Virtual, run
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.run.watchers import Silent
+from fedkseed.session.client.worker import Worker
+from fedkseed.session.envelope import Status, digest_of
 
 from ..conftest import recipe_text
 from .conftest import NODES

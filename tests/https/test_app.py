@@ -12,12 +12,12 @@ import httpx
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import make
 from fedkseed.flower.children import free_port
-from fedkseed.flower.signatures import private_key
 from fedkseed.https import app, server
 from fedkseed.https.hub import Hub
 from fedkseed.https.stub import Stub
+from fedkseed.session.certs import make
+from fedkseed.session.signatures import private_key
 
 from .test_hub import parcel, proof, task
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedkseed.flower.signatures import fingerprint, sign
 from fedkseed.https.hub import AWAY, FRESH, HELLO, Hub, RequestError
 from fedkseed.https.stub import KEY, Stub
 from fedkseed.session.carrier import Parcel
+from fedkseed.session.signatures import fingerprint, sign
 
 from .test_stub import task
 

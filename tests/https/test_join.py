@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import make
 from fedkseed.flower.children import free_port
-from fedkseed.flower.client.consent import Owner, Settings
-from fedkseed.flower.envelope import Reply, Status
-from fedkseed.flower.signatures import private_key
 from fedkseed.https import join, server
 from fedkseed.https.hub import Hub
 from fedkseed.https.join import Attendance, WorkerDesk
+from fedkseed.session.certs import make
+from fedkseed.session.client.consent import Owner, Settings
+from fedkseed.session.envelope import Reply, Status
+from fedkseed.session.signatures import private_key
 
 from .test_hub import parcel
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedkseed.flower.certs import make
 from fedkseed.flower.children import accepts, free_port
 from fedkseed.flower.server.processes import find_nginx
-from fedkseed.flower.signatures import private_key
 from fedkseed.https import server
 from fedkseed.https.hub import Hub
 from fedkseed.https.stub import Stub
+from fedkseed.session.certs import make
+from fedkseed.session.signatures import private_key
 
 from ..tools.browser import ended
 from .test_hub import parcel, proof, task

@@ -3,12 +3,12 @@
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import add, make, request, revoke
-from fedkseed.flower.server.clients import Numbers
-from fedkseed.flower.signatures import private_key
 from fedkseed.https import server
 from fedkseed.https.hub import RequestError
 from fedkseed.https.server import FOLDER, Registry, RekeyedError, Watching
+from fedkseed.session.certs import add, make, request, revoke
+from fedkseed.session.server.clients import Numbers
+from fedkseed.session.signatures import private_key
 
 from ..flower.conftest import Notes
 from ..run import synthetic

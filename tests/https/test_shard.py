@@ -13,22 +13,22 @@ import pytest
 pytest.importorskip("flwr", reason="the extra `flower` is not installed, which the setting of these tests needs")
 
 from fedkseed import FedKSeedError, start
-from fedkseed.flower.certs import add, make, request, revoke
 from fedkseed.flower.children import free_port
-from fedkseed.flower.client.answering import AbandonedError, Worker
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import Member
-from fedkseed.flower.envelope import Status
-from fedkseed.flower.history import History
-from fedkseed.flower.recipes import require_networked
-from fedkseed.flower.server.clients import Numbers
-from fedkseed.flower.server.serving import serve
-from fedkseed.flower.signatures import ClientSigning, certificate, private_key
 from fedkseed.https.server import FOLDER, Registry
 from fedkseed.https.shard import Hurried, LeftError, Part, Shard, ShardDesk
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 from fedkseed.session.carrier import Arrival, Parcel
+from fedkseed.session.certs import add, make, request, revoke
+from fedkseed.session.client.answering import AbandonedError, Worker
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.worker import Member
+from fedkseed.session.envelope import Status
+from fedkseed.session.history import History
+from fedkseed.session.recipes import require_networked
+from fedkseed.session.server.clients import Numbers
+from fedkseed.session.server.serving import serve
+from fedkseed.session.signatures import ClientSigning, certificate, private_key
 
 from ..flower.conftest import OPEN, POLICY, Notes, Setting
 from ..flower.network import Program, kill, processes
@@ -206,7 +206,7 @@ def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up():
             raise AbandonedError
 
     desk = ShardDesk(Slow(), Path())  # type: ignore[arg-type]
-    from fedkseed.flower.envelope import Reply
+    from fedkseed.session.envelope import Reply
 
     found = Reply.decode(desk.reply(b"", lambda give_up: give_up()))
     assert (found.status, found.text) == (Status.FAILED, "worker")

@@ -5,8 +5,8 @@ import hashlib
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.envelope import LINK, Task, digest_of
 from fedkseed.https.stub import DIGEST, KEY, LARGEST, NOTHING, Stub
+from fedkseed.session.envelope import LINK, Task, digest_of
 
 RECIPE = b"[model]\n"
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import tomli_w
 
-from fedkseed.flower.certs import add, make, request, sign
 from fedkseed.flower.children import free_port
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
+from fedkseed.session.certs import add, make, request, sign
 
 from ..conftest import recipe_text, rows
 from ..flower.conftest import POLICY

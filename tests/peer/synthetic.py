@@ -9,12 +9,12 @@ import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedkseed.flower.signatures import sign
 from fedkseed.peer.entry import Entry
 from fedkseed.peer.roster import Peer, Roster
 from fedkseed.peer.rule import Rule
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.session.signatures import sign
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
 

@@ -8,7 +8,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from fedkseed.cli import app
-from fedkseed.flower.certs import add, make, request, sign
+from fedkseed.session.certs import add, make, request, sign
 
 from .test_roster import START
 

@@ -16,9 +16,7 @@ import uvicorn
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import add, make, sign
 from fedkseed.flower.children import free_port
-from fedkseed.flower.signatures import _key_of_a_server, certificate, fingerprint
 from fedkseed.https.server import answering
 from fedkseed.peer import gossip, tls
 from fedkseed.peer.app import application, knowing, path_of
@@ -26,6 +24,8 @@ from fedkseed.peer.entry import framed, unframed
 from fedkseed.peer.gossip import Gossip, Pace
 from fedkseed.peer.roster import Addresses, load_roster
 from fedkseed.peer.store import FILE, Copy
+from fedkseed.session.certs import add, make, sign
+from fedkseed.session.signatures import _key_of_a_server, certificate, fingerprint
 
 from .synthetic import PEERS, ROUNDS, Federation, line, roster, secret
 

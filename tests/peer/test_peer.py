@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from fedkseed import start
-from fedkseed.flower.recipes import networked
 from fedkseed.peer.store import FILE
 from fedkseed.peer.verify import central, verify
 from fedkseed.run.simulation import Simulation
+from fedkseed.session.recipes import networked
 
 from .network import Peers, running
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.signatures import sign
 from fedkseed.peer.entry import Entry
 from fedkseed.peer.rule import Rule, counted, kept, model_of, require_shared
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
 from fedkseed.run.store import pack
+from fedkseed.session.signatures import sign
 from fedkseed.wire.codec import decode, encode
 from fedkseed.wire.records import Run, Upload
 

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.signatures import sign
 from fedkseed.peer.rule import model_of
 from fedkseed.peer.store import FILE, Copy
 from fedkseed.run.store import pack
+from fedkseed.session.signatures import sign
 
 from .synthetic import PEERS, RECIPE, ROUNDS, Federation, secret
 

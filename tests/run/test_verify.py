@@ -74,7 +74,7 @@ def run(finished, tmp_path) -> Store:
 
 
 def signature(done: int, client: int, broadcast: bytes, upload: bytes) -> bytes:
-    """What only the client can compute: here SHA-256 with a secret; tests/flower/test_receipts.py has real keys."""
+    """What only the client can compute: here SHA-256 with a secret; tests/session/test_receipts.py has real keys."""
     return hashlib.sha256(b"secret" + bytes([done, client]) + broadcast + upload).digest()
 
 

@@ -1,3 +1,4 @@
 """The federation of three clients that the tests of the network have."""
 
 from ..flower.conftest import setting as setting
+from ..flower.conftest import undisturbed as undisturbed

@@ -13,10 +13,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.envelope import Reply, Task
-from fedkseed.flower.signatures import public_key, verify
 from fedkseed.https.stub import Stub
 from fedkseed.local.zeroth_order import zeroth_order_steps
+from fedkseed.session.envelope import Reply, Task
+from fedkseed.session.signatures import public_key, verify
 from fedkseed.weights.adapter import Adapter
 
 from . import reading

@@ -32,11 +32,6 @@ from fedkseed import Pool, encode
 from fedkseed.data.batches import Encoded, collate, endless_batches
 from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import Wording, cut, encode_all, packed
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.history import History
-from fedkseed.flower.signatures import ClientSigning, fingerprint, task_statement, upload_statement
 from fedkseed.https.hub import HELLO
 from fedkseed.https.stub import Stub
 from fedkseed.local.schedules import SCHEDULES, scheduled
@@ -46,6 +41,11 @@ from fedkseed.models.quantised import KINDS, row_order, widened
 from fedkseed.randomness import EVERYONE, Purpose, draw_directions, generator, pool_key
 from fedkseed.run import chain
 from fedkseed.run.cohort import EACH_ROUND, IN_TURNS, cohort
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import Reply, Status, Task, digest_of
+from fedkseed.session.history import History
+from fedkseed.session.signatures import ClientSigning, fingerprint, task_statement, upload_statement
 from fedkseed.tools.fuzz import specimens
 from fedkseed.weights.adapter import Adapter
 from fedkseed.weights.layout import Layout

@@ -43,10 +43,6 @@ QUIET = {
     "PYTHONUNBUFFERED": "1",  # else lines reach the logs, which are watched, too late
 }
 
-# Bytes. 1.41: the SuperLink keeps messages in SQLite, which takes no more. Larger messages are refused by us before,
-# so that the error names the reason.
-MAX_MESSAGE = 1_000_000_000
-
 # Seconds. 1.41: for twice 30 s after its last heartbeat a SuperNode counts as connected, and its key is refused to the
 # same client, started again. An earlier attempt to connect is in vain.
 CONNECTED = 60.0
@@ -124,16 +120,6 @@ REGISTERED = "already in use"
 # 1.41: the same for a node that is unregistered already. Its next request is refused; the row of its key stays, so that
 # the key can't be registered a second time.
 UNREGISTERED = "Node ID not found"
-
-# 1.41: the SuperLink forgets a message once a SuperNode has asked for it, and reports no message that is lost on the
-# way. So a client that is silent for a deadline / AGAIN is asked again, else one lost message would cost the round its
-# answer. The client's worker does no work twice, and a client that is busy past the deadline is not kept busy by the
-# second message, which is not passed on then.
-AGAIN = 2
-
-# Seconds. 1.41: a message whose time is over is passed on no more, nor is its answer. So messages live this much longer
-# than the deadline: else the server could not say which clients are late.
-LATE = 60.0
 
 # 1.41: an error is a number and a reason in Flower's terms; these words come first for whoever runs a server.
 GONE = 5

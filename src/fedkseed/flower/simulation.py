@@ -25,9 +25,9 @@ from ..run.store import Store
 from ..run.trackers import Trackers
 from ..run.watchers import Progress
 from ..run.workers import computing_with
-from .client.worker import Worker
+from ..session.client.worker import Worker
+from ..session.envelope import Task
 from .compat import QUIET, require_flower
-from .envelope import Task
 
 DAY = 86_400.0  # seconds; deadline of a round, which can't be missed for want of a network
 
@@ -79,9 +79,9 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
+    from ..session.server.clients import Numbers, Remote
     from .client.app import client_app
     from .server.carrier import GridCarrier
-    from .server.clients import Numbers, Remote
 
     copies = Trackers([*recipe.report.to, *trackers], progress)
     now = Now(copies)

@@ -19,9 +19,9 @@ from ..errors import FedKSeedError
 from ..local.client import Client
 from ..round import answer, run_round
 from ..run.cohort import cohort
+from ..session.envelope import Reply, Status, Task
 from ..strategy import Strategy
 from ..wire.codec import encode
-from .envelope import Reply, Status, Task
 from .messages import packed, unpacked
 
 NO_RECIPE = bytes(16)  # digest in tasks without a recipe: both sides make the same strategy themselves

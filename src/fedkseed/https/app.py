@@ -22,7 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ..errors import FedKSeedError
-from ..flower.server.guard import Quota
+from ..session.server.guard import Quota
 from .hub import PROOF, Hub, RequestError
 from .page import Page
 from .stub import DIGEST, KEY

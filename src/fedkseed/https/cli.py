@@ -8,7 +8,8 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..errors import DIVERGED, INTERRUPTED, FedKSeedError
-from ..flower.cli import (
+from ..run.watchers import Silent
+from ..session.cli import (
     AsJson,
     Authority,
     BasisFile,
@@ -29,7 +30,6 @@ from ..flower.cli import (
     owner_of,
     prepare,
 )  # fmt: skip
-from ..run.watchers import Silent
 from ..session.places import is_loopback, require_files
 from ..tools.display import Bars, console
 
@@ -180,7 +180,7 @@ def join(
     again.
     """
     require_https()
-    from ..flower.client.consent import Settings
+    from ..session.client.consent import Settings
     from .join import Attendance, WorkerDesk
 
     prepare()

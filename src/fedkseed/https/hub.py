@@ -17,10 +17,9 @@ from dataclasses import dataclass
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ..errors import FedKSeedError
-from ..flower.compat import MAX_MESSAGE
-from ..flower.server.guard import Quota
-from ..flower.signatures import fingerprint, verify
-from ..session.carrier import Arrival, Parcel
+from ..session.carrier import MAX_MESSAGE, Arrival, Parcel
+from ..session.server.guard import Quota
+from ..session.signatures import fingerprint, verify
 from .stub import KEY, Stub
 
 HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"

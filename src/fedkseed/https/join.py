@@ -1,7 +1,7 @@
 """A client over HTTPS: one connection, on which it waits for a task, fetches its files and sends the reply.
 
 Who answers the tasks is its `Desk`: a worker with the model, a process of its own that ends when it is idle
-(flower/client/worker.py), or a shard's clients (shard.py). This process loads no PyTorch, and while it waits it does
+(session/client/worker.py), or a shard's clients (shard.py). This process loads no PyTorch, and while it waits it does
 nothing at all.
 """
 
@@ -18,13 +18,13 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from ..errors import FedKSeedError
 from ..files import border, exclusive
-from ..flower.client import sockets
-from ..flower.client.consent import Settings
-from ..flower.client.relay import GiveUp, relay, stop_worker
-from ..flower.compat import MAX_MESSAGE
-from ..flower.envelope import Reply, Status, Task
-from ..flower.gain import Kept
-from ..flower.signatures import fingerprint, private_key, sign
+from ..session.carrier import MAX_MESSAGE
+from ..session.client import sockets
+from ..session.client.consent import Settings
+from ..session.client.relay import GiveUp, relay, stop_worker
+from ..session.envelope import Reply, Status, Task
+from ..session.gain import Kept
+from ..session.signatures import fingerprint, private_key, sign
 from ..weights.adapter import NAME as TUNED
 from .hub import HELLO
 from .stub import LARGEST, Stub

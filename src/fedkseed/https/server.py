@@ -18,18 +18,18 @@ import uvicorn
 
 from ..errors import FedKSeedError
 from ..files import border, exclusive, read_table
-from ..flower import certs
-from ..flower.recipes import largest_request
-from ..flower.server.clients import Numbers
-from ..flower.server.guard import Quota
-from ..flower.server.serving import serve
-from ..flower.signatures import SIGNING, ServerSigning, public_key
 from ..recipe.schema import Recipe
 from ..run.loop import Result
 from ..run.store import Store
 from ..run.watchers import Progress
+from ..session import certs
 from ..session.carrier import Parcel
 from ..session.places import disk_of
+from ..session.recipes import largest_request
+from ..session.server.clients import Numbers
+from ..session.server.guard import Quota
+from ..session.server.serving import serve
+from ..session.signatures import SIGNING, ServerSigning, public_key
 from .app import application
 from .hub import Hub, RequestError
 from .page import Page

@@ -18,14 +18,6 @@ from typing import TypeVar
 
 from ..errors import FedKSeedError
 from ..files import border, exclusive
-from ..flower import certs
-from ..flower.client.answering import AbandonedError, Worker
-from ..flower.client.relay import GiveUp
-from ..flower.envelope import LINK, Code, Reply, Status, Task, refusing
-from ..flower.history import History
-from ..flower.recipes import ENVELOPE, largest_request, require_networked
-from ..flower.server.clients import Numbers, Remote
-from ..flower.signatures import ClientSigning, ServerSigning, certificate, private_key
 from ..recipe.algorithms import Algorithm, chosen
 from ..recipe.reading import parse, tables
 from ..recipe.schema import Network
@@ -33,7 +25,15 @@ from ..round import decoded
 from ..run import chain
 from ..run.cohort import cohort
 from ..run.watchers import Progress
+from ..session import certs
 from ..session.carrier import Arrival, Carrier, Parcel
+from ..session.client.answering import AbandonedError, Worker
+from ..session.client.relay import GiveUp
+from ..session.envelope import LINK, Code, Reply, Status, Task, refusing
+from ..session.history import History
+from ..session.recipes import ENVELOPE, largest_request, require_networked
+from ..session.server.clients import Numbers, Remote
+from ..session.signatures import ClientSigning, ServerSigning, certificate, private_key
 from ..strategies.kseed import KSeed
 from ..strategies.tree import Tree
 from ..wire.codec import decode, encode

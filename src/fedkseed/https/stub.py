@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from ..errors import FedKSeedError
-from ..flower.envelope import HEAD, LINK, TASK, UNSIGNED, Task
+from ..session.envelope import HEAD, LINK, TASK, UNSIGNED, Task
 
 KEY, DIGEST = 16, 32  # bytes
 NOTHING = bytes(DIGEST)  # in place of the digest of an empty part

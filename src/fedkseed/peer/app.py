@@ -18,9 +18,9 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ..errors import FedKSeedError
-from ..flower.server.guard import Quota
 from ..https.app import Answer, read_body, refusing
 from ..https.hub import RequestError
+from ..session.server.guard import Quota
 from . import tls
 from .entry import DIGEST, framed, unframed
 from .store import Copy

@@ -7,7 +7,8 @@ from typing import Annotated
 import typer
 
 from ..errors import INTERRUPTED, FedKSeedError
-from ..flower.cli import (
+from ..https.cli import require_https
+from ..session.cli import (
     AsJson,
     Authority,
     BasisFile,
@@ -20,7 +21,6 @@ from ..flower.cli import (
     owner_of,
     prepare,
 )
-from ..https.cli import require_https
 from ..session.places import require_files
 from ..tools.display import console, print_json
 

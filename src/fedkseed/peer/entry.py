@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..errors import FedKSeedError
-from ..flower.envelope import UNSIGNED
+from ..session.envelope import UNSIGNED
 
 STATEMENT = b"fedkseed, version 2: a peer adds an upload to the set of a run\n"
 MAGIC, VERSION = b"FKSp", 1

@@ -15,9 +15,9 @@ from functools import partial
 import httpx
 
 from ..errors import FedKSeedError
-from ..flower.envelope import shown as printable
-from ..flower.signatures import fingerprint
 from ..randomness import Purpose, generator
+from ..session.envelope import shown as printable
+from ..session.signatures import fingerprint
 from . import tls
 from .app import BATCH, path_of
 from .entry import DIGEST, framed, unframed

@@ -15,13 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ..errors import FedKSeedError
 from ..files import border, exclusive
-from ..flower.client.consent import Journal, Owner
-from ..flower.client.worker import Member, journaled, secret_of
-from ..flower.envelope import Task, digest_of
-from ..flower.recipes import largest_request, networked, recipe_for_clients
-from ..flower.signatures import fingerprint, private_key, sign
 from ..https.server import KEPT, answering
 from ..recipe.schema import Recipe
+from ..session.client.consent import Journal, Owner
+from ..session.client.worker import Member, journaled, secret_of
+from ..session.envelope import Task, digest_of
+from ..session.recipes import largest_request, networked, recipe_for_clients
+from ..session.signatures import fingerprint, private_key, sign
 from ..weights.adapter import NAME as TUNED
 from ..weights.adapter import Adapter
 from . import tls

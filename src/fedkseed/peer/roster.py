@@ -23,9 +23,9 @@ from pydantic import AwareDatetime, Field, field_validator
 
 from ..errors import FedKSeedError
 from ..files import read_whole
-from ..flower.signatures import fingerprint, public_key
 from ..recipe.reading import MAX_BYTES, tables, typed
 from ..recipe.schema import Part, Positive
+from ..session.signatures import fingerprint, public_key
 
 ADDRESS = re.compile(r"https://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?/?")
 

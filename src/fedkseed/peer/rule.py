@@ -18,10 +18,10 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ..errors import FedKSeedError
-from ..flower.recipes import require_networked
-from ..flower.signatures import verify
 from ..recipe.schema import Recipe
 from ..run.cohort import cohort
+from ..session.recipes import require_networked
+from ..session.signatures import verify
 from ..strategies.kseed import KSeed, State
 from ..strategy import Strategy
 from ..wire.codec import decode, encode

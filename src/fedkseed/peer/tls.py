@@ -9,8 +9,8 @@ from cryptography.hazmat.primitives import serialization
 
 from ..errors import FedKSeedError
 from ..files import part_of, write_atomically
-from ..flower.certs import require_valid
-from ..flower.signatures import certificate, fingerprint, private_key
+from ..session.certs import require_valid
+from ..session.signatures import certificate, fingerprint, private_key
 
 
 def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLContext, ssl.SSLContext]:

@@ -6,6 +6,18 @@ from typing import Protocol
 
 TRANSPORTS = ("flower", "https")  # folders of theirs in a run's directory
 
+# Bytes of a task or of a reply. Flower keeps messages in SQLite, which takes no more; larger ones are refused
+# before, so that the error names the reason.
+MAX_MESSAGE = 1_000_000_000
+
+# A client that is silent for a deadline / AGAIN is asked again: Flower forgets a message once it was asked for,
+# and reports none that is lost on the way. The client's worker does no work twice.
+AGAIN = 2
+
+# Seconds by which a task outlives its deadline: Flower passes on neither a message whose time is over nor its
+# answer, and the server could not say which clients are late.
+LATE = 60.0
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:

@@ -29,15 +29,11 @@ from fedkseed import FedKSeedError
 from fedkseed.directions import Pool
 from fedkseed.evaluation.statistics import Estimate, Evaluation, Gain
 from fedkseed.flower import cli as commands
-from fedkseed.flower.certs import make
 from fedkseed.flower.children import SECRET, Child, environment, free_port, secret, wait_until, write_program
 from fedkseed.flower.client import supervisor as node
-from fedkseed.flower.client.consent import Owner
 from fedkseed.flower.client.supervisor import Connection, Node
-from fedkseed.flower.compat import CLIENTAPP, MAX_MESSAGE, QUIET
-from fedkseed.flower.recipes import largest_request
+from fedkseed.flower.compat import CLIENTAPP, QUIET
 from fedkseed.flower.server import processes as host
-from fedkseed.flower.server.clients import Numbers
 from fedkseed.flower.server.processes import Host, nginx_conf
 from fedkseed.flower.server.status_file import Follower, Journal
 from fedkseed.flower.server.superlink import Notices
@@ -46,6 +42,11 @@ from fedkseed.round import Report
 from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.watchers import Silent
+from fedkseed.session.carrier import MAX_MESSAGE
+from fedkseed.session.certs import make
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.recipes import largest_request
+from fedkseed.session.server.clients import Numbers
 from fedkseed.strategies.averaging import State
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run, Upload

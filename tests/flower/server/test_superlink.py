@@ -39,10 +39,10 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, 
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
 from fedkseed.flower import compat
-from fedkseed.flower.certs import make
 from fedkseed.flower.messages import packed
 from fedkseed.flower.server import superlink
-from fedkseed.flower.server.guard import BURST, RATE
+from fedkseed.session.certs import make
+from fedkseed.session.server.guard import BURST, RATE
 
 # Flower's own configuration of alembic
 pytestmark = pytest.mark.filterwarnings("ignore:No path_separator found in configuration:DeprecationWarning")

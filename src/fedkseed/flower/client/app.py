@@ -8,9 +8,9 @@ from typing import TypeAlias
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ..envelope import Code, Reply, Status
+from ...session.client.relay import relay as to_worker
+from ...session.envelope import Code, Reply, Status
 from ..messages import packed, unpacked
-from .relay import relay as to_worker
 
 Answer: TypeAlias = Callable[[bytes, Context], bytes]  # bytes of a task, Flower's facts of the client -> of a reply
 

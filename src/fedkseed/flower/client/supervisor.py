@@ -17,14 +17,14 @@ import tomli_w
 
 from ...errors import FedKSeedError
 from ...files import border, exclusive, write_atomically
+from ...session.client import sockets
+from ...session.client.consent import Owner, Settings
+from ...session.client.relay import stop_worker
+from ...session.gain import Kept
 from ...session.places import require_files
 from ...weights.adapter import NAME as TUNED
 from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
-from ..gain import Kept
-from . import sockets
-from .consent import Owner, Settings
-from .relay import stop_worker
 
 LOOK = 0.5  # seconds between two looks at the SuperNode
 FIRST = 5.0  # seconds before a SuperNode that ended is started again, doubled each time

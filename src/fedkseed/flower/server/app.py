@@ -10,9 +10,9 @@ from ...recipe.algorithms import algorithm_of
 from ...run.loop import Result
 from ...run.store import Store
 from ...run.watchers import Progress, Silent
+from ...session.server import serving
 from ..compat import PULL_LARGE, PULL_SMALL, guard_pulls
 from ..die_with_parent import die_with_parent
-from . import serving
 from .carrier import GridCarrier
 from .status_file import Journal
 

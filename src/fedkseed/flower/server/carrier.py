@@ -6,9 +6,9 @@ from flwr.app import Message, MessageType
 from flwr.serverapp import Grid
 
 from ...errors import FedKSeedError
-from ...session.carrier import Arrival, Parcel
-from ..compat import ERRORS, GONE, MAX_MESSAGE
-from ..envelope import shown
+from ...session.carrier import MAX_MESSAGE, Arrival, Parcel
+from ...session.envelope import shown
+from ..compat import ERRORS, GONE
 from ..messages import packed, unpacked
 
 

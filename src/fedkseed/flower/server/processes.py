@@ -27,12 +27,12 @@ from ...files import border, exclusive, locked, read_table, write_atomically, wr
 from ...run.loop import Result
 from ...run.store import Store
 from ...run.watchers import Progress
+from ...session import certs
 from ...session.places import disk_of, is_loopback
-from .. import certs
+from ...session.server.clients import Numbers
+from ...session.signatures import ServerSigning
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, secret, superexec, wait_until, write_program
 from ..compat import ADDRESS, FLEET, KEEP_ALIVE, REGISTERED, UNREGISTERED
-from ..signatures import ServerSigning
-from .clients import Numbers
 from .status_file import Follower
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60

@@ -11,8 +11,8 @@ import json
 import sys
 from pathlib import Path
 
+from ...session.server.guard import Addresses, Quota
 from ..compat import guard_fleet
-from .guard import Addresses, Quota
 
 HOUR = 1 / 3600  # notices of one kind about one client, a second
 

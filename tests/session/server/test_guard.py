@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedkseed.flower.server import guard
-from fedkseed.flower.server.guard import BURST, RATE, TOGETHER, Addresses, Quota
+from fedkseed.session.server import guard
+from fedkseed.session.server.guard import BURST, RATE, TOGETHER, Addresses, Quota
 
 
 @dataclass

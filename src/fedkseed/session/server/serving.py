@@ -14,9 +14,9 @@ from ...run.privacy import kept_secret, with_noise
 from ...run.store import GAINS, NONCES, Store
 from ...run.trackers import Trackers
 from ...run.watchers import Progress
-from ...session.carrier import Carrier
 from ...strategy import Strategy
 from ...wire.codec import encode
+from ..carrier import Carrier
 from ..envelope import NO_NONCE
 from ..recipes import recipe_for_clients
 from ..signatures import ServerSigning

@@ -18,10 +18,9 @@ from ...errors import FedKSeedError
 from ...files import read_table, write_table
 from ...recipe.schema import Network
 from ...run.watchers import Progress
-from ...session.carrier import Arrival, Carrier, Parcel
 from ...wire.codec import kind_of
 from ...wire.records import Lack
-from ..compat import AGAIN, LATE
+from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel
 from ..envelope import LINK, Reply, Status, Task, digest_of, shown
 from ..gain import Sum
 from ..signatures import ServerSigning
@@ -353,13 +352,16 @@ class Remote:
         if not tasks or seconds <= 0:
             return []
         asked, parcels = [], []
+        known: dict[int, tuple[list[bytes], bytes, bytes]] = {}  # the same for all that have seen as many rounds
         before = {one.client for one in self._asked.values() if one.exchange == self._exchange}
         for client, node in tasks.items():
             new = client not in self._holding
             task = Task(client, seconds, self.digest, self.recipe if new else b"", sent[client], keep=self._keeping)
             if self.history is not None:
                 since = 0 if new else self._seen.get(client, -1) + 1
-                links, head, stem = self.history(since, round_)
+                if since not in known:
+                    known[since] = self.history(since, round_)
+                links, head, stem = known[since]
                 task = replace(task, since=since, links=b"".join(links), head=head, stem=stem)
                 self._heads[client] = head
             data = (task if self.signing is None else self.signing.signed(task)).encode()

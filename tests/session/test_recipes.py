@@ -2,9 +2,9 @@
 
 import pytest
 
-from fedkseed.flower.recipes import networked
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe, Trust
+from fedkseed.session.recipes import networked
 
 DEFENDED = Trust(rule="clipped", agreement=True, most_examples=1)
 

@@ -6,15 +6,15 @@ from tomllib import loads
 import pytest
 
 from fedkseed import FedKSeedError, Simulation, encode
-from fedkseed.flower.client.budget import SPENT, Ledger
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.recipe.reading import parse
 from fedkseed.secure.accounting import epsilon_of
+from fedkseed.session.client.budget import SPENT, Ledger
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import Reply, Status, Task, digest_of
+from fedkseed.session.recipes import recipe_for_clients
 
-from ..conftest import OPEN
+from ...flower.conftest import OPEN
 
 RUN, OTHER = bytes(16), bytes(range(16))
 FIRST, SECOND = b"1" * 32, b"2" * 32

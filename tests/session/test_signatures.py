@@ -21,18 +21,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError, decode, encode
-from fedkseed.flower.certs import make
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.consent import Owner, Settings
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.envelope import UNSIGNED, Reply, Status, Task, digest_of
-from fedkseed.flower.history import History
 from fedkseed.flower.loopback import to_apps
 from fedkseed.flower.messages import packed, unpacked
-from fedkseed.flower.server import clients as remote
-from fedkseed.flower.server.clients import Remote
-from fedkseed.flower.server.serving import current_nonce
-from fedkseed.flower.signatures import (
+from fedkseed.run.store import Store
+from fedkseed.session.certs import make
+from fedkseed.session.client.consent import Owner, Settings
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import UNSIGNED, Reply, Status, Task, digest_of
+from fedkseed.session.history import History
+from fedkseed.session.server import clients as remote
+from fedkseed.session.server.clients import Remote
+from fedkseed.session.server.serving import current_nonce
+from fedkseed.session.signatures import (
     SIGNING,
     TASKS,
     UPLOADS,
@@ -47,12 +48,11 @@ from fedkseed.flower.signatures import (
     upload_statement,
     verify,
 )
-from fedkseed.run.store import Store
 from fedkseed.wire.codec import kind_of
 from fedkseed.wire.numbers import rounded
 from fedkseed.wire.records import Broadcast, Delta, Lack
 
-from .conftest import NODES, OPEN, Notes, recorded
+from ..flower.conftest import NODES, OPEN, Notes, recorded
 
 HEAD0 = bytes(32)  # of a task without a history
 NONCE = bytes(range(16))

@@ -13,11 +13,12 @@ from ...files import read_table, write_table
 from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
-from ...round import Report, run_round
+from ...round import Report, decoded, run_round
 from ...run.chain import Receipt
 from ...run.cohort import EACH_ROUND, cohort
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
+from ...strategies.kseed import KSeed
 from ...strategies.secure import Secure
 from ...strategies.tree import Tree
 from ...strategy import COEFFICIENTS, Strategy, TwoLegs
@@ -183,6 +184,9 @@ class Rounds:
         needed = min(self.remote.minimum, len(asked))
         self.remote.signatures.clear()
         self.receipts, strategy = {}, self.strategy
+        alone: Strategy[Any] = strategy
+        if isinstance(strategy, KSeed) and strategy.trust.agreement:  # one client agrees with nobody, in half the time
+            alone = replace(strategy, trust=replace(strategy.trust, agreement=False))
         uploads: dict[int, bytes] = {}  # of the first of two legs
         asked_by = ""  # the digest of its message
 
@@ -207,7 +211,7 @@ class Rounds:
                 elif kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
                     decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
                 else:
-                    run_round(self.strategy, state, [client], lambda _: [(client, reply)])
+                    alone.aggregate(state, decoded({client: reply}, strategy.replies, {client: state}))
 
             # A client signs what it has restored; most are sent the same difference, which is restored once.
             differences = {client: data for client, data in sent.items() if kind_of(data) is Delta}

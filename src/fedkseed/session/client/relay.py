@@ -88,7 +88,7 @@ def start_worker(directory: Path) -> subprocess.Popen:
     """Start a worker that outlives this process."""
     with open(directory / sockets.LOG, "ab", opener=private) as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
-            [sys.executable, "-m", "fedkseed.flower.client.worker", str(directory)],
+            [sys.executable, "-m", "fedkseed.session.client.worker", str(directory)],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

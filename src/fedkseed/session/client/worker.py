@@ -2,7 +2,7 @@
 
 Flower starts a new process for every message; that process hands the bytes to the worker and waits.
 
-    python -m fedkseed.flower.client.worker DIRECTORY
+    python -m fedkseed.session.client.worker DIRECTORY
 
 A lock allows one worker a directory. It does one task at a time, and ends after some idle time. It gives up a task
 when the process that handed it in is gone, or when the task's time is over, because then nothing waits for the answer.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import FedKSeedError
 from ...files import border
-from ..compat import MAX_MESSAGE
+from ..carrier import MAX_MESSAGE
 
 LENGTH = struct.Struct("<I")
 MAX_FRAME = MAX_MESSAGE  # bytes: a task or a reply, as Flower carries it

@@ -9,14 +9,14 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.flower.certs import make
-from fedkseed.flower.envelope import Task
-from fedkseed.flower.history import KEPT, History
-from fedkseed.flower.receipts import checks, held_keys, nonce_of, require_seen
-from fedkseed.flower.server.serving import current_nonce
-from fedkseed.flower.signatures import SIGNING, ServerSigning, keys_of_run, private_key, sign, upload_statement
 from fedkseed.run.store import NONCES, Store, pack
 from fedkseed.run.verify import require_head, verify
+from fedkseed.session.certs import make
+from fedkseed.session.envelope import Task
+from fedkseed.session.history import KEPT, History
+from fedkseed.session.receipts import checks, held_keys, nonce_of, require_seen
+from fedkseed.session.server.serving import current_nonce
+from fedkseed.session.signatures import SIGNING, ServerSigning, keys_of_run, private_key, sign, upload_statement
 from fedkseed.wire.codec import decode
 
 from ..run import synthetic

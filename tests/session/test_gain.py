@@ -17,22 +17,22 @@ from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording, encode_all
 from fedkseed.evaluation.statistics import Estimate, Gain
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.policy import Policy, Unseen
-from fedkseed.flower.client.worker import Member, Worker
-from fedkseed.flower.gain import LEAST, Kept, Sum, said
 from fedkseed.flower.loopback import to_apps
-from fedkseed.flower.recipes import recipe_for_clients
-from fedkseed.flower.server.serving import asks_for_gains
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import GAINS, Store
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.policy import Policy, Unseen
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.gain import LEAST, Kept, Sum, said
+from fedkseed.session.recipes import recipe_for_clients
+from fedkseed.session.server.serving import asks_for_gains
 from fedkseed.weights.adapter import NAME, apply
 from fedkseed.wire.codec import sealed
 
 from ..conftest import rows
-from .conftest import NODES, OPEN, Notes, recorded
+from ..flower.conftest import NODES, OPEN, Notes, recorded
 
 LINES = {"examples": "examples = 8\nclients = 0.5"}
 

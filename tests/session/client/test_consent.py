@@ -7,14 +7,14 @@ import sys
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.client import consent
-from fedkseed.flower.client.consent import Journal, Owner, Settings, consented
-from fedkseed.flower.client.policy import View
-from fedkseed.flower.envelope import Code, RefusedError
 from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
+from fedkseed.session.client import consent
+from fedkseed.session.client.consent import Journal, Owner, Settings, consented
+from fedkseed.session.client.policy import View
+from fedkseed.session.envelope import Code, RefusedError
 
+from ...flower.conftest import OPEN
 from ...run.synthetic import flips, refused
-from ..conftest import OPEN
 
 RECIPE = """
 [model]

@@ -8,7 +8,7 @@ from ..errors import FedKSeedError
 from ..recipe.algorithms import ALGORITHMS, algorithm_of
 from ..recipe.basis import with_basis
 from ..recipe.schema import OBJECTIVES, Network, Recipe, Reporting
-from .compat import MAX_MESSAGE
+from .carrier import MAX_MESSAGE
 
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
 

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.flower.certs import add, check, make, members, public_keys, request, revoke, shown
-from fedkseed.flower.certs import public as public_line
-from fedkseed.flower.masking import masking_public
+from fedkseed.session.certs import add, check, make, members, public_keys, request, revoke, shown
+from fedkseed.session.certs import public as public_line
+from fedkseed.session.masking import masking_public
 
 NOW = datetime.now(UTC)
 

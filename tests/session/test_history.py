@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from fedkseed import FedKSeedError, encode
-from fedkseed.flower.envelope import LINK, Task
-from fedkseed.flower.history import KEPT, RUNS, History, Seen, seen
 from fedkseed.run import chain
 from fedkseed.run.store import Store
+from fedkseed.session.envelope import LINK, Task
+from fedkseed.session.history import KEPT, RUNS, History, Seen, seen
 
 from ..run import synthetic
 
@@ -208,7 +208,7 @@ def test_a_client_keeps_its_number_and_its_recipe_in_a_run_when_it_is_started_ag
 
 def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch):
     """The attack: a nonce for each task, until the run is driven out; then one of its rounds with another model."""
-    monkeypatch.setattr("fedkseed.flower.history.RUNS", 8)
+    monkeypatch.setattr("fedkseed.session.history.RUNS", 8)
     asked = History(tmp_path)
     nonces = [number.to_bytes(16, "big") for number in range(9)]
     for nonce in nonces[:8]:

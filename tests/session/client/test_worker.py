@@ -20,27 +20,27 @@ from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
-from fedkseed.flower.certs import make
-from fedkseed.flower.client import relay as client_relay
-from fedkseed.flower.client import sockets
-from fedkseed.flower.client import worker as worker_module
 from fedkseed.flower.client.app import relay
-from fedkseed.flower.client.budget import SPENT, Ledger
-from fedkseed.flower.client.consent import Owner, Settings
-from fedkseed.flower.client.policy import Policy
-from fedkseed.flower.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
-from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.recipes import recipe_for_clients
-from fedkseed.flower.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
 from fedkseed.run.cohort import cohort
 from fedkseed.run.privacy import with_noise
 from fedkseed.secure import member as masks
 from fedkseed.secure.accounting import epsilon_of
+from fedkseed.session.certs import make
+from fedkseed.session.client import relay as client_relay
+from fedkseed.session.client import sockets
+from fedkseed.session.client import worker as worker_module
+from fedkseed.session.client.budget import SPENT, Ledger
+from fedkseed.session.client.consent import Owner, Settings
+from fedkseed.session.client.policy import Policy
+from fedkseed.session.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
+from fedkseed.session.envelope import Reply, Status, Task, digest_of
+from fedkseed.session.recipes import recipe_for_clients
+from fedkseed.session.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.strategies.secure import simulated_key
 from fedkseed.wire.records import Broadcast, Change, Masked, Upload
 
-from ..conftest import OPEN, recorded
+from ...flower.conftest import OPEN, recorded
 
 
 def context(directory: Path) -> Context:

@@ -27,7 +27,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ..errors import FedKSeedError
 from ..files import border, read_table, write_table
-from ..session.carrier import TRANSPORTS
+from .carrier import TRANSPORTS
 from .envelope import UNSIGNED, Reply, Status, Task
 from .history import RUNS, History
 from .masking import masking_public

@@ -14,24 +14,24 @@ from transformers import AutoModelForCausalLM
 
 from fedkseed import Adapter, FedKSeedError, apply
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.consent import Owner
-from fedkseed.flower.client.worker import Member, Worker
 from fedkseed.flower.compat import ERRORS, GONE, guard_pulls
-from fedkseed.flower.envelope import Reply, Status, Task
 from fedkseed.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.flower.messages import packed, unpacked
-from fedkseed.flower.server import clients as remote
-from fedkseed.flower.server.clients import Numbers
 from fedkseed.models.load import load_model
 from fedkseed.recipe.schema import Network
 from fedkseed.run.store import Store
+from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.worker import Member, Worker
+from fedkseed.session.envelope import Reply, Status, Task
+from fedkseed.session.server import clients as remote
+from fedkseed.session.server.clients import Numbers
 from fedkseed.tools.watch.view import Watched
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
+from ...flower.conftest import NODES, OPEN, Notes, recorded
 from ...run.synthetic import flips, refused
-from ..conftest import NODES, OPEN, Notes, recorded
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
 ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"

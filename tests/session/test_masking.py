@@ -7,9 +7,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.certs import request
-from fedkseed.flower.masking import MEMORY, RUNS, Memory, comment, masking_key, masking_public, require_member
-from fedkseed.flower.signatures import private_key
+from fedkseed.session.certs import request
+from fedkseed.session.masking import MEMORY, RUNS, Memory, comment, masking_key, masking_public, require_member
+from fedkseed.session.signatures import private_key
 
 RUN = bytes(range(16))
 

@@ -14,32 +14,32 @@ import pytest
 from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest, own_share, share_out
 from fedkseed.files import read_table
-from fedkseed.flower.certs import make
 from fedkseed.flower.client.app import client_app
-from fedkseed.flower.client.budget import SPENT, Ledger
-from fedkseed.flower.client.consent import consented
-from fedkseed.flower.client.policy import Policy
-from fedkseed.flower.client.worker import Member, Worker, masks_of
-from fedkseed.flower.envelope import Task
 from fedkseed.flower.loopback import to_apps
-from fedkseed.flower.masking import MEMORY
 from fedkseed.flower.messages import unpacked
-from fedkseed.flower.recipes import recipe_for_clients
-from fedkseed.flower.server import clients as clients_module
-from fedkseed.flower.server.clients import Numbers
-from fedkseed.flower.server.rounds import FIRST_LEG, NO_DATA, why_model
-from fedkseed.flower.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, tables, typed
 from fedkseed.recipe.schema import HeldOutSet
 from fedkseed.run.store import Store
 from fedkseed.secure.accounting import epsilon_of
+from fedkseed.session.certs import make
+from fedkseed.session.client.budget import SPENT, Ledger
+from fedkseed.session.client.consent import consented
+from fedkseed.session.client.policy import Policy
+from fedkseed.session.client.worker import Member, Worker, masks_of
+from fedkseed.session.envelope import Task
+from fedkseed.session.masking import MEMORY
+from fedkseed.session.recipes import recipe_for_clients
+from fedkseed.session.server import clients as clients_module
+from fedkseed.session.server.clients import Numbers
+from fedkseed.session.server.rounds import FIRST_LEG, NO_DATA, why_model
+from fedkseed.session.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.tools.pin import pin
 from fedkseed.wire.codec import kind_of
 from fedkseed.wire.records import Survivors
 
-from ..conftest import NODES, OPEN, Owner
+from ...flower.conftest import NODES, OPEN, Owner
 
 SERVER = """
 import sys

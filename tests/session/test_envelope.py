@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.envelope import HEAD, MAX_RECIPE, MAX_TEXT, TASK, UNSIGNED, Reply, Status, Task, digest_of, shown
+from fedkseed.session.envelope import HEAD, MAX_RECIPE, MAX_TEXT, TASK, UNSIGNED, Reply, Status, Task, digest_of, shown
 
 RECIPE = b"seed = 3\n"
 

