@@ -927,7 +927,10 @@ def reproduce(
         str | None, typer.Option(help="Folder of the data set Super-NaturalInstructions.")
     ] = None,
     basis: Annotated[
-        str | None, typer.Option(help="File of `fedkseed basis`, for experiments with informed directions.")
+        str | None,
+        typer.Option(
+            help="File of `fedkseed basis`, for experiments with informed directions; for `unlike` a folder of them."
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)

@@ -37,7 +37,7 @@ class Planned:
 
     axes: Tree  # axis -> its value, in the experiment's order
     seed: int
-    table: Tree  # its recipe; values that begin with $ are places for paths
+    table: Tree  # its recipe; values that begin with $ are places for paths, as $model or $basis/stories.safetensors
 
     def recipe(self, places: Mapping[str, str]) -> Recipe:
         """The recipe of the run, with paths in the places `$model` and the like.
@@ -211,9 +211,10 @@ def _fill(table: Any, given: Mapping[str, str]) -> Any:
     if isinstance(table, dict):
         return {name: _fill(value, given) for name, value in table.items()}
     if isinstance(table, str) and table.startswith("$"):
-        if table[1:] not in given:
-            raise FedKSeedError(f"this experiment needs a path: give --{table[1:]}")
-        return given[table[1:]]
+        name, slash, rest = table[1:].partition("/")
+        if name not in given:
+            raise FedKSeedError(f"this experiment needs a path: give --{name}")
+        return given[name] + slash + rest
     return table
 
 
