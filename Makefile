@@ -7,8 +7,6 @@ AT_ONCE ?= 2
 .PHONY: demo test test-faults test-browser check vectors docs clean
 
 demo: .venv/installed .venv/model
-	if [ ! -f runs/basis.safetensors ]; then mkdir -p runs && $(BIN)/fedkseed basis recipes/quickstart.toml \
-	--data dolly-sample --examples 16 --output runs/basis.safetensors; fi
 	if [ -f runs/quickstart/recipe.toml ]; then $(BIN)/fedkseed resume runs/quickstart; \
 	else $(BIN)/fedkseed run recipes/quickstart.toml; fi
 	@echo "Ask both models yourself, or look at the run in a browser:"
