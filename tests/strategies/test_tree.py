@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,13 +29,18 @@ def server(**changes) -> KSeed:
     return KSeed(RUN, local, **{"derivatives": LocalWork(10, steps_of="sgd", lr=0.25, steps=2), **changes})
 
 
-def tree(inner: KSeed, clients: int = CLIENTS) -> Tree:
-    return Tree.make(inner, lambda round_: range(clients))
+def tree(inner: KSeed, members=lambda shard: range(CLIENTS)) -> Tree:
+    return Tree.make(inner, lambda round_: range(CLIENTS), members)
 
 
 def uploads(inner: KSeed, round_: int, rng: np.random.Generator) -> list:
     """Of all clients, of which every third takes derivatives."""
     return [inner.example(round_, k, int(rng.integers(1, 500)), k % 3 == 0, rng) for k in range(CLIENTS)]
+
+
+def members(of: np.ndarray, shard: int) -> list[int]:
+    """The clients of a shard."""
+    return np.flatnonzero(of == shard).tolist()
 
 
 def same(one: State, other: State) -> bool:
@@ -57,7 +63,7 @@ def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wi
             for shard in range(shards)
         ]
         travelled = [decode(encode(part), Subtotal) for part in rng.permutation(np.array(parts, object))]
-        together = tree(inner).aggregate(together, travelled)
+        together = tree(inner, partial(members, of)).aggregate(together, travelled)
         assert same(alone, together)
         assert sorted(number for part in travelled for number in part.clients.tolist()) == list(range(CLIENTS))
 
@@ -77,6 +83,12 @@ def part(**changes) -> Subtotal:
     return replace(inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, some, CLIENTS), **changes)
 
 
+def nothing() -> Subtotal:
+    """The subtotal of a shard none of whose clients was drawn."""
+    inner = server()
+    return inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [], CLIENTS)
+
+
 def row(value: int, dtype: Any = np.int64) -> np.ndarray:
     return np.array([value, *[0] * 15], dtype)
 
@@ -88,26 +100,55 @@ def row(value: int, dtype: Any = np.int64) -> np.ndarray:
         ([part(), part()], "answered round 0 twice"),
         ([part(round=1)], "answered round 1, the server is in round 0"),
         ([part(run=Run(RUN.pool, bytes(31) + b"1"))], "base model with digest"),
-        ([part(), part(client=0)], r"clients that are not in round 1, or in another shard: \[2, 5\]; each shard has"),
-        ([part(clients=np.array([2, 12], np.uint32))], r"not in round 1, or in another shard: \[12\]"),
-        ([part(weight=HEAVIEST + 1)], f"weighs {HEAVIEST + 1}, its 2 clients {HEAVIEST} at most"),
-        ([part(values=row(6 * 301 << 16))], "beyond what its clients may report"),
-        ([part(values=row(-(2**63)))], "beyond what its clients may report"),
-        ([part(counts=row(7, np.uint32))], "more than the 6 scalars of its 2 clients"),
-        ([part(sizes=row(6 * 101 << 16))], "scalars above the clip of 100"),
+        ([part(clients=np.array([2, 12], np.uint32))], r"clients that are not its own, or not in round 1: \[12\]"),
+        ([part(client=2)], r"shard 2 has clients that are not its own, or not in round 1: \[2, 5\]; .* says which"),
+        ([part(weight=2 * (HEAVIEST // CLIENTS) + 1)], f"its 2 clients {HEAVIEST // CLIENTS} each at most"),
+        ([part(values=row(6 * 301 << 16))], "a sum beyond what its clients may report along one direction"),
+        ([part(values=row(-(2**63)))], "a sum beyond what its clients may report along one direction"),
+        ([part(counts=row(7, np.uint32))], "more than the 3 scalars of each of its 2 clients"),
+        ([part(sizes=row(6 * 101 << 16))], "scalars above what a client may report, 100"),
+        ([nothing()], "no client of any shard is in the sums of round 1"),
     ],
 )
 def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
     inner = server()
     before = inner.init()
     with pytest.raises(FedKSeedError, match=message):
-        tree(inner).aggregate(before, parts)
+        tree(inner, lambda shard: range(CLIENTS) if shard == 1 else range(0)).aggregate(before, parts)
     assert same(before, inner.init())
+
+
+def test_sums_of_scalars_alone_are_no_larger_than_their_sizes():
+    """A shard whose clients send a few scalars each can't move all directions at once."""
+    inner = server(derivatives=None)
+    one = inner.example(0, 2, 3, False, np.random.default_rng(2))
+    good = inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [one], CLIENTS)
+    assert tree(inner).aggregate(inner.init(), [good]).round == 1
+    with pytest.raises(FedKSeedError, match="a sum beyond what its clients may report along one direction"):
+        tree(inner).aggregate(inner.init(), [replace(good, values=good.values + (1 << 16))])
+
+
+def test_signs_have_a_size_of_one_whatever_the_clip():
+    inner = server(wire="sign", derivatives=None)
+    inner = replace(inner, local=replace(inner.local, clip=0.5))
+    one = inner.example(0, 2, 3, False, np.random.default_rng(2))
+    good = inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [one], CLIENTS)
+    assert tree(inner).aggregate(inner.init(), [good]).round == 1
+    with pytest.raises(FedKSeedError, match="scalars above what a client may report"):
+        tree(inner).aggregate(inner.init(), [replace(good, sizes=2 * good.sizes)])
+
+
+def test_any_number_of_skipped_steps_can_be_added_up():
+    inner = server()
+    some = [
+        replace(inner.example(0, client, 3, True, np.random.default_rng(0)), skipped=2**32 - 1) for client in (0, 1)
+    ]
+    assert inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, some, CLIENTS).skipped == 2**32 - 1
 
 
 def test_weights_that_are_capped_are_capped_for_a_shard():
     inner = server(trust=Trust(most_examples=1))
-    with pytest.raises(FedKSeedError, match="weighs 6, its 2 clients 2 at most"):
+    with pytest.raises(FedKSeedError, match="weighs 6, its 2 clients 1 each at most"):
         tree(inner).aggregate(inner.init(), [part()])
     assert tree(inner).aggregate(inner.init(), [part(weight=2, values=part().values // 3)]).round == 1
 
@@ -137,7 +178,7 @@ def test_what_needs_single_uploads_is_refused():
             tree(server(trust=trust))
     noisy = Noised(server(derivatives=None), Noise(1.0, norm=1.0))
     with pytest.raises(FedKSeedError, match=r"where neither \[secure\] nor the \[privacy\] of clients is set"):
-        Tree.make(noisy, range)
+        Tree.make(noisy, range, range)
 
 
 def test_an_example_has_the_size_of_a_shard_of_one_client():

@@ -103,12 +103,15 @@ def serve(
     _require_loopback(tls, host)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
+    from ..session.recipes import require_one_server
     from ..tools.display import show_result
     from .page import Page
     from .server import Address, run
 
     address = Address(host, port, tls, strangers, Page(model_files) if page else None)
     wanted, directory = begun(recipe, changes, output)
+    if page:
+        require_one_server(wanted, "one with a page")
     try:
         with Bars(wanted.training.rounds) as bars:
             result = run(directory, wanted, certs.resolve(), address, bars)
@@ -127,7 +130,7 @@ def shard(
     ca: Authority,
     first: Annotated[
         int,
-        typer.Option(help="Number in the run of this shard's client 0; its others have the numbers after it.", min=0),
+        typer.Option(help="Number in the run of this shard's client 0; its others come after it.", min=0),
     ] = 0,
     host: Host = "127.0.0.1",
     port: Port = 8443,
@@ -143,8 +146,8 @@ def shard(
     """Serve a part of a federation's clients, and hand the sum of their uploads up to another server.
 
     Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
-    among its clients' keys; it sees the sums of each shard's clients, never an upload, and ends with the digest that it
-    would have with all clients of its own. No recipe, model or data is needed here. docs/scaling.md brings up a tree.
+    among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
+    would have if the same uploads came to it. No recipe, model or data is needed here. docs/scaling.md has an example.
     """
     require_https()
     _require_loopback(tls, host)

@@ -45,7 +45,7 @@ class Desk(Protocol):
     """Whoever answers the tasks of a client."""
 
     kept: str  # what becomes of the tuned model of a finished run
-    log: Path  # file that says why a task was not answered
+    log: Path | str  # place that says why a task was not answered
 
     def open(self) -> None:
         """Begin: the client's directory is free."""
@@ -73,7 +73,8 @@ class WorkerDesk:
 
     def __init__(self, directory: Path, settings: Settings) -> None:
         self.directory, self.settings = directory.resolve(), settings
-        self.kept, self.log = f"its tuned model is {self.directory / TUNED}", self.directory / sockets.LOG
+        self.kept = f"its tuned model is {self.directory / TUNED}"
+        self.log: Path | str = self.directory / sockets.LOG
         settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
         sockets.place(self.directory)
 

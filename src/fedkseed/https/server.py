@@ -60,7 +60,10 @@ class Registry:
 
     def __init__(self, directory: Path, keys: Path, progress: Progress) -> None:
         self.directory, self.keys, self.progress = directory, keys, progress
-        self._seen: dict[str, tuple[int, int]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}  # the last that was looked at, taken or not
+        self._taken: dict[str, tuple[int, int]] = {}
+        self.times = 0  # that keys were taken
+        self.lines: list[str] = []  # those taken, by number
         self._looked = 0.0
 
     def changed(self) -> bool:
@@ -78,7 +81,7 @@ class Registry:
             stat = (self.keys / name).stat()
         except OSError:
             return False
-        return self._seen.get(name) == (stat.st_mtime_ns, stat.st_size)
+        return self._taken.get(name) == (stat.st_mtime_ns, stat.st_size)
 
     def wait_for(self, count: int) -> None:
         """Wait for a number of keys: those of browsers are made on the page, once it is served."""
@@ -111,9 +114,11 @@ class Registry:
                     raise FedKSeedError(
                         f"the key {paths[number]} was revoked, and can't come back; make another for client {number}"
                     )
+        self.lines = lines
         lacking = [number for number, line in enumerate(lines) if not line]
         Numbers.register(self.directory, range(len(lines)), lacking)
         ServerSigning.write(folder, self.keys, lines)
+        self._taken, self.times = self._seen, self.times + 1
         return lines
 
     def _paths(self) -> list[Path]:
@@ -157,14 +162,19 @@ class Watching(Hub):
         return client
 
     def nodes(self) -> list[int]:
-        self._look()
+        self.look()
         return super().nodes()
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
-        self._look()
+        self.look()
         return super().send(parcels)
 
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Pass on what the requests' thread has noted, and take keys that have changed.
+
+        Raises:
+            RekeyedError: they were taken.
+        """
         while self.notices:
             self.registry.progress.note(self.notices.popleft())
         if self.registry.changed():

@@ -20,7 +20,7 @@ from ..recipe.schema import Recipe
 from ..session.client.consent import Journal, Owner
 from ..session.client.worker import Member, journaled, secret_of
 from ..session.envelope import Task, digest_of
-from ..session.recipes import largest_request, networked, recipe_for_clients
+from ..session.recipes import largest_request, networked, recipe_for_clients, require_one_server
 from ..session.signatures import fingerprint, private_key, sign
 from ..weights.adapter import NAME as TUNED
 from ..weights.adapter import Adapter
@@ -109,6 +109,7 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
             directory.
     """
+    require_one_server(recipe, "a federation without one")
     roster, recipe, directory = load_roster(files.peers), networked(recipe), place.directory
     text, key = shared_recipe(recipe, len(roster.peers)), private_key(files.key)
     keys = [fingerprint(one) for one in roster.public_keys()]

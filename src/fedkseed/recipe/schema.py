@@ -271,9 +271,15 @@ class Network(Part):
     grace: Positive | None = None  # seconds for the others once the minimum has answered; None: 10, or half its time
     attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
     patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
-    # Servers that stand between this one and the clients and add up their uploads (docs/scaling.md); minimum, default
-    # all, and patience are then of shards. None: the clients' uploads come to this server.
-    shards: Count | None = None
+    # Number of clients of each server that stands between this one and them, and adds up their uploads: the first has
+    # the clients from 0 on, the next those after it (docs/scaling.md). Minimum, default all, and patience are then of
+    # shards. None: the clients' uploads come to this server.
+    shards: Annotated[list[Count], Field(min_length=1)] | None = None
+
+    def members(self, shard: int) -> range:
+        """The clients of a shard."""
+        before = (self.shards or [])[: shard + 1]
+        return range(sum(before[:-1]), sum(before))
 
     def minimum_of(self, cohort: int) -> int:
         """Number of clients of a cohort, or of shards, that have to answer.
@@ -282,9 +288,9 @@ class Network(Part):
             FedKSeedError: the minimum is more than the cohort.
         """
         if self.shards is not None:
-            if self.minimum is not None and self.minimum > self.shards:
-                raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {self.shards} shards")
-            return self.minimum or self.shards
+            if self.minimum is not None and self.minimum > len(self.shards):
+                raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {len(self.shards)} shards")
+            return self.minimum or len(self.shards)
         if self.minimum is not None and self.minimum > cohort:
             raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
         return self.minimum or (cohort + 1) // 2

@@ -14,9 +14,14 @@ Nguyen et al., 2022, https://arxiv.org/abs/2106.06639
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, islice
+from typing import Any
 
 from ..randomness import Purpose, generator
+from ..recipe.schema import Recipe
+from ..strategies.tree import Tree
+from ..strategy import Strategy
 
 EACH_ROUND, IN_TURNS = "each round", "in turns"  # [clients] draw
 
@@ -96,3 +101,17 @@ def asynchronous(
             still = {i: task for i, task in training.items() if round_ - task[0] <= max_staleness}
             given_up = len(waiting) + len(training) - len(in_time) - len(still)
             waiting, training = in_time, still
+
+
+def over_shards(strategy: Strategy[Any], recipe: Recipe) -> Strategy[Any]:
+    """The strategy, for a server whose clients are shards if its recipe says so.
+
+    Raises:
+        FedKSeedError: its algorithm can't do with sums.
+    """
+    if (shards := recipe.network.shards) is None:
+        return strategy
+    all_, clients = sum(shards), recipe.clients
+    drawn = partial(cohort, recipe.seed, clients=all_, count=clients.cohort_of(all_), draw=clients.draw)
+    tree: Any = Tree.make(strategy, drawn, recipe.network.members)
+    return tree

@@ -27,10 +27,11 @@ from ..recipe.own_code import is_own
 from ..recipe.schema import Recipe
 from ..strategy import COEFFICIENTS, Strategy
 from ..weights.adapter import Adapter
-from ..wire.codec import decode, encode
-from ..wire.records import Run
+from ..wire.codec import decode, encode, kind_of
+from ..wire.records import Run, Subtotal
 from . import chain
 from .chain import Receipt
+from .cohort import over_shards
 from .loop import NEWCOMER, Coefficients, announced, provenance
 from .privacy import kept_secret, with_noise
 from .store import Store, pack
@@ -143,7 +144,9 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(f"the run began with {directions}, its recipe says {pool}")
     if recipe.model.digest not in (None, base.hex()):
         raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
-    return algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory, reads=True))
+    strategy = algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory, reads=True))
+    sums = store.rounds and any(kind_of(one.upload) is Subtotal for one in store.receipts(1).values())
+    return over_shards(strategy, recipe) if sums else strategy  # the same recipe in one process has no shards
 
 
 def _recomputed(

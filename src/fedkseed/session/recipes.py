@@ -11,6 +11,7 @@ from ..recipe.schema import OBJECTIVES, Network, Recipe, Reporting
 from .carrier import MAX_MESSAGE
 
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
+MOST_OF_A_SHARD = 1 << 16  # directions, or scalars of an upload: what a shard reads before it has a recipe
 
 
 def require_networked(recipe: Recipe) -> None:
@@ -50,9 +51,16 @@ def require_networked(recipe: Recipe) -> None:
             "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
             "it, or `fedkseed pin RECIPE`"
         )
-    if recipe.network.shards is not None:
-        if recipe.clients.count is None:
-            raise FedKSeedError("[network] shards needs [clients] count: the clients of all shards together")
+    if (shards := recipe.network.shards) is not None:
+        if recipe.clients.count not in (None, sum(shards)):
+            raise FedKSeedError(
+                f"[clients] count says {recipe.clients.count}, and [network] shards add up to {sum(shards)}"
+            )
+        if (size := max(recipe.directions.size, recipe.training.steps * recipe.training.probes)) > MOST_OF_A_SHARD:
+            raise FedKSeedError(
+                f"a shard reads uploads of {MOST_OF_A_SHARD:,} numbers, those of this recipe have up to {size:,}: set "
+                "[directions] size or [training] steps lower, or take one server"
+            )
         if recipe.evaluation.clients is not None:
             raise FedKSeedError(
                 "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it"
@@ -111,7 +119,8 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     rest = {"sets": categories or None, "stop_when_diverged": True}  # its default, whatever the server does
     evaluation = recipe.evaluation.model_copy(update={**choosing, **rest})
     parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
-    return recipe.model_copy(update=parts | {"network": Network(), "report": Reporting()}).to_toml().encode()
+    network = Network(shards=recipe.network.shards)  # by which a shard knows its clients
+    return recipe.model_copy(update=parts | {"network": network, "report": Reporting()}).to_toml().encode()
 
 
 def largest_request(recipe: Recipe) -> int:
@@ -121,8 +130,18 @@ def largest_request(recipe: Recipe) -> int:
     each of its clients.
     """
     if recipe.network.shards is not None:
-        return ENVELOPE + 20 * recipe.directions.size + 4 * (recipe.clients.count or 0)
+        return ENVELOPE + 20 * recipe.directions.size + 4 * max(recipe.network.shards)
     if not algorithm_of(recipe.training.algorithm).pooled:
         return MAX_MESSAGE + ENVELOPE
     shares = 0 if recipe.secure is None else 16 * ((recipe.secure.neighbours or 20) + 2) ** 2
     return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes) + shares
+
+
+def require_one_server(recipe: Recipe, what: str) -> None:
+    """Refuse [network] shards where nothing can follow it.
+
+    Raises:
+        FedKSeedError: the recipe has it.
+    """
+    if recipe.network.shards is not None:
+        raise FedKSeedError(f"[network] shards is for `fedkseed serve` without a page, and this is {what}: remove it")

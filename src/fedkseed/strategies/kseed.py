@@ -294,7 +294,7 @@ class KSeed:
             clients=np.array([upload.client for upload in ordered], np.uint32),
             weight=total.weight,
             loss=median(losses) if losses else math.nan,
-            skipped=sum(upload.skipped for upload in ordered),
+            skipped=min(sum(upload.skipped for upload in ordered), (1 << 32) - 1),  # a client may claim any number
             values=total.values,
             sizes=sizes,
             counts=counts.astype(np.uint32),

@@ -33,7 +33,8 @@ class Tree:
 
     Args:
         inner: makes broadcasts, the clients' local steps and the server's step.
-        drawn: the clients of all shards that a round's cohort has.
+        drawn: round -> the clients of all shards that are in its cohort.
+        members: shard -> its clients.
     """
 
     message: ClassVar[type[Broadcast]] = Broadcast
@@ -46,9 +47,10 @@ class Tree:
 
     inner: KSeed
     drawn: Callable[[int], Sequence[int]]
+    members: Callable[[int], Sequence[int]]
 
     @classmethod
-    def make(cls, inner: Any, drawn: Callable[[int], Sequence[int]]) -> Self:
+    def make(cls, inner: Any, drawn: Callable[[int], Sequence[int]], members: Callable[[int], Sequence[int]]) -> Self:
         """The tree's form of an algorithm.
 
         Raises:
@@ -64,7 +66,7 @@ class Tree:
                 f"[trust] rule = {inner.trust.rule!r} with agreement = {str(inner.trust.agreement).lower()} compares "
                 "single uploads, and a root with [network] shards sees sums: set rule = 'mean' and agreement = false"
             )
-        return cls(inner, drawn)
+        return cls(inner, drawn, members)
 
     @property
     def run(self) -> Run:
@@ -89,44 +91,51 @@ class Tree:
         """The state after the server's step with the sum of the subtotals: that of one server with all clients.
 
         Raises:
-            FedKSeedError: there is no subtotal, or one is of another run or round, came twice, has a client that is
-                in another's or is none, or numbers that its clients could not have sent. The state is unchanged.
+            FedKSeedError: there is no subtotal, or none with a client; or one is of another run or round, came twice,
+                or is refused by `require`. The state is unchanged.
         """
         ordered, size = in_order(uploads, self.run, state.round), self.run.pool.size
-        left = {*self.drawn(state.round)}
         total, sizes, counts = Sum(np.zeros(size, np.int64), 0), np.zeros(size, np.int64), np.zeros(size, np.int64)
         for one in ordered:
-            self._require(one, left)
-            left.difference_update(one.clients.tolist())
+            self.require(state, one)
             total += Sum(one.values, one.weight)
             sizes, counts = sizes + one.sizes, counts + one.counts
-        if total.weight > HEAVIEST:
-            raise FedKSeedError(f"the clients of this round weigh {total.weight}, integers hold the sum of {HEAVIEST}")
+        if total.weight == 0:
+            raise FedKSeedError(
+                f"no client of any shard is in the sums of round {state.round + 1}: are they connected?"
+            )
         return self.inner.added(state, total, sizes, counts)
 
-    def _require(self, one: Subtotal, left: set[int]) -> None:
-        """Refuse a subtotal that is not the sum of uploads of clients that were drawn, or that is of another's clients.
+    def require(self, state: State, one: Subtotal) -> None:
+        """Refuse a subtotal that can't be the sum of uploads of clients of its shard that were drawn.
 
         A shard can then do what its clients could do together, and no more.
+
+        Raises:
+            FedKSeedError: it can't.
         """
-        who = f"the subtotal of shard {one.client}"
-        if strangers := sorted({*one.clients.tolist()} - left):
+        in_order([one], self.run, state.round)
+        who, local, n = f"the subtotal of shard {one.client}", self.inner.local, one.clients.size
+        drawn = self.drawn(state.round)
+        own = {*self.members(one.client)}.intersection(drawn)
+        if strangers := sorted({*one.clients.tolist()} - own):
             raise FedKSeedError(
-                f"{who} has clients that are not in round {one.round + 1}, or in another shard: {strangers[:10]}; each "
-                "shard has numbers of its own, --first and those after it"
+                f"{who} has clients that are not its own, or not in round {state.round + 1}: {strangers[:10]}; "
+                "[network] shards says which clients a shard has"
             )
-        heaviest = min(HEAVIEST, (self.inner.trust.most_examples or HEAVIEST) * one.clients.size)
-        if one.weight > heaviest:
-            raise FedKSeedError(f"{who} weighs {one.weight}, its {one.clients.size} clients {heaviest} at most")
-        asked = self.inner.local.scalars
-        if int(one.counts.sum(dtype=np.int64)) > (all_ := asked * one.clients.size):
-            raise FedKSeedError(f"{who} has more than the {all_} scalars of its {one.clients.size} clients")
-        clip = min(self.inner.local.clip * (1 + 1e-6), MOST * GRID)  # a clip is rounded on its way
-        largest = max(int(one.values.max()), -int(one.values.min()))  # not abs: that of -2^63 is -2^63
-        if largest * GRID > one.weight * min(asked * clip, MOST * GRID):
-            raise FedKSeedError(f"{who} has a sum of {largest} along one direction, beyond what its clients may report")
-        if np.any(one.sizes * GRID > one.counts * clip):
-            raise FedKSeedError(f"{who} has scalars above the clip of {self.inner.local.clip:g}")
+        heaviest = min(HEAVIEST // max(1, len(drawn)), self.inner.trust.most_examples or HEAVIEST)
+        if one.weight > heaviest * n:
+            raise FedKSeedError(f"{who} weighs {one.weight}, its {n} clients {heaviest} each at most")
+        if int(one.counts.sum(dtype=np.int64)) > local.scalars * n:
+            raise FedKSeedError(f"{who} has more than the {local.scalars} scalars of each of its {n} clients")
+        clip = min(local.clip * (1 + 1e-6), MOST * GRID)  # a clip is rounded on its way
+        if np.any(one.sizes * GRID > one.counts * (1.0 if self.inner.wire == "sign" else clip)):
+            raise FedKSeedError(f"{who} has scalars above what a client may report, {local.clip:g}")
+        # Where clients send scalars alone, a sum is no larger than its scalars; derivatives bring no sizes.
+        most = one.weight * min(local.scalars * clip, MOST * GRID) / GRID
+        bounds = np.full(one.sizes.shape, most) if self.inner.derivatives else heaviest * one.sizes.astype(np.float64)
+        if np.any(np.abs(one.values.astype(np.float64)) > np.minimum(bounds, most)):  # abs in float: that of -2^63
+            raise FedKSeedError(f"{who} has a sum beyond what its clients may report along one direction")
 
     def example(
         self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator

@@ -287,7 +287,9 @@ def _aggregate(record: Upload | Change | Subtotal) -> None:
     steps = (record.scalars.size or 1) if isinstance(record, Upload) else 1
     strategy: Any = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
     if isinstance(record, Subtotal):  # of clients that have taken as many steps as it has scalars
-        strategy = Tree(replace(strategy, local=LocalWork(1 << 32, steps=1 << 20)), lambda _: range(1 << 16))
+        strategy = Tree(
+            replace(strategy, local=LocalWork(1 << 32, steps=1 << 20)), lambda _: range(1 << 8), lambda _: range(1 << 8)
+        )
     size = record.run.pool.size
     before = State(record.round, np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64))
     try:

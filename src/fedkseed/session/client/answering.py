@@ -23,6 +23,10 @@ class AbandonedError(Exception):
     """The error of a task for whose answer no process waits any more."""
 
 
+class LaterError(FedKSeedError):
+    """The error of a task that may be answered when it comes again."""
+
+
 class Follower(Protocol):
     """One client or several, with a recipe and a model."""
 
@@ -54,6 +58,7 @@ class Worker:
         follow: makes a client that follows a given recipe.
         signing: verifies tasks and signs answers; None: tasks are taken from whoever hands them in.
         disclose: decides on the text of a reply without an answer.
+        remembers: whether the answer to a task is kept for the same task, should it come again.
     """
 
     def __init__(
@@ -61,8 +66,9 @@ class Worker:
         follow: Callable[[bytes], Follower],
         signing: ClientSigning | None = None,
         disclose: Disclose = code_alone,
+        remembers: Callable[[Task], bool] = lambda task: True,
     ) -> None:
-        self.follow, self.signing, self.disclose = follow, signing, disclose
+        self.follow, self.signing, self.disclose, self.remembers = follow, signing, disclose, remembers
         self._digest = b""
         self._follower: Follower | None = None
         # The key of the last task, and the reply to it.
@@ -105,9 +111,11 @@ class Worker:
             broadcast, made = self._follower.answer(task, on_step, bound)
             signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
             reply = Reply(Status.DONE, made, signature=signature)
-            if len(reply.message) <= REMEMBERED:
+            if len(reply.message) <= REMEMBERED and self.remembers(task):
                 self._last = key, reply
             return reply
+        except LaterError as error:
+            return Reply(Status.FAILED, text=self.disclose(Code.WORKER, str(error)))
         except FedKSeedError as error:
             code = error.code if isinstance(error, RefusedError) else Code.TASK
             return Reply(Status.REFUSED, text=self.disclose(code, str(error)))

@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from ...recipe.basis import with_basis
 from ...recipe.schema import Recipe
 from ...round import Report, decoded, run_round
 from ...run.chain import Receipt
-from ...run.cohort import EACH_ROUND, cohort
+from ...run.cohort import EACH_ROUND, cohort, over_shards
 from ...run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ...run.watchers import Progress, Silent
 from ...strategies.kseed import KSeed
@@ -67,7 +66,7 @@ def federation(
     if recipe.network.shards is None:
         size = recipe.clients.cohort_of(count)
     else:
-        count = recipe.clients.count or 0
+        count = sum(recipe.network.shards)
     if not is_here(recipe.data.source):
         if recipe.evaluation.best is not None:
             raise FedKSeedError(
@@ -79,13 +78,8 @@ def federation(
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
     if isinstance(strategy, Secure) and signing is not None:
         strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
-    if recipe.network.shards is not None:
-        asked = recipe.clients.cohort_of(count)
-        tree: Any = Tree.make(
-            strategy, partial(cohort, recipe.seed, clients=count, count=asked, draw=recipe.clients.draw)
-        )
-        strategy = tree
-    keeps = recipe.keeps_uploads and algorithm.pooled and recipe.network.shards is None
+    strategy = over_shards(strategy, recipe)
+    keeps = recipe.keeps_uploads and algorithm.pooled
     rounds = Rounds(
         recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG), recipe.clients.draw
     )
@@ -211,7 +205,8 @@ class Rounds:
                 elif kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
                     decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
                 else:
-                    alone.aggregate(state, decoded({client: reply}, strategy.replies, {client: state}))
+                    records = decoded({client: reply}, strategy.replies, {client: state})
+                    alone.require(state, *records) if isinstance(alone, Tree) else alone.aggregate(state, records)
 
             # A client signs what it has restored; most are sent the same difference, which is restored once.
             differences = {client: data for client, data in sent.items() if kind_of(data) is Delta}

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from ...errors import FedKSeedError
 from ...evaluation.statistics import Gain
 from ...recipe.algorithms import algorithm_of
 from ...recipe.schema import Recipe
@@ -14,6 +15,7 @@ from ...run.privacy import kept_secret, with_noise
 from ...run.store import GAINS, NONCES, Store
 from ...run.trackers import Trackers
 from ...run.watchers import Progress
+from ...strategies.tree import Tree
 from ...strategy import Strategy
 from ...wire.codec import encode
 from ..carrier import Carrier
@@ -40,8 +42,12 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
     with store.locked(), trackers.copying(directory), now.shown_in(directory):
         recipe = store.load_recipe()
         shards = recipe.network.shards
-        numbers = Numbers(directory, shards or recipe.clients.count)
-        count = numbers.count if shards is None else recipe.clients.count or 0  # of clients, of all shards
+        if shards is not None and (here := Numbers.registered(directory)) not in (0, len(shards)):
+            raise FedKSeedError(
+                f"[network] shards has {len(shards)} shards, and {here} keys are registered: one for each"
+            )
+        numbers = Numbers(directory, recipe.clients.count if shards is None else len(shards))
+        count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
         recipe = with_noise(recipe, count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
@@ -67,7 +73,8 @@ def hand_out(store: Store, strategy: Strategy[Any], remote: Remote, measuring: b
     state = store.state(strategy.state, store.tuned)
     message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
     kept = remote.hand_out(store.rounds, message, measuring)
-    remote.progress.note(f"{len(kept)} of {remote.numbers.count} clients have kept the tuned model")
+    who = "shards have sent their clients" if isinstance(strategy, Tree) else "clients have kept"
+    remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model")
     sent = [found.gain(client) for client, found in sorted(kept.items()) if found is not None]
     if measuring:
         names = {gain.client for gain in sent}
