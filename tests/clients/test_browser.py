@@ -22,7 +22,7 @@ from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.session.certs import add, make
-from fedkseed.session.client.consent import Owner
+from fedkseed.session.client.consent import Owner, Settings
 from fedkseed.session.client.worker import Member, Worker
 from fedkseed.session.recipes import networked, recipe_for_clients
 from fedkseed.session.signatures import ClientSigning, certificate, private_key
@@ -114,7 +114,9 @@ def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch
     signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
     worker = Worker(lambda recipe: Member(owner, recipe), signing)
     monkeypatch.setattr(join, "relay", lambda task, directory, opened: worker.reply(task).encode())
-    client = join.Attendance(folder, url, keys / "ca.pem", keys / "client-0", owner, 60.0)
+    ca, key = keys / "ca.pem", keys / "client-0"
+    desk = join.WorkerDesk(folder, Settings(owner, 60.0, str(key), str(ca)))
+    client = join.Attendance(folder, url, ca, key, desk)
 
     def over(seconds: float) -> None:
         raise EOFError

@@ -225,7 +225,9 @@ class Subtotal:
         if (self.clients[1:] <= self.clients[:-1]).any():
             raise FedKSeedError(f"a subtotal has each client once and in order, got {self.clients.tolist()[:10]}")
         if not n <= self.weight < 1 << 32 or (n == 0 and self.weight):
-            raise FedKSeedError(f"{n} clients weigh at least 1 each, and at most 2^32 - 1, got {self.weight} in all")
+            raise FedKSeedError(
+                f"the {n} clients of a subtotal weigh at least 1 each, 2^32 - 1 in all, got {self.weight}"
+            )
         if not 0 <= self.skipped < 1 << 32:
             raise FedKSeedError(f"a number of skipped probes has 32 bits, got {self.skipped}")
         for name in ("values", "sizes", "counts"):
