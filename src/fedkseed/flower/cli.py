@@ -52,12 +52,11 @@ def server(
     """
     require_flower()
     from ..run.store import Store
-    from ..session.recipes import largest_request, require_one_server
+    from ..session.recipes import largest_request
     from ..tools.display import show_result
     from .server.processes import Host
 
-    wanted, directory = begun(recipe, changes, output)
-    require_one_server(wanted, "a server over Flower")
+    wanted, directory = begun(recipe, changes, output, "a server over Flower")
     try:
         with Bars(wanted.training.rounds) as bars:
             running = Host(directory, certs, host, port, largest_request(wanted), bars)

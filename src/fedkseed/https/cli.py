@@ -103,15 +103,12 @@ def serve(
     _require_loopback(tls, host)
     if model_files and not page:
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
-    from ..session.recipes import require_one_server
     from ..tools.display import show_result
     from .page import Page
     from .server import Address, run
 
     address = Address(host, port, tls, strangers, Page(model_files) if page else None)
-    wanted, directory = begun(recipe, changes, output)
-    if page:
-        require_one_server(wanted, "one with a page")
+    wanted, directory = begun(recipe, changes, output, "one with a page" if page else None)
     try:
         with Bars(wanted.training.rounds) as bars:
             result = run(directory, wanted, certs.resolve(), address, bars)

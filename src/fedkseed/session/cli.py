@@ -275,8 +275,13 @@ def public(
     print(certs.public(key), end="")
 
 
-def begun(recipe: Path, changes: list[str] | None, output: Path | None) -> "tuple[Recipe, Path]":
+def begun(
+    recipe: Path, changes: list[str] | None, output: Path | None, alone: str | None = None
+) -> "tuple[Recipe, Path]":
     """The recipe of a server, and the directory of its run, which is made or goes on.
+
+    Args:
+        alone: the kind of server, where shards can't be its clients.
 
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
@@ -285,10 +290,12 @@ def begun(recipe: Path, changes: list[str] | None, output: Path | None) -> "tupl
     from ..run.store import Store
     from ..run.trackers import Trackers
     from ..run.watchers import Silent
-    from .recipes import networked, require_networked
+    from .recipes import networked, require_networked, require_one_server
 
     wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
     require_networked(wanted)  # now, and not when the clients are there
+    if alone is not None:
+        require_one_server(wanted, alone)
     Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
     prepare()
     if (directory / "recipe.toml").exists():

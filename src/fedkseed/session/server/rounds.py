@@ -179,7 +179,8 @@ class Rounds:
         self.remote.signatures.clear()
         self.receipts, strategy = {}, self.strategy
         alone: Strategy[Any] = strategy
-        if isinstance(strategy, KSeed) and strategy.trust.agreement:  # one client agrees with nobody, in half the time
+        # An answer is tried without the evidence about clients: it is of all of a round, and half of the work.
+        if isinstance(strategy, KSeed) and strategy.trust.agreement:
             alone = replace(strategy, trust=replace(strategy.trust, agreement=False))
         uploads: dict[int, bytes] = {}  # of the first of two legs
         asked_by = ""  # the digest of its message
@@ -206,7 +207,10 @@ class Rounds:
                     decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
                 else:
                     records = decoded({client: reply}, strategy.replies, {client: state})
-                    alone.require(state, *records) if isinstance(alone, Tree) else alone.aggregate(state, records)
+                    if isinstance(alone, Tree):
+                        alone.require(state, records[0])
+                    else:
+                        alone.aggregate(state, records)
 
             # A client signs what it has restored; most are sent the same difference, which is restored once.
             differences = {client: data for client, data in sent.items() if kind_of(data) is Delta}
