@@ -50,7 +50,7 @@ def middle(run: Path, rounds: int, folder: Path) -> Path:
         shutil.copytree(run, copy)
         store = Store(copy)
         store.rollback(rounds)
-        store.change_recipe(changed(store.load_recipe(), f"training.rounds={rounds}", "save=true").to_toml())
+        store.change_recipe(changed(store.load_recipe(), f"training.rounds={rounds}").to_toml())
         resume(copy)  # no round is left to it: it writes the adapter
         export(open_tuned(copy), model, "hf")
     return model

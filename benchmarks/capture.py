@@ -1,0 +1,96 @@
+"""The share of the clients' gradients that informed directions hold, at the base model and as a run goes on.
+
+    python benchmarks/capture.py RUN [--rounds 0 10 25 50] [--basis FILE ...] [--batches 16] [--json]
+
+RUN is a run of FedKSeed-Backprop along informed directions, of which `--rounds` names models. The share of |g|² is
+Σ over tensors |Uᵀ G V|² / |G|², with the columns of U and V of length 1: of the mean gradient of all batches, and the
+mean over batches of the share of each batch's own gradient. Random directions would hold K / d. Batches are of the
+clients' examples, as many in each as the recipe says. `--basis` names further bases, as one that was made later.
+"""
+
+import argparse
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedkseed.data.batches import collate
+from fedkseed.directions.factors import Basis, Matrix
+from fedkseed.models.loss import graph_loss
+from fedkseed.randomness import Purpose, generator
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.store import Store
+from fedkseed.weights.basis import load_basis
+from table import Row, show
+
+
+def share(basis: Basis, gradient: Mapping[str, Tensor]) -> float:
+    """The share of a gradient's square that the directions of a basis hold."""
+    held = 0.0
+    for name, factor in basis.factors.items():
+        matrix = Matrix.of(gradient[name].shape)
+        left, right = (
+            torch.nn.functional.normalize(torch.from_numpy(part.astype(np.float32)), dim=0)
+            for part in (factor.left, factor.right)
+        )
+        held += float((left.T @ gradient[name].view(matrix.rows, matrix.columns) @ right).square().sum())
+    return held / sum(float(g.square().sum()) for g in gradient.values())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--rounds", type=int, nargs="+", default=[0])
+    parser.add_argument("--basis", type=Path, nargs="*", default=[], metavar="FILE")
+    parser.add_argument("--batches", type=int, default=16)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    store = Store(options.run)
+    rows: list[Row] = []
+    with closing(Simulation(load_recipe(store.recipe))) as simulation:
+        setup, recipe = simulation.setup, simulation.recipe
+        own = setup.basis
+        if own is None:
+            parser.error(f"the directions of {options.run} have no basis")
+        bases = {"the run's own": own} | {file.stem: load_basis(file) for file in options.basis}
+        everyone = [example for one in simulation.shares.clients for example in one]
+        order = generator(recipe.seed, Purpose.EVALUATION, 1).permutation(len(everyone))
+        size = recipe.training.batch_size
+        batches = [[everyone[i] for i in order[k * size : (k + 1) * size]] for k in range(options.batches)]
+        tensors = {entry.name: entry.tensor.requires_grad_() for entry in setup.weights.layout.tuned}
+        for rounds in options.rounds:
+            state = store.state(simulation.strategy.state, rounds) if rounds else simulation.strategy.init()
+            setup.load(state)
+            mean, each = (
+                {name: torch.zeros_like(t) for name, t in tensors.items()},
+                {name: list[float]() for name in bases},
+            )
+            for batch in batches:
+                with torch.enable_grad():
+                    graph_loss(setup.model, collate(batch, setup.tokenizer.pad_token_id)).backward()
+                gradient = {name: t.grad for name, t in tensors.items() if t.grad is not None}
+                for name, basis in bases.items():
+                    each[name].append(share(basis, gradient))
+                for name, g in gradient.items():
+                    mean[name] += g / len(batches)
+                    tensors[name].grad = None
+            for name, basis in bases.items():
+                error = np.std(each[name], ddof=1) / len(batches) ** 0.5
+                rows.append(
+                    {
+                        "after rounds": rounds,
+                        "basis": name,
+                        "of the mean gradient": share(basis, mean),
+                        "of a batch's": f"{np.mean(each[name]):.3f} ± {error:.3f}",
+                        "K / d": basis.size / sum(t.numel() for t in tensors.values()),
+                    }
+                )
+    show("share of the clients' gradients along informed directions", rows, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
