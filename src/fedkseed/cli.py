@@ -747,6 +747,9 @@ def basis(
     rank: Annotated[
         int | None, typer.Option(help="The same rank for every tensor, in place of ranks by energy.", min=1)
     ] = None,
+    scaled: Annotated[
+        bool, typer.Option(help="Scale each vector by how steep the loss is along it, on the same text.")
+    ] = True,
 ) -> None:
     """Make a basis from public text, for directions that know where gradients point.
 
@@ -764,7 +767,7 @@ def basis(
     if output.exists():
         raise FedKSeedError(f"{output} exists already; choose another file")
     with Bars(0) as bars:
-        made = basis_of(load_recipe(recipe), data, examples, rank, bars)
+        made = basis_of(load_recipe(recipe), data, examples, rank, bars, scaled)
     save_basis(made, output)
     ranks = sorted(max(factor.ranks) for _, factor in made)
     console.print(

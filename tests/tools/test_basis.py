@@ -11,10 +11,14 @@ from typer.testing import CliRunner
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
-from fedkseed.data.reading import Example
+from fedkseed.data.reading import Example, read
+from fedkseed.data.wording import Wording, encode_all
+from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.tools.basis import leading, make_basis, quantised, shared_out
+from fedkseed.recipe.reading import load_recipe, parse
+from fedkseed.run.setup import tokenizer_of
+from fedkseed.run.watchers import Silent
+from fedkseed.tools.basis import basis_of, leading, make_basis, quantised, rescaled, shared_out
 from fedkseed.weights.basis import load_basis
 
 from ..conftest import CONFIGS, recipe_text
@@ -112,3 +116,47 @@ def test_the_command_writes_a_basis_that_a_run_tunes_along(tmp_path, model_folde
     done = CliRunner().invoke(app, ["run", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "run")])
     assert done.exit_code == 0, done.output
     assert load_recipe(tmp_path / "run" / "recipe.toml").directions.basis_digest == made.digest().hex()
+
+
+def test_scales_are_the_nearest_product_to_the_inverse_root_of_the_mean_square_slope():
+    model = model_of(CONFIGS[0])
+    basis = make_basis(model, ["*"], EXAMPLES, size=256, pad=0)
+    slopes = np.random.default_rng(1).normal(size=(12, basis.size)) * np.exp(np.linspace(-4, 4, basis.size))
+    found, wanted = rescaled(basis, slopes), -0.5 * np.log((slopes**2).mean(0))
+    for name, factor in found.factors.items():
+        before = basis.factors[name]
+        left, right = factor.left_scale / before.left_scale, factor.right_scale / before.right_scale
+        logs = np.log(np.outer(left, right).astype(np.float64))
+        target = (wanted - wanted.mean())[factor.directions].reshape(factor.ranks)
+        error = target - logs  # of a least-squares fit: no row and no column has a mean left
+        assert np.abs(error.mean(0)).max() < 1e-5
+        assert np.abs(error.mean(1)).max() < 1e-5
+        assert factor.left is before.left
+        assert factor.right is before.right
+    assert found.digest() != basis.digest()
+
+
+def test_a_direction_without_a_slope_has_a_finite_scale():
+    basis = make_basis(model_of(CONFIGS[0]), ["*"], EXAMPLES, size=256, pad=0)
+    slopes = np.ones((3, basis.size))
+    slopes[:, ::2] = 0
+    for some in (slopes, np.zeros_like(slopes)):
+        assert rescaled(basis, some).size == basis.size
+    with pytest.raises(FedKSeedError, match="no example's slopes are finite"):
+        rescaled(basis, np.full_like(slopes, np.nan))
+
+
+def test_along_a_scaled_basis_slopes_are_alike(tmp_path, model_folder, data_file):
+    recipe = parse(tomllib.loads(recipe_text(model_folder, data_file)))
+    spread = {}
+    for scaled in (False, True):
+        basis = basis_of(recipe, str(data_file), 8, 1, Silent(), scaled)
+        assert ("scaled" in basis.about) == scaled
+        model = load_model(recipe.model.name)
+        weights = hold(model, Pool(0, basis.size, "informed", basis.digest()), basis=basis)
+        tokenizer = tokenizer_of(recipe, Silent())
+        batches = [collate([e], 0) for e in encode_all(read(str(data_file)), tokenizer, Wording())[:8]]
+        slopes = [weights.gradient(lambda batch=batch, model=model: graph_loss(model, batch))[1] for batch in batches]
+        steep = np.log(np.square(slopes).mean(0))
+        spread[scaled] = float(np.std(steep))
+    assert spread[True] < 0.5 * spread[False]

@@ -1,11 +1,13 @@
 """A basis of directions: the leading singular vectors of a model's mean gradient on public examples.
 
 Gradients of different texts have much in common, so vectors from public text hold more of a client's gradient than
-random ones do.
+random ones do. How steep the loss is along them differs by a factor of a thousand, and the steepest limit the learning
+rate of all; so each is scaled by how steep it is on the same text.
 """
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from ..data.natural_instructions import subsample
 from ..data.reading import Example, read
 from ..data.wording import Wording, encode_all, packed
 from ..directions.factors import Basis, Factor, Matrix
+from ..directions.pool import Pool
 from ..errors import FedKSeedError
 from ..models.load import load_model
 from ..models.loss import graph_loss
@@ -26,6 +29,7 @@ from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..run.setup import tokenizer_of
 from ..run.watchers import Progress
+from ..weights.hold import hold
 from ..weights.layout import Layout
 from ..weights.lazy import Lazy
 
@@ -77,7 +81,41 @@ def make_basis(
     return Basis(factors, about or {})
 
 
-def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progress: Progress) -> Basis:
+def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
+    """The basis with other scales of its columns, so that the loss is about as steep along each direction.
+
+    F_j = mean over examples of (∂L/∂c_j)² is the diagonal of the empirical Fisher matrix, which stands in for the
+    curvature. Direction (a, b) of a tensor is multiplied by l_a r_b: log l_a + log r_b is the least-squares fit to
+    −½ log F_ab over the tensor, up to a constant that is the same for all tensors and makes the geometric mean of
+    F_j^−½ 1. F_j counts as 10⁻⁶ of the median, at least.
+
+    Args:
+        slopes: of each example along each direction, at c = 0, shape (N, K).
+
+    Raises:
+        FedKSeedError: no example has finite slopes.
+    """
+    finite = slopes[np.isfinite(slopes).all(1)]
+    if not len(finite):
+        raise FedKSeedError("no example's slopes are finite, so that they give directions no scales; use --no-scaled")
+    steep = np.square(finite).mean(0)
+    logs = -0.5 * np.log(np.maximum(steep, max(1e-6 * float(np.median(steep)), 1e-30)))
+    logs -= logs.mean()
+    factors = dict[str, Factor]()
+    for name, factor in basis.factors.items():
+        own = logs[factor.directions].reshape(factor.ranks)
+        left, right = np.exp(own.mean(1)), np.exp(own.mean(0) - own.mean())
+        factors[name] = replace(
+            factor,
+            left_scale=(factor.left_scale * left).astype(np.float32),
+            right_scale=(factor.right_scale * right).astype(np.float32),
+        )
+    return Basis(factors, {**basis.about, "scaled": True})
+
+
+def basis_of(
+    recipe: Recipe, data: str, examples: int, rank: int | None, progress: Progress, scaled: bool = True
+) -> Basis:
     """The basis for a recipe's model and number of directions, from public instruction data.
 
     Args:
@@ -85,6 +123,7 @@ def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progres
             training list gives its first example.
         examples: the most examples to use, drawn from those that are within the recipe's limit of tokens.
         rank: see `make_basis`.
+        scaled: whether columns get the scales of `rescaled`; else they have length 1.
 
     Raises:
         FedKSeedError: the data or the model can't be read, or see `make_basis`.
@@ -97,8 +136,8 @@ def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progres
     whole = [one for one in encoded if not one.example.plain and len(one.tokens) <= limit]
     chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
     model = load_model(options.name, options.dtype, "dense", options.device)
-    progress.begin("gradients", len(chosen))
-    return make_basis(
+    progress.begin("gradients", len(chosen) * (1 + scaled))
+    made = make_basis(
         model,
         options.tuned or ["*"],
         chosen,
@@ -108,6 +147,14 @@ def basis_of(recipe: Recipe, data: str, examples: int, rank: int | None, progres
         about={"model": options.name, "data": Path(data).name, "examples": len(chosen), "seed": recipe.seed},
         on_example=lambda: progress.advance(1),
     )
+    if not scaled:
+        return made
+    weights, slopes = hold(model, Pool(0, made.size, "informed", made.digest()), basis=made), list[NDArray[Any]]()
+    for example in chosen:
+        batch = collate([example], tokenizer.pad_token_id)
+        slopes.append(weights.gradient(lambda batch=batch: graph_loss(model, batch))[1])
+        progress.advance(1)
+    return rescaled(made, np.stack(slopes))
 
 
 def tasks(archive: str, seed: int) -> list[Example]:
