@@ -51,7 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     store = Store(options.run)
     rows: list[Row] = []
-    with closing(Simulation(load_recipe(store.recipe))) as simulation:
+    materialized = load_recipe(store.recipe, ["model.mode=materialized"])  # so that weights are parameters of the model
+    with closing(Simulation(materialized)) as simulation:
         setup, recipe = simulation.setup, simulation.recipe
         own = setup.basis
         if own is None:
@@ -61,10 +62,12 @@ def main() -> None:
         order = generator(recipe.seed, Purpose.EVALUATION, 1).permutation(len(everyone))
         size = recipe.training.batch_size
         batches = [[everyone[i] for i in order[k * size : (k + 1) * size]] for k in range(options.batches)]
-        tensors = {entry.name: entry.tensor.requires_grad_() for entry in setup.weights.layout.tuned}
+        places = {entry.name: entry.places[0] for entry in setup.weights.layout.tuned}
         for rounds in options.rounds:
             state = store.state(simulation.strategy.state, rounds) if rounds else simulation.strategy.init()
             setup.load(state)
+            found = {name: module._parameters[own_name] for name, (module, own_name) in places.items()}
+            tensors = {name: tensor.requires_grad_() for name, tensor in found.items() if tensor is not None}
             mean, each = (
                 {name: torch.zeros_like(t) for name, t in tensors.items()},
                 {name: list[float]() for name in bases},

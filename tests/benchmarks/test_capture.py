@@ -1,0 +1,33 @@
+"""The benchmark of what a basis holds of the clients' gradients, on a tiny model."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from fedkseed import start
+from fedkseed.recipe.reading import parse
+from fedkseed.run.watchers import Silent
+from fedkseed.tools.basis import basis_of
+from fedkseed.weights.basis import save_basis
+
+from ..conftest import recipe_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_basis_of_the_clients_own_text_holds_more_than_a_random_one(tmp_path, model_folder, data_file, basis_file):
+    text = recipe_text(model_folder, data_file, size="size = 128", generated="generated = 0")
+    own = tmp_path / "own.safetensors"
+    save_basis(basis_of(parse(tomllib.loads(text)), str(data_file), 16, None, Silent()), own)
+    lines = {"family": f'family = "informed"\nbasis = "{own}"', "size": "size = 128", "generated": "generated = 0"}
+    lines |= {"algorithm": 'algorithm = "fedkseed-backprop"', "lr": "", "eps": ""}
+    start(parse(tomllib.loads(recipe_text(model_folder, data_file, **lines))), tmp_path / "run")
+    options = ["--rounds", "0", "3", "--basis", str(basis_file), "--batches", "4", "--json"]
+    command = [sys.executable, str(ROOT / "benchmarks" / "capture.py"), str(tmp_path / "run"), *options]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    rows = {(row["after rounds"], row["basis"]): row for row in json.loads(done.stdout)["rows"]}
+    assert set(rows) == {(rounds, name) for rounds in (0, 3) for name in ("the run's own", basis_file.stem)}
+    assert 0.3 < rows[0, "the run's own"]["of the mean gradient"] <= 1.02  # of unit length up to int8
+    assert rows[0, basis_file.stem]["of the mean gradient"] < 0.1
