@@ -769,12 +769,14 @@ def basis(
     with Bars(0) as bars:
         made = basis_of(load_recipe(recipe), data, examples, rank, bars, scaled)
     save_basis(made, output)
-    ranks = sorted(max(factor.ranks) for _, factor in made)
+    ranks, used = sorted(max(factor.ranks) for _, factor in made), int(str(made.about["examples"]))
     console.print(
-        f"wrote {output}: {made.size} directions in {len(ranks)} tensors, ranks {ranks[0]} to {ranks[-1]}, "
-        f"{output.stat().st_size:,} bytes, digest {made.digest().hex()}",
+        f"wrote {output}: {made.size} directions in {len(ranks)} tensors, ranks {ranks[0]} to {ranks[-1]}, of {used} "
+        f"examples, {output.stat().st_size:,} bytes, digest {made.digest().hex()}",
         highlight=False,
     )
+    if used < examples:
+        console.print(f"{examples} examples were asked for: no more of those drawn are within [data] max_tokens")
 
 
 @_command

@@ -111,6 +111,8 @@ def test_the_command_writes_a_basis_that_a_run_tunes_along(tmp_path, model_folde
     assert 32 <= made.size <= 64
     assert made.about["examples"] == 4
     assert CliRunner().invoke(app, command).exit_code != 0, "a file that exists is kept"
+    other = [*command[:-3], "900", "--output", str(tmp_path / "other")]
+    assert "900 examples were asked for" in CliRunner().invoke(app, other).output
     table["directions"] |= {"family": "mixed", "basis": str(tmp_path / "basis")}
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
     done = CliRunner().invoke(app, ["run", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "run")])
