@@ -61,6 +61,8 @@ def main() -> None:
         everyone = [example for one in simulation.shares.clients for example in one]
         order = generator(recipe.seed, Purpose.EVALUATION, 1).permutation(len(everyone))
         size = recipe.training.batch_size
+        if len(everyone) < options.batches * size:
+            parser.error(f"{options.batches} batches of {size} take more than the clients' {len(everyone)} examples")
         batches = [[everyone[i] for i in order[k * size : (k + 1) * size]] for k in range(options.batches)]
         places = {entry.name: entry.places[0] for entry in setup.weights.layout.tuned}
         for rounds in options.rounds:
@@ -69,13 +71,13 @@ def main() -> None:
             found = {name: module._parameters[own_name] for name, (module, own_name) in places.items()}
             tensors = {name: tensor.requires_grad_() for name, tensor in found.items() if tensor is not None}
             mean, each = (
-                {name: torch.zeros_like(t) for name, t in tensors.items()},
+                {name: torch.zeros(t.shape) for name, t in tensors.items()},
                 {name: list[float]() for name in bases},
             )
             for batch in batches:
                 with torch.enable_grad():
                     graph_loss(setup.model, collate(batch, setup.tokenizer.pad_token_id)).backward()
-                gradient = {name: t.grad for name, t in tensors.items() if t.grad is not None}
+                gradient = {name: t.grad.float().cpu() for name, t in tensors.items() if t.grad is not None}
                 for name, basis in bases.items():
                     each[name].append(share(basis, gradient))
                 for name, g in gradient.items():

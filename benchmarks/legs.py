@@ -5,8 +5,10 @@
 Each RUN is a finished run of FedKSeed-Backprop along informed directions, as `fedkseed reproduce long` leaves it in
 results/runs. Its model after ROUNDS rounds becomes the base model of two more runs, of as many rounds as were left: one
 along hadamard directions at the learning rate `--lr`, one along informed directions of a basis that is made of PUBLIC
-at that model, at the run's own rate. The losses of all three after each evaluation go to FOLDER/legs.csv, and a table
-of the changes from the first base model is printed: mean and standard error over runs, and the differences paired.
+at that model, scaled if the run's is, at the run's own rate. A second half counts its rounds from 0, and so has the
+cohorts and batches of the first half again, where the whole run goes on to others. The losses of all three after each
+evaluation go to FOLDER/legs.csv (legs-I.csv with `--part I/N`), and a table of the changes from the first base model is
+printed: mean and standard error over runs, and the differences paired.
 
 Finished runs in FOLDER are not repeated; `--part` as of `fedkseed reproduce`.
 """
@@ -30,7 +32,7 @@ from fedkseed.run.store import Store
 from fedkseed.run.tuned import open_tuned
 from fedkseed.run.watchers import Silent
 from fedkseed.tools.basis import basis_of
-from fedkseed.weights.basis import save_basis
+from fedkseed.weights.basis import load_basis, save_basis
 from table import Row, show
 
 WHOLE, HADAMARD, RENEWED = "informed", "informed, then hadamard", "informed, then informed of a new basis"
@@ -70,7 +72,8 @@ def legs(run: Path, rounds: int, data: str, lr: float, folder: Path) -> dict[str
     hadamard = ["directions.family=hadamard", "directions.basis=", f"derivatives.lr={lr}"]
     wanted = {HADAMARD: changed(recipe, *half, *hadamard)}
     if not basis.exists():
-        save_basis(basis_of(wanted[HADAMARD], data, EXAMPLES, None, Silent()), basis)
+        scaled = bool(load_basis(Path(str(recipe.directions.basis))).about.get("scaled"))
+        save_basis(basis_of(wanted[HADAMARD], data, EXAMPLES, None, Silent(), scaled), basis)
     wanted[RENEWED] = changed(recipe, *half, f"directions.basis={basis}")
     found = {WHOLE: losses(run)}
     first = {done: loss for done, loss in found[WHOLE].items() if done <= rounds}

@@ -748,13 +748,14 @@ def basis(
         int | None, typer.Option(help="The same rank for every tensor, in place of ranks by energy.", min=1)
     ] = None,
     scaled: Annotated[
-        bool, typer.Option(help="Scale each vector by how steep the loss is along it, on the same text.")
+        bool, typer.Option(help="Make directions shorter the steeper the loss is along them, on the same text.")
     ] = True,
 ) -> None:
     """Make a basis from public text, for directions that know where gradients point.
 
     The file has the leading singular vectors of the model's mean gradient on the examples, as int8, for as many
-    coefficients as [directions] size says. Every party needs the same file; it takes a minute or two, once for a model.
+    coefficients as [directions] size says, each shorter the steeper the loss is along it. Every party needs the same
+    file; it takes a minute or two, once for a model.
     In a recipe: [directions] family = "informed" (or "mixed", for clients that only run forward) and basis = "FILE".
 
     The data may be of any kind that is public, the closer to the clients' the better. docs/directions.md has the

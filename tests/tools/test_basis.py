@@ -142,10 +142,14 @@ def test_a_direction_without_a_slope_has_a_finite_scale():
     basis = make_basis(model_of(CONFIGS[0]), ["*"], EXAMPLES, size=256, pad=0)
     slopes = np.ones((3, basis.size))
     slopes[:, ::2] = 0
-    for some in (slopes, np.zeros_like(slopes)):
-        assert rescaled(basis, some).size == basis.size
-    with pytest.raises(FedKSeedError, match="no example's slopes are finite"):
-        rescaled(basis, np.full_like(slopes, np.nan))
+    slopes[:, : 3 * basis.size // 4] = 0  # the median of all is 0, too
+    for name, factor in rescaled(basis, slopes).factors.items():
+        before = basis.factors[name]
+        products = np.outer(factor.left_scale / before.left_scale, factor.right_scale / before.right_scale)
+        assert products.max() / products.min() <= 1001  # the root of 10^6
+    for nothing in (np.zeros_like(slopes), np.full_like(slopes, np.nan)):
+        with pytest.raises(FedKSeedError, match="no example has finite slopes above 0"):
+            rescaled(basis, nothing)
 
 
 def test_along_a_scaled_basis_slopes_are_alike(tmp_path, model_folder, data_file):

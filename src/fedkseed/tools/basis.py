@@ -8,6 +8,7 @@ rate of all; so each is scaled by how steep it is on the same text.
 import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -87,19 +88,18 @@ def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
     F_j = mean over examples of (∂L/∂c_j)² is the diagonal of the empirical Fisher matrix, which stands in for the
     curvature. Direction (a, b) of a tensor is multiplied by l_a r_b: log l_a + log r_b is the least-squares fit to
     −½ log F_ab over the tensor, up to a constant that is the same for all tensors and makes the geometric mean of
-    F_j^−½ 1. F_j counts as 10⁻⁶ of the median, at least.
+    F_j^−½ 1. F_j counts as 10⁻⁶ of the median of those above 0, at least.
 
     Args:
         slopes: of each example along each direction, at c = 0, shape (N, K).
 
     Raises:
-        FedKSeedError: no example has finite slopes.
+        FedKSeedError: no example has finite slopes that are not all 0.
     """
-    finite = slopes[np.isfinite(slopes).all(1)]
-    if not len(finite):
-        raise FedKSeedError("no example's slopes are finite, so that they give directions no scales; use --no-scaled")
-    steep = np.square(finite).mean(0)
-    logs = -0.5 * np.log(np.maximum(steep, max(1e-6 * float(np.median(steep)), 1e-30)))
+    steep = np.square(slopes[np.isfinite(slopes).all(1)]).sum(0)
+    if not steep.any():
+        raise FedKSeedError("no example has finite slopes above 0, which give directions their scales; use --no-scaled")
+    logs = -0.5 * np.log(np.maximum(steep, 1e-6 * np.median(steep[steep > 0])))
     logs -= logs.mean()
     factors = dict[str, Factor]()
     for name, factor in basis.factors.items():
@@ -126,7 +126,7 @@ def basis_of(
         scaled: whether columns get the scales of `rescaled`; else they have length 1.
 
     Raises:
-        FedKSeedError: the data or the model can't be read, or see `make_basis`.
+        FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
     options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
     found = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
@@ -152,7 +152,8 @@ def basis_of(
     weights, slopes = hold(model, Pool(0, made.size, "informed", made.digest()), basis=made), list[NDArray[Any]]()
     for example in chosen:
         batch = collate([example], tokenizer.pad_token_id)
-        slopes.append(weights.gradient(lambda batch=batch: graph_loss(model, batch))[1])
+        loss, slope = weights.gradient(lambda batch=batch: graph_loss(model, batch))
+        slopes.append(slope if isfinite(loss) else np.full_like(slope, np.nan))
         progress.advance(1)
     return rescaled(made, np.stack(slopes))
 
