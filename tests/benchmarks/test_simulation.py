@@ -59,7 +59,7 @@ def test_the_processes_that_one_has_started_are_counted():
     with subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "ready\n"
-        assert shared.descendants() - before > 0.15  # of 0.2, less what the system's clock of 10 ms rounds off
+        assert shared.descendants() - before > 0.175  # two counts, of user and system, are each cut to hundredths
         child.communicate("\n")
 
 

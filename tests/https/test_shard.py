@@ -22,13 +22,14 @@ from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.session.carrier import Arrival, Parcel
 from fedkseed.session.certs import add, make, request, revoke
+from fedkseed.session.cli import begun
 from fedkseed.session.client.answering import AbandonedError, Worker
 from fedkseed.session.client.consent import Owner
 from fedkseed.session.client.worker import Member
 from fedkseed.session.envelope import Reply, Status
 from fedkseed.session.history import History
 from fedkseed.session.receipts import checks
-from fedkseed.session.recipes import require_networked, require_one_server
+from fedkseed.session.recipes import require_networked
 from fedkseed.session.server.clients import Numbers
 from fedkseed.session.server.serving import serve
 from fedkseed.session.signatures import ClientSigning, certificate, private_key
@@ -182,9 +183,11 @@ def test_a_recipe_that_a_tree_can_not_follow_is_refused(setting, network, change
         require_networked(parse(loads(setting.text(network, **changes))))
 
 
-def test_shards_are_refused_where_nothing_can_follow_them(setting):
+def test_shards_are_refused_where_nothing_can_follow_them_before_a_run_is_made(setting, tmp_path):
+    (tmp_path / "recipe.toml").write_text(sharded(setting))
     with pytest.raises(FedKSeedError, match="is for `fedkseed serve` without a page, and this is a server over Flower"):
-        require_one_server(parse(loads(sharded(setting))), "a server over Flower")
+        begun(tmp_path / "recipe.toml", None, tmp_path / "run", "a server over Flower")
+    assert not (tmp_path / "run").exists()
 
 
 def test_more_shards_are_not_needed_than_there_are(setting, tmp_path):

@@ -1,8 +1,8 @@
 """A basis of directions: the leading singular vectors of a model's mean gradient on public examples.
 
 Gradients of different texts have much in common, so vectors from public text hold more of a client's gradient than
-random ones do. How steep the loss is along them differs by a factor of a thousand, and the steepest limit the learning
-rate of all; so each is scaled by how steep it is on the same text.
+random ones do. The loss is far steeper along some of them than along others, and the steepest limit the learning rate
+of all; so each is made shorter the steeper it is on the same text.
 """
 
 import heapq
@@ -96,7 +96,7 @@ def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
     Raises:
         FedKSeedError: no example has finite slopes that are not all 0.
     """
-    steep = np.square(slopes[np.isfinite(slopes).all(1)]).sum(0)
+    steep = np.square(slopes[np.isfinite(slopes).all(1)]).sum(0)  # N F: a factor drops out
     if not steep.any():
         raise FedKSeedError("no example has finite slopes above 0, which give directions their scales; use --no-scaled")
     logs = -0.5 * np.log(np.maximum(steep, 1e-6 * np.median(steep[steep > 0])))
