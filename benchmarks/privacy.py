@@ -1,7 +1,7 @@
 """Attacks on what a round gives away: an audit of its differential privacy, and a test of membership.
 
     python benchmarks/privacy.py audit [--canaries 1000] [--rounds 4000] [--epsilons 1 2 4 8] [--json]
-    python benchmarks/privacy.py members [--model FOLDER] [--only scalars "batch 8" shared dense] [--json]
+    python benchmarks/privacy.py members [--model FOLDER] [--only scalars "batch 2" "batch 4" "batch 8" shared dense] [--json]
 
 `audit` sends canaries, clients whose change is a random direction of ten times the norm to which changes are cut. Each
 takes part or sends zeros by the toss of a fair coin, and whoever reads the noisy sum guesses the coins, knowing the
@@ -177,7 +177,8 @@ def at_most(times: int, of: int) -> float:
 
 EPSILONS = (8.0, 2.0)
 DENSE = (5, 4)  # steps and batch of a client that sends K numbers
-GROUPS = ("scalars", "batch 8", "shared", "dense")
+BATCHES = {f"batch {size}": size for size in (2, 4, 8)}
+GROUPS = ("scalars", *BATCHES, "shared", "dense")
 
 
 @dataclass(frozen=True)
@@ -217,8 +218,9 @@ def members(options: argparse.Namespace) -> Iterator[Row]:
         model = options.model or str(make(Path(folder) / "tiny"))
         for name in options.only:
             steps, batch, clients = options.steps, 1, options.clients
-            if name == "batch 8":  # about as many members
-                steps, batch, clients = max(1, steps * clients // 24), 8, 3
+            if name in BATCHES:  # about as many members
+                batch = BATCHES[name]
+                steps, clients = max(1, steps * clients // (3 * batch)), 3
             if name == "dense":
                 steps, batch = DENSE
             with closing(Simulation(recipe(options, model, name, steps, batch, clients))) as simulation:
@@ -286,7 +288,7 @@ def scalars(simulation: Simulation, name: str, clients: int) -> Found:
             )
     title = f"scalars of one client, batch {compared[0].batch}" + (", shared directions" if name == "shared" else "")
     found = {title: separate(compared, lambda one: (float(uploads[one.client].scalars[one.step]), 1, 0.0))}
-    if name == "batch 8":
+    if name in BATCHES:
         return found
     draws = np.bincount([one.direction for one in compared], minlength=pool.size)
     for title, total, noise in sums(simulation, strategy, uploads):

@@ -33,6 +33,7 @@ from bytes import SIZES, made, upload
 from fedkseed import KSeed, Upload, decode, encode
 from fedkseed.strategies.checks import drawn_by
 from fedkseed.strategies.sums import Contribution, Sum, require_summable, summed
+from fedkseed.wire.records import Subtotal
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
     from fedkseed.flower.server.processes import Host
@@ -141,13 +142,16 @@ def shards(count: int, clients: int) -> "Row":
     for group in groups:
         tree = tree + summed(group, size)
     floats = np.sum([summed(group, size).values * 1e-9 for group in groups], 0)  # as float64 would have it
+    first, members = summed(groups[0], size), np.arange(len(groups[0]), dtype=np.uint32)
+    none, drawn = np.zeros(size, np.int64), np.zeros(size, np.uint32)
+    handed = Subtotal(strategy.run, 0, 0, members, first.weight, 0.0, 0, first.values, none, drawn)
     return {
         "shards": count,
         "clients": clients,
         "sums that differ": int(np.sum(tree.values != whole.values)),
         "weights that differ": int(tree.weight != whole.weight),
         "in float64": int(np.sum(floats != whole.values * 1e-9)),
-        "bytes a shard hands up": 8 * size + 8,
+        "bytes a shard hands up": len(encode(handed)),
     }
 
 
