@@ -1,7 +1,7 @@
 """Attacks on what a round gives away: an audit of its differential privacy, and a test of membership.
 
     python benchmarks/privacy.py audit [--canaries 1000] [--rounds 4000] [--epsilons 1 2 4 8] [--json]
-    python benchmarks/privacy.py members [--model FOLDER] [--only scalars "batch 2" "batch 4" "batch 8" shared dense] [--json]
+    python benchmarks/privacy.py members [--model FOLDER] [--only scalars "batch 2" "batch 8" shared dense …] [--json]
 
 `audit` sends canaries, clients whose change is a random direction of ten times the norm to which changes are cut. Each
 takes part or sends zeros by the toss of a fair coin, and whoever reads the noisy sum guesses the coins, knowing the
