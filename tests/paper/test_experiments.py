@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.paper import experiments
+from fedkseed.paper import dry_run, experiments
+from fedkseed.paper.byte_counts import LLAMA
 from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
@@ -42,6 +43,18 @@ def test_a_dry_run_of_the_full_scale_needs_no_weights(name):
     assert {row["weights"] for row in table.rows} <= {1_345_423_360, 3_426_473_600}
     kseed = [row for row in table.rows if str(row["run"]).endswith("FedKSeed")]
     assert all(row["bytes down"] == 88 + 4 * 4096 and row["bytes up"] == 76 + 4 * 200 for row in kseed)
+
+
+def test_a_dry_run_reads_the_config_of_a_model_once(monkeypatch):
+    read = []
+
+    def architecture(model):
+        read.append(model)
+        return LLAMA
+
+    monkeypatch.setattr(dry_run, "architecture", architecture)
+    assert len(estimate(load("figure-12", "small"), GIVEN, seconds=1.0).rows) == 4 * 6 + 5 * 3
+    assert len(read) == 1
 
 
 def test_axes_have_the_last_word_then_the_method_then_the_data_set():

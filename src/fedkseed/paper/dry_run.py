@@ -5,6 +5,7 @@ Bytes of FedKSeed are lengths of encoded messages; those of the other methods ar
 
 import time
 from collections.abc import Mapping
+from functools import cache
 from math import inf
 from typing import Any
 
@@ -35,8 +36,9 @@ def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", s
         seconds: time of a local step of two forward passes; None: estimated from the measured speed of this machine.
     """
     speed = None if seconds is not None else _flops()
+    sizes = cache(architecture)  # a config of GGUF takes seconds to read, and rows share a model
     rows = [
-        _row(experiment, planned, given, seconds, speed)
+        _row(experiment, planned, sizes(_name(planned.table["model"]["name"], given)), seconds, speed)
         for planned in experiment.plan(seeds=[0])
         if only.lower() in experiment.label(planned.axes).lower()
     ]
@@ -54,11 +56,11 @@ def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", s
 
 
 def _row(
-    experiment: Experiment, planned: Planned, given: Mapping[str, str], seconds: float | None, speed: float | None
+    experiment: Experiment, planned: Planned, of: Architecture, seconds: float | None, speed: float | None
 ) -> dict[str, Cell]:
     table = planned.table
     training = table["training"]
-    method, of = training["algorithm"], architecture(_name(table["model"]["name"], given))
+    method = training["algorithm"]
     cohort, rounds = _cohort(table), training["rounds"]
     steps = training.get("steps", 200)
     if training.get("epochs"):
