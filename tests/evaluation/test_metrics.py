@@ -135,16 +135,6 @@ def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
     assert several[1] == pytest.approx(found, rel=1e-5)
     (alone,) = option_losses(model, [(5, 4, 3, 2, 1)], [[(7,), (8,)]], 0)
     assert several[0] == pytest.approx(alone, rel=1e-5)
-    for other in ((1, 2, 3, 9, 5), (1, 2, 3, 4, 6), prompt):  # alike for three tokens, but the last, and whole
-        assert option_losses(model, [prompt, other], [options, [(7,)]], 0)[0] == pytest.approx(found, rel=1e-5)
-
-
-def test_the_tokens_that_prompts_begin_with_go_through_the_model_once(model):
-    passed = []
-    hook = model.register_forward_pre_hook(lambda _, __, kw: passed.append(kw["input_ids"].numel()), with_kwargs=True)
-    option_losses(model, [(1, 2, 3, 4, 5), (1, 2, 3, 5, 4), (1, 2, 3, 6, 7)], [[(7, 8)], [(9,)], [(8,)]], 0)
-    hook.remove()
-    assert passed == [3, 3 * 2, 3 * 1]  # alike, the rest of each prompt, all but the last token of each option
 
 
 def test_a_model_with_a_recurrent_state_reads_each_text_whole():

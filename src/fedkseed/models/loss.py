@@ -152,19 +152,21 @@ def option_losses(
 ) -> list[list[float]]:
     """The negative log-likelihood of each option after its prompt, in nats, the sum over its tokens.
 
-    The prompts go through the model as one batch, after the tokens that all of them begin with, which it reads once;
-    all options go through it after the prompts' caches. A model without a cache that can be shared, as one with a
-    recurrent state or virtual tokens, gets prompt and option together, one by one.
+    The prompts go through the model once, as one batch, and all options after their caches. A model without a cache
+    that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option together, one by one.
 
     Args:
         prompts: of one length, so that none is padded.
         options: of each prompt.
     """
     of: Any = model
-    tokens = torch.tensor(prompts, device=next(model.parameters()).device)
+    inner: Any = getattr(model, "get_base_model", lambda: model)()
+    device = next(model.parameters()).device
     virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    first = None if virtual else _after_prompts(of, tokens)
-    if first is None:
+    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
+    first = None if virtual else of(input_ids=torch.tensor(prompts, device=device), use_cache=True, **last)
+    cache = getattr(first, "past_key_values", None)
+    if first is None or not isinstance(cache, DynamicCache):
         return [
             [
                 loss * len(option)
@@ -173,39 +175,20 @@ def option_losses(
             ]
             for prompt, own in zip(prompts, options, strict=True)
         ]
-    logits, cache = first
     tails, counts = [option for own in options for option in own], [len(own) for own in options]
-    rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(tokens.device)
+    rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
     cache.batch_select_indices(rows)
     width = max(map(len, tails))
-    given = torch.full((len(tails), width), pad, device=tokens.device)
-    labels = torch.full_like(given, IGNORED)
+    tokens = torch.full((len(tails), width), pad)
+    labels = torch.full((len(tails), width), IGNORED)
     for row, option in enumerate(tails):
-        given[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
-    predictions = logits[:, -1:][rows]
+        tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
+    predictions = first.logits[:, -1:][rows]
     if width > 1:
-        mask = given.new_ones(len(tails), len(prompts[0]) + width - 1)  # tokens after an option change nothing
-        more = of(input_ids=given[:, :-1], attention_mask=mask, past_key_values=cache, use_cache=True)
+        mask = torch.ones(
+            len(tails), len(prompts[0]) + width - 1, device=device
+        )  # tokens after an option change nothing
+        more = of(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
         predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
-    nats = iter(_losses(predictions, labels).sum(1).tolist())
+    nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
-
-
-def _after_prompts(model: Any, prompts: Tensor) -> tuple[Tensor, DynamicCache] | None:
-    """The last logits of prompts, and a cache of a row each; None for a model without such a cache.
-
-    What several prompts begin with, as a chat's system message, goes through the model once.
-    """
-    inner = getattr(model, "get_base_model", lambda: model)()
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
-    same = (prompts[:, :-1] == prompts[0, :-1]).all(0)
-    shared = int(same.cumprod(0).sum()) if len(prompts) > 1 else 0
-    cache = None
-    if shared:
-        cache = getattr(model(input_ids=prompts[:1, :shared], use_cache=True, **last), "past_key_values", None)
-        if not isinstance(cache, DynamicCache):
-            return None
-        cache.batch_select_indices(torch.zeros_like(prompts[:, 0]))
-    output = model(input_ids=prompts[:, shared:], past_key_values=cache, use_cache=True, **last)
-    cache = getattr(output, "past_key_values", None)
-    return (output.logits, cache) if isinstance(cache, DynamicCache) else None
