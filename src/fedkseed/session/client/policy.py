@@ -49,8 +49,8 @@ class Work(Part):
     """The local steps that the client takes for a server."""
 
     # Those that send scalars or K numbers, and hold weights that are a function of K numbers. The others send weights:
-    # after a step they are the gradient, from which 45 of 49 tokens of an example could be read. With `uplink-seeds`
-    # clients hold whatever weights the server sends.
+    # after a step they are the gradient, and the rows of the embedding that have one are the example's tokens. With
+    # `uplink-seeds` clients hold whatever weights the server sends.
     algorithms: tuple[str, ...] = ("fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop")
     min_batch_size: Count = 4  # scalars of a batch of 1 tell whether a text is in it: AUC 1.000, of 4 0.650
     max_batch_size: Count = 64
