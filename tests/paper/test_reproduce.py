@@ -21,7 +21,7 @@ from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.records import kept
 from fedkseed.paper.reproduce import parts, redraw, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
-from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, speed
+from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, by_round, speed
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.simulation import Simulation, start
@@ -123,7 +123,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
     )
     folder = reproduce(searched, tmp_path, given(experiment))
     assert folder is not None
-    drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "figure.svg")}
+    drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "by-round.md", "figure.svg")}
     records = json.loads((folder / "runs.json").read_text())
     assert len(records["runs"]) == 4
     assert len(records["searched"]) == 4
@@ -383,6 +383,13 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     slower = speed(rival, [*slow, *fast])[0].rows[0]
     assert slower["in the time of FedKSeed-Plus"] == "+0.000 ± 0.000"
     assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
+    first, second = by_round(rival, [*slow, *fast]).rows  # the third round is not one of both
+    assert (first["rounds"], second["rounds"]) == (1, 2)
+    assert second["FedKSeed"] == "-0.750 ± 0.250"
+    assert second["FedKSeed minus FedKSeed-Plus"] == "+1.250 ± 0.250"
+    assert first["FedKSeed minus FedKSeed-Plus"] == "+0.800 ± 0.000"
+    assert by_round(experiment, [*slow, *fast]).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
+    assert by_round(replace(experiment, options={}), slow) is None
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
     assert speed(virtual, [*slow, *fast])[0].rows[1]["units of time"] == 9.0
 

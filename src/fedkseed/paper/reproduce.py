@@ -2,7 +2,8 @@
 
 OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is that of its recipe, so that a changed recipe makes another
                                           run, and experiments with an equal recipe share one
-OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json, and of the runs:
+OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json, by-round.md and
+                                          by-round.csv where methods are compared with one of them, and of the runs:
                                           runs.md, runs.csv (a row each), runs.json and rounds.csv (see records.py)
 """
 
@@ -35,7 +36,7 @@ from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
 from .results import MEASURES, SHARES, Outcome, Table
-from .tables import RUNS, WITHOUT_FIGURE
+from .tables import RUNS, WITHOUT_FIGURE, by_round
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ def reproduce(
     outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
     table, draw = RUNS[experiment.output](experiment, outcomes)
     _write(experiment, folder, table, command, [job.directory.name for job in jobs])
+    _write_by_round(experiment, folder, outcomes)
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
     records.keep(folder, zip(outcomes, (job.planned.table for job in jobs), strict=True), trials)
     if draw is not None:
@@ -152,9 +154,15 @@ def redraw(experiment: Experiment, output: Path) -> Path:
     outcomes = records.kept(folder)
     table, draw = RUNS[experiment.output](experiment, outcomes)
     table.write(folder, f"{experiment.item}: {experiment.title}")
+    _write_by_round(experiment, folder, outcomes)
     if draw is not None:
         save(draw, folder)
     return folder
+
+
+def _write_by_round(experiment: Experiment, folder: Path, outcomes: Sequence[Outcome]) -> None:
+    if (table := by_round(experiment, outcomes)) is not None:
+        table.write(folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
 
 
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:

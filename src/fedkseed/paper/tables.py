@@ -84,6 +84,41 @@ def _paired(runs: Sequence[Outcome], others: Sequence[Outcome], measure: str = "
     return f"{found.mean:+.{digits}f}" + ("" if found.error is None else f" ± {found.error:.{digits}f}")
 
 
+def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | None:
+    """A table of changes of loss after each evaluated round, with differences to the reference and to the rival.
+
+    Differences are paired by seed. None for an experiment that has no reference.
+    """
+    rows: list[dict[str, Cell]] = []
+    rivals: list[Any] = []
+    for axis, value in experiment.options.get("reference", {}).items():
+        rivals = list(dict.fromkeys(filter(None, [experiment.options.get("rival"), value])))
+        others = _others(experiment, (axis,))
+        for values, runs in group(outcomes, others).items():
+            lines = {experiment.title_of(axis, own): same for (own,), same in group(runs, [axis]).items()}
+            beside = [title for title in (experiment.title_of(axis, rival) for rival in rivals) if title in lines]
+            for done in sorted(set.intersection(*({*run.loss} for run in runs)) - {0}):
+                row: dict[str, Cell] = {
+                    short(a): experiment.title_of(a, v)
+                    for a, v in zip(others, values, strict=True)
+                    if len(experiment.axes[a]) > 1
+                }
+                row["rounds"] = done
+                row |= {title: _error([run.change(done) for run in same]) for title, same in lines.items()}
+                for other in beside:
+                    theirs = {run.seed: run.change(done) for run in lines[other]}
+                    row |= {
+                        f"{title} minus {other}": _error(
+                            [run.change(done) - theirs[run.seed] for run in same if run.seed in theirs]
+                        )
+                        for title, same in lines.items()
+                        if title != other and f"{other} minus {title}" not in row
+                    }
+                rows.append(row)
+    note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
+    return Table(rows, (note,)) if rows else None
+
+
 def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
     """A measure drawn against rounds: a line for each value of an axis, a panel for each combination of the others."""
     along = experiment.options.get("line", "method")
