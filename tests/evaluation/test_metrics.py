@@ -10,7 +10,7 @@ from tomllib import loads
 import numpy as np
 import pytest
 import torch
-from transformers import MambaConfig
+from transformers import MambaConfig, MistralConfig
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
@@ -24,7 +24,7 @@ from fedkseed.evaluation.metrics import metrics_of
 from fedkseed.evaluation.objectives import accuracies, accuracy
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import graph_loss, option_losses
+from fedkseed.models.loss import graph_loss, option_losses, takes_positions
 from fedkseed.paper.results import MEASURES, Outcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
@@ -33,7 +33,7 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.tools import display
 
-from ..conftest import CONFIGS, recipe_text
+from ..conftest import CONFIGS, SMALL, recipe_text
 from ..weights.test_streamed import model_of
 
 LABELS = {"taste": ["sweet", "sour", "it has no taste that I know of"], "size": ["large", "small"]}
@@ -135,6 +135,39 @@ def test_options_after_one_prompt_have_the_losses_of_whole_texts(config):
     assert several[1] == pytest.approx(found, rel=1e-5)
     (alone,) = option_losses(model, [(5, 4, 3, 2, 1)], [[(7,), (8,)]], 0)
     assert several[0] == pytest.approx(alone, rel=1e-5)
+
+
+@pytest.mark.parametrize("begun", [0, 1, 20])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_prompts_of_different_lengths_have_the_losses_that_each_has_alone(config, begun):
+    """Also where they begin alike, and where one of them is the beginning of the others."""
+    model = model_of(config)
+    assert takes_positions(model)
+    begin = tuple(range(1, 1 + begun))
+    prompts = [(*begin, *rest) for rest in ((33, 34, 35, 36, 37), (38,), (39, 40, 41), (33,))]
+    options = [[(7,), (8, 9, 10)], [(11, 12), (13,), (14, 15, 16)], [(17,)], [(7,), (11, 12)]]
+    together = option_losses(model, prompts, options, 0)
+    for prompt, own, found in zip(prompts, options, together, strict=True):
+        assert found == pytest.approx(option_losses(model, [prompt], [own], 0)[0], rel=1e-5)
+
+
+def test_options_of_one_batch_take_three_passes_and_read_a_common_beginning_once():
+    model, read = model_of(CONFIGS[0]), []
+    model.register_forward_hook(lambda _, args, kwargs, out: read.append(kwargs["input_ids"].shape), with_kwargs=True)
+    prompts = [(*range(1, 21), *rest) for rest in ((33, 34, 35, 36, 37), (38,), (39, 40, 41))]
+    option_losses(model, prompts, [[(7,), (8, 9, 10)], [(11, 12)], [(13,)]], 0)
+    assert read == [(1, 20), (3, 5), (4, 2)]
+
+
+def test_a_window_shorter_than_the_prompts_is_that_of_each_prompt_alone():
+    model = model_of(MistralConfig(**SMALL, intermediate_size=48, num_key_value_heads=1, sliding_window=6))
+    prompts = [(*range(1, 21), *rest) for rest in ((33, 34, 35, 36, 37), (38,))]
+    options = [[(7, 8, 9), (10,)], [(11, 12), (13,)]]
+    for found, prompt, own in zip(option_losses(model, prompts, options, 0), prompts, options, strict=True):
+        assert found == pytest.approx(option_losses(model, [prompt], [own], 0)[0], rel=1e-5)
+        for option, nats in zip(own, found, strict=True):
+            logs = model(torch.tensor([[*prompt, *option]])).logits[0].double().log_softmax(-1)[len(prompt) - 1 :]
+            assert nats == pytest.approx(-sum(float(logs[k, token]) for k, token in enumerate(option)), rel=1e-5)
 
 
 def test_a_model_with_a_recurrent_state_reads_each_text_whole():

@@ -13,7 +13,7 @@ from torch import nn
 
 from ..data.batches import Batch, Encoded, collate
 from ..data.reading import Example
-from ..models.loss import example_losses, option_losses
+from ..models.loss import example_losses, option_losses, takes_positions
 from .statistics import SHOWN, Evaluation
 
 OPTIONS = 8  # of a prompt in a batch of prompts, at most on average: their logits are held at once
@@ -72,7 +72,7 @@ def evaluate(
     if metrics.options:
         options = [metrics.options[encoded.example.category] for encoded in held_out]
         chosen = dict[int, str]()
-        for rows in _together(held_out, options, batch_size):
+        for rows in _together(held_out, options, batch_size, takes_positions(model)):
             found = likeliest(model, tokenizer, [held_out[i] for i in rows], [options[i] for i in rows], batch_size)
             chosen.update(zip(rows, found, strict=True))
             on_progress(sum(len(options[i]) for i in rows))
@@ -99,7 +99,7 @@ def likeliest(
     Of equals the first.
 
     Args:
-        examples: with prompts of one length.
+        examples: with prompts of one length, where the model does not take positions.
         batch_size: prompts, or options of one prompt, that go through the model at a time.
     """
     end = tokenizer.eos_token_id
@@ -164,11 +164,17 @@ def _by_length(examples: Sequence[Encoded], size: int) -> Iterator[list[int]]:
         yield order[begin : begin + size]
 
 
-def _together(examples: Sequence[Encoded], options: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
-    """Groups of at most `size` examples with prompts of one length, and few enough options for one batch."""
+def _together(
+    examples: Sequence[Encoded], options: Sequence[Sequence[str]], size: int, mixed: bool
+) -> Iterator[list[int]]:
+    """Groups of at most `size` examples with prompts of similar length, and few enough options for one batch.
+
+    Args:
+        mixed: whether prompts of a group may differ in length.
+    """
     groups = dict[int, list[int]]()
-    for i, encoded in enumerate(examples):
-        groups.setdefault(encoded.prompt, []).append(i)
+    for i in sorted(range(len(examples)), key=lambda i: examples[i].prompt):
+        groups.setdefault(0 if mixed else examples[i].prompt, []).append(i)
     for group in groups.values():
         most = max(1, min(size, size * OPTIONS // max(len(options[i]) for i in group)))
         for begin in range(0, len(group), most):

@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from ..errors import FedKSeedError
 
 RUN_AGAIN = "_gradient_checkpointing_func"  # attribute by which transformers runs a layer
 NOTHING = Example("", "")
+SHARED = 8  # tokens that a pass of their own is worth
 SLICE = 1 << 20  # logits whose losses are computed together
 
 
@@ -28,8 +30,7 @@ def response_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
     first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # which predicts the first response token
     kept = batch.tokens.shape[1] - first
     batch = batch.to(next(model.parameters()).device)
-    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model passes unknown arguments on to it
-    extra = {"logits_to_keep": kept} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
+    extra = {"logits_to_keep": kept} if "logits_to_keep" in _arguments(model) else {}
     logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
 
@@ -152,19 +153,35 @@ def option_losses(
 ) -> list[list[float]]:
     """The negative log-likelihood of each option after its prompt, in nats, the sum over its tokens.
 
-    The prompts go through the model once, as one batch, and all options after their caches. A model without a cache
-    that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option together, one by one.
+    What all prompts begin with, as a system message, goes through the model once, then what is left of them as one
+    batch, then all options, each after the cache of its prompt. Shorter prompts are padded on the left. A model
+    without a cache that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option
+    together, one by one.
 
     Args:
-        prompts: of one length, so that none is padded.
+        prompts: of one length, where the model does not take positions (`takes_positions`).
         options: of each prompt.
     """
-    of: Any = model
-    inner: Any = getattr(model, "get_base_model", lambda: model)()
     device = next(model.parameters()).device
     virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    last = {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(inner.forward).parameters else {}
-    first = None if virtual else of(input_ids=torch.tensor(prompts, device=device), use_cache=True, **last)
+    last = {"logits_to_keep": 1} if "logits_to_keep" in _arguments(model) else {}
+    alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*prompts, strict=False)))
+    begun = min(alike, *(len(prompt) - 1 for prompt in prompts)) if len(prompts) > 1 else 0
+    cache = None
+    if begun >= SHARED and not virtual:
+        begin = torch.tensor([prompts[0][:begun]], device=device)
+        cache = _after(model, begin, torch.ones_like(begin), None, **last).past_key_values
+        # A window counts the padding between beginning and rest.
+        if isinstance(cache, DynamicCache) and not any(cache.is_sliding):
+            cache.batch_repeat_interleave(len(prompts))
+        else:
+            cache = None
+    begun = begun if cache is not None else 0
+    rests = [prompt[begun:] for prompt in prompts]
+    longest = max(map(len, rests))
+    tokens = torch.tensor([[pad] * (longest - len(rest)) + [*rest] for rest in rests], device=device)
+    mask = torch.tensor([[1] * begun + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests], device=device)
+    first = None if virtual else _after(model, tokens, mask, cache, **last)
     cache = getattr(first, "past_key_values", None)
     if first is None or not isinstance(cache, DynamicCache):
         return [
@@ -185,10 +202,25 @@ def option_losses(
         tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
     predictions = first.logits[:, -1:][rows]
     if width > 1:
-        mask = torch.ones(
-            len(tails), len(prompts[0]) + width - 1, device=device
-        )  # tokens after an option change nothing
-        more = of(input_ids=tokens[:, :-1].to(device), attention_mask=mask, past_key_values=cache, use_cache=True)
+        read = torch.ones(len(tails), width - 1, dtype=mask.dtype, device=device)  # what follows an option is not used
+        more = _after(model, tokens[:, :-1].to(device), torch.cat([mask[rows], read], 1), cache)
         predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
     nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
+
+
+def takes_positions(model: nn.Module) -> bool:
+    """Whether a model takes the positions of its tokens, so that padding before a text changes nothing."""
+    return "position_ids" in _arguments(model)
+
+
+def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
+    """A model's output for tokens after those in its cache, which grows by them; `mask` is of both."""
+    if takes_positions(model):
+        more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
+    return model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+
+
+def _arguments(model: nn.Module) -> frozenset[str]:
+    inner: Any = getattr(model, "get_base_model", lambda: model)()  # a PEFT model passes unknown arguments on to it
+    return frozenset(inspect.signature(inner.forward).parameters)
