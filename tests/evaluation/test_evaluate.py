@@ -49,8 +49,8 @@ def test_the_loss_works_for_models_that_cannot_leave_logits_out(tokenizer, encod
 
 
 def test_padding_does_not_change_an_examples_loss(model, tokenizer, encoded):
-    together = example_losses(model, collate(encoded, tokenizer.pad_token_id))
-    alone = [example_losses(model, collate([e], tokenizer.pad_token_id))[0] for e in encoded]
+    together = example_losses(model, encoded, tokenizer.pad_token_id)
+    alone = [example_losses(model, [e], tokenizer.pad_token_id)[0] for e in encoded]
     np.testing.assert_allclose(together, alone, rtol=1e-5)
 
 
@@ -68,7 +68,7 @@ def test_the_first_answers_are_kept_with_their_requests(model, tokenizer, encode
 def test_evaluation_keeps_the_order_of_the_examples(model, tokenizer, encoded):
     metrics = Metrics(written={"rouge": rouge})
     scores = evaluate(model, tokenizer, encoded, metrics=metrics, generated=3, max_new_tokens=5, batch_size=2)
-    alone = [example_losses(model, collate([e], tokenizer.pad_token_id))[0] for e in encoded]
+    alone = [example_losses(model, [e], tokenizer.pad_token_id)[0] for e in encoded]
     np.testing.assert_allclose(scores.losses, alone, rtol=1e-5)
     assert len(scores.rouge) == len(scores.empty) == 3
     assert all(0 <= score <= 1 for score in scores.rouge)

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.cli import app
-from fedkseed.data.batches import collate
+from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import MOST_OPTIONS, own_held_out, share_out
 from fedkseed.data.reading import Example
 from fedkseed.data.wording import Wording, encode
@@ -24,7 +24,7 @@ from fedkseed.evaluation.metrics import metrics_of
 from fedkseed.evaluation.objectives import accuracies, accuracy
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import graph_loss, option_losses, takes_positions
+from fedkseed.models.loss import example_losses, graph_loss, option_losses, takes_positions
 from fedkseed.paper.results import MEASURES, Outcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
@@ -149,6 +149,27 @@ def test_prompts_of_different_lengths_have_the_losses_that_each_has_alone(config
     together = option_losses(model, prompts, options, 0)
     for prompt, own, found in zip(prompts, options, together, strict=True):
         assert found == pytest.approx(option_losses(model, [prompt], [own], 0)[0], rel=1e-5)
+
+
+@pytest.mark.parametrize("earlier", [(), ((12, 14),)], ids=["one turn", "two turns"])
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_rows_that_begin_alike_have_the_losses_that_each_has_alone(config, earlier):
+    model, read = model_of(config), []
+    model.register_forward_hook(lambda _, args, kwargs, out: read.append(kwargs["input_ids"].shape), with_kwargs=True)
+    begin = tuple(range(1, 21))
+    texts = [((33, 34, 35), (7, 8)), ((38,), (9, 10, 11)), ((), (12,))]
+    encoded = [
+        Encoded((*begin, *rest, *response), 20 + len(rest), Example("", ""), earlier) for rest, response in texts
+    ]
+    together = example_losses(model, encoded, 0)
+    begun = 11 if earlier else 19  # up to the token before the first that counts
+    windows = config.model_type in ("gemma2", "mistral")
+    assert read == ([(3, 25)] if windows else [(1, begun), (3, 25 - begun)])
+    for one, found in zip(encoded, together, strict=True):
+        logs = model(input_ids=torch.tensor([one.tokens])).logits[0].double().log_softmax(-1)
+        counted = [at for span in one.counted for at in range(*span)]
+        expected = -sum(float(logs[at - 1, one.tokens[at]]) for at in counted) / len(counted)
+        assert found == pytest.approx(expected, rel=1e-5)
 
 
 def test_options_of_one_batch_take_three_passes_and_read_a_common_beginning_once():

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.cli import app
-from fedkseed.data.batches import collate
 from fedkseed.data.federated import Shares, share_out
 from fedkseed.data.reading import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of
@@ -380,7 +379,7 @@ def test_what_is_exported_is_the_best_rounds_model(run, kept, tmp_path):
         assert f"{np.mean(kept[BEST].sets[of].losses):.4f}" in facts
     tuned, tokenizer = load_model(str(tmp_path / "hf")), load_tokenizer(str(MODEL["folder"]))
     held_out = share_out(Store(run).load_recipe(), tokenizer).held_out
-    losses = [float(example_losses(tuned, collate([e], tokenizer.pad_token_id))[0]) for e in held_out]
+    losses = [float(example_losses(tuned, [e], tokenizer.pad_token_id)[0]) for e in held_out]
     assert losses == pytest.approx(kept[BEST].losses, abs=1e-4)
     assert losses != pytest.approx(kept[LAST].losses, abs=1e-4)
 

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.data.batches import collate
 from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording, encode_all
 from fedkseed.evaluation.statistics import Estimate, Gain
@@ -69,7 +68,7 @@ def measured(setting, owner: Owner, adapter: Path) -> tuple[np.ndarray, np.ndarr
     tokenizer = load_tokenizer(str(setting.model))
     encoded = encode_all([Example(e.instruction, e.response, e.context) for e in kept], tokenizer, Wording())
     losses = [
-        np.array([float(example_losses(model, collate([e], tokenizer.pad_token_id))[0]) for e in encoded])
+        np.array([float(example_losses(model, [e], tokenizer.pad_token_id)[0]) for e in encoded])
         for model in (load_model(str(setting.model)), apply(load_model(str(setting.model)), adapter))
     ]
     return losses[0], losses[1], {e.category for e in kept}

@@ -66,7 +66,7 @@ def evaluate(
     def passed(examples: Sequence[Encoded], function: Callable[[nn.Module, Batch], Sequence[float]]) -> list[float]:
         return each(examples, lambda some: function(model, collate(some, tokenizer.pad_token_id)))
 
-    losses = passed(held_out, example_losses)
+    losses = each(held_out, lambda some: example_losses(model, some, tokenizer.pad_token_id))
     scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
     choices: list[tuple[str, str]] = []
     if metrics.options:

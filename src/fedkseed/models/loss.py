@@ -24,20 +24,27 @@ SHARED = 8  # tokens that a pass of their own is worth
 SLICE = 1 << 20  # logits whose losses are computed together
 
 
-def response_logits(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits that predict the tokens from the first response token on, (B, T', V), and their labels, (B, T')."""
+def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
+    """Logits that predict the tokens from the first response token on, (B, T', V), and their labels, (B, T').
+
+    Args:
+        cache: of tokens that all rows begin with, before their first response token.
+    """
     # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
     first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # which predicts the first response token
     kept = batch.tokens.shape[1] - first
     batch = batch.to(next(model.parameters()).device)
-    extra = {"logits_to_keep": kept} if "logits_to_keep" in _arguments(model) else {}
-    logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
+    extra = _keep(model, kept)
+    if cache is None:
+        logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
+    else:
+        logits = _after(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **extra).logits
     return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
 
 
-def token_losses(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
     """Losses of the tokens from the first response token on, and a mask of those that count; both (B, T')."""
-    predictions, labels = response_logits(model, batch)
+    predictions, labels = response_logits(model, batch, cache)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
     step = max(1, SLICE // (predictions.shape[0] * predictions.shape[2]))
     losses = [_losses(part, of) for part, of in zip(predictions.split(step, 1), labels.split(step, 1), strict=True)]
@@ -55,9 +62,9 @@ def graph_loss(model: nn.Module, batch: Batch) -> Tensor:
     return losses.sum() / counted.sum().to(losses.device)
 
 
-def graph_losses(model: nn.Module, batch: Batch) -> Tensor:
+def graph_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> Tensor:
     """The mean loss over the response tokens of each example, shape (B,); with its graph, where gradients are on."""
-    losses, counted = token_losses(model, batch)
+    losses, counted = token_losses(model, batch, cache)
     return losses.sum(1) / counted.sum(1).to(losses.device)
 
 
@@ -142,9 +149,13 @@ def batch_loss(model: nn.Module, batch: Batch) -> float:
 
 
 @torch.inference_mode()
-def example_losses(model: nn.Module, batch: Batch) -> list[float]:
-    """The mean loss over the response tokens of each example."""
-    return graph_losses(model, batch).tolist()
+def example_losses(model: nn.Module, encoded: Sequence[Encoded], pad: int) -> list[float]:
+    """The mean loss over the response tokens of each example.
+
+    What the prompts of all begin with, as a system message, goes through the model once.
+    """
+    cache = _beginning(model, [e.tokens for e in encoded], min(e.counted[0][0] for e in encoded) - 1)
+    return graph_losses(model, collate(encoded, pad), cache).tolist()
 
 
 @torch.inference_mode()
@@ -163,32 +174,20 @@ def option_losses(
         options: of each prompt.
     """
     device = next(model.parameters()).device
-    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    last = {"logits_to_keep": 1} if "logits_to_keep" in _arguments(model) else {}
-    alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*prompts, strict=False)))
-    begun = min(alike, *(len(prompt) - 1 for prompt in prompts)) if len(prompts) > 1 else 0
-    cache = None
-    if begun >= SHARED and not virtual:
-        begin = torch.tensor([prompts[0][:begun]], device=device)
-        cache = _after(model, begin, torch.ones_like(begin), None, **last).past_key_values
-        # A window counts the padding between beginning and rest.
-        if isinstance(cache, DynamicCache) and not any(cache.is_sliding):
-            cache.batch_repeat_interleave(len(prompts))
-        else:
-            cache = None
-    begun = begun if cache is not None else 0
+    beginning = _beginning(model, prompts, min(map(len, prompts)) - 1)
+    begun = 0 if beginning is None else beginning.get_seq_length()
     rests = [prompt[begun:] for prompt in prompts]
     longest = max(map(len, rests))
     tokens = torch.tensor([[pad] * (longest - len(rest)) + [*rest] for rest in rests], device=device)
     mask = torch.tensor([[1] * begun + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests], device=device)
-    first = None if virtual else _after(model, tokens, mask, cache, **last)
+    first = None if _virtual(model) else _after(model, tokens, mask, beginning, **_keep(model, 1))
     cache = getattr(first, "past_key_values", None)
     if first is None or not isinstance(cache, DynamicCache):
         return [
             [
                 loss * len(option)
                 for option in own
-                for loss in example_losses(model, collate([Encoded((*prompt, *option), len(prompt), NOTHING)], pad))
+                for loss in example_losses(model, [Encoded((*prompt, *option), len(prompt), NOTHING)], pad)
             ]
             for prompt, own in zip(prompts, options, strict=True)
         ]
@@ -214,11 +213,39 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in _arguments(model)
 
 
+def _beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> DynamicCache | None:
+    """A cache of what all texts begin with, of at most so many tokens, for a batch of them.
+
+    None where it is not worth a pass, or the model can't go on from one.
+    """
+    alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False)))
+    if len(texts) == 1 or (begun := min(alike, most)) < SHARED or _virtual(model) or not takes_positions(model):
+        return None
+    of: Any = model
+    cache = DynamicCache(config=of.config)
+    if any(cache.is_sliding):  # a window would count the padding between beginning and rest
+        return None
+    tokens = torch.tensor([texts[0][:begun]], device=next(model.parameters()).device)
+    _after(model, tokens, torch.ones_like(tokens), cache, **_keep(model, 1))
+    cache.batch_repeat_interleave(len(texts))
+    return cache
+
+
+def _virtual(model: nn.Module) -> bool:
+    """Whether a model reads virtual tokens before a text."""
+    return getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
 def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
     """A model's output for tokens after those in its cache, which grows by them; `mask` is of both."""
     if takes_positions(model):
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
     return model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+
+
+def _keep(model: nn.Module, count: int) -> dict[str, int]:
+    """The argument that makes a model compute the last logits only, if it has one."""
+    return {"logits_to_keep": count} if "logits_to_keep" in _arguments(model) else {}
 
 
 def _arguments(model: nn.Module) -> frozenset[str]:
