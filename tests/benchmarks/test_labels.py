@@ -1,7 +1,11 @@
-"""Rows of a classification task, whose category is the label."""
+"""Rows of a classification task, whose category is the label, written by the script itself."""
 
-from benchmarks.labels import rows
+import json
+import subprocess
+import sys
+from pathlib import Path
 
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "labels.py"
 TASK = {
     "Definition": ["Say good or bad."],
     "Instances": [
@@ -12,8 +16,12 @@ TASK = {
 }
 
 
-def test_a_row_has_its_label_as_category_and_rows_of_two_labels_are_left_out():
-    assert rows(TASK) == [
+def test_a_row_has_its_label_as_category_and_rows_of_two_labels_are_left_out(tmp_path):
+    task, output = tmp_path / "task.json", tmp_path / "rows.jsonl"
+    task.write_text(json.dumps(TASK))
+    done = subprocess.run([sys.executable, SCRIPT, task, output], capture_output=True, text=True, check=True)
+    assert "2 rows, labels bad, good" in done.stdout
+    assert [json.loads(line) for line in output.read_text().splitlines()] == [
         {"instruction": "Say good or bad.\nSun.", "response": "good", "category": "good"},
         {"instruction": "Say good or bad.\nRain.", "response": "bad", "category": "bad"},
     ]
