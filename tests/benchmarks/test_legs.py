@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fedkseed import start
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
@@ -33,6 +35,7 @@ def test_second_halves_begin_where_the_first_ended(tmp_path, model_folder, data_
     }
     whole, *others = ([one for one in found if one[0] == name] for name in dict.fromkeys(one[0] for one in found))
     for other in others:
-        assert [loss for *_, loss in other[:3]] == [loss for *_, loss in whole[:3]]
+        # A second half begins with a model read from a file, whose weights lie elsewhere in memory: sums may round so.
+        assert [loss for *_, loss in other[:3]] == pytest.approx([loss for *_, loss in whole[:3]], rel=1e-6)
         assert other[3][2] != whole[3][2]
     assert len(Store(tmp_path / "run").reports()) == 3

@@ -1,28 +1,30 @@
-"""llama.cpp, as other programs use it: its server in this process, by the wheel `xllamacpp`."""
+"""llama.cpp, as other programs use it: its server in a process of its own, by the wheel `xllamacpp`."""
 
 import json
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-from xllamacpp import CommonAdapterLoraInfo, CommonParams, Server, ggml_type, llama_flash_attn_type
-
 
 class LlamaCpp:
-    """A model of a GGUF file, and a LoRA beside it, on one thread; `template` replaces the file's chat template."""
+    """A model of a GGUF file, and a LoRA beside it, on one thread; `template` replaces the file's chat template.
+
+    Its process is killed with the object: destroying a server in this process once took for ever.
+    """
 
     def __init__(self, path: Path, lora: Path | None = None, template: str = "") -> None:
-        options = CommonParams()
-        options.chat_template = template
-        options.model.path, options.n_ctx, options.n_parallel = str(path), 512, 1
-        options.cache_type_k = options.cache_type_v = ggml_type.GGML_TYPE_F32
-        options.flash_attn_type = llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are float16
-        options.warmup, options.verbosity = False, -1
-        options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
-        if lora is not None:
-            adapter = CommonAdapterLoraInfo()
-            adapter.path, adapter.scale = str(lora), 1.0
-            options.lora_adapters = [adapter]
-        self.server = Server(options)
+        asked = json.dumps({"path": str(path), "lora": str(lora or ""), "template": template})
+        process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(asked + "\n")
+        process.stdin.flush()
+        lines = iter(process.stdout.readline, "")
+        self.address = next((line.split()[1] for line in lines if line.startswith("listening ")), None)
+        assert self.address, f"llama.cpp did not load {path}"
 
     def ask(self, prompt: list[int] | str, count: int, **options: object) -> dict:
         """The native answer of the server to a prompt, of `count` tokens, the likeliest each."""
@@ -58,6 +60,35 @@ class LlamaCpp:
 
     def _post(self, path: str, content: dict) -> dict:
         headers = {"Content-Type": "application/json"}
-        request = Request(f"{self.server.listening_address}/{path}", json.dumps(content).encode(), headers)  # noqa: S310
-        with urlopen(request, timeout=60) as reply:  # noqa: S310 - a server of this process
+        request = Request(f"{self.address}/{path}", json.dumps(content).encode(), headers)  # noqa: S310
+        with urlopen(request, timeout=60) as reply:  # noqa: S310 - a server of this machine
             return json.load(reply)
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.kill()
+    process.communicate()
+
+
+def serve(path: str, lora: str, template: str) -> None:
+    """Serve until this process is killed, or its standard input ends."""
+    from xllamacpp import CommonAdapterLoraInfo, CommonParams, Server, ggml_type, llama_flash_attn_type
+
+    options = CommonParams()
+    options.chat_template = template
+    options.model.path, options.n_ctx, options.n_parallel = path, 512, 1
+    options.cache_type_k = options.cache_type_v = ggml_type.GGML_TYPE_F32
+    options.flash_attn_type = llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED  # its sums are float16
+    options.warmup, options.verbosity = False, -1
+    options.cpuparams.n_threads = options.cpuparams_batch.n_threads = 1
+    if lora:
+        adapter = CommonAdapterLoraInfo()
+        adapter.path, adapter.scale = lora, 1.0
+        options.lora_adapters = [adapter]
+    server = Server(options)
+    print(f"listening {server.listening_address}", flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    serve(**json.loads(sys.stdin.readline()))

@@ -214,7 +214,7 @@ def takes_positions(model: nn.Module) -> bool:
 
 
 def _beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> DynamicCache | None:
-    """A cache of what all texts begin with, of at most so many tokens, for a batch of them.
+    """A cache of what all texts begin with, of at most a given number of tokens, for a batch of them.
 
     None where it is not worth a pass, or the model can't go on from one.
     """
