@@ -10,7 +10,7 @@ from tomllib import loads
 import numpy as np
 import pytest
 import torch
-from transformers import MambaConfig, MistralConfig
+from transformers import Lfm2Config, MambaConfig, MistralConfig
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
@@ -196,6 +196,21 @@ def test_a_model_with_a_recurrent_state_reads_each_text_whole():
     (found,) = option_losses(model, [(1, 2, 3)], [[(7, 8), (9,)]], 0)
     logs = model(torch.tensor([[1, 2, 3, 7, 8]])).logits[0].double().log_softmax(-1)
     assert found[0] == pytest.approx(-float(logs[2, 7] + logs[3, 8]), rel=1e-5)
+
+
+def test_a_model_with_a_recurrent_state_in_some_layers_reads_each_text_whole():
+    """It takes positions, and has a cache, rows of which can't be taken twice."""
+    layers = ["conv", "full_attention"]
+    model = model_of(Lfm2Config(**SMALL, intermediate_size=48, num_key_value_heads=1, layer_types=layers))
+    assert takes_positions(model)
+    prompts, options = [(*range(1, 21), 33, 34), (*range(1, 21), 35)], [[(7, 8), (9,)], [(10,)]]
+    for prompt, own, found in zip(prompts, options, option_losses(model, prompts, options, 0), strict=True):
+        for option, nats in zip(own, found, strict=True):
+            logs = model(torch.tensor([[*prompt, *option]])).logits[0].double().log_softmax(-1)[len(prompt) - 1 :]
+            assert nats == pytest.approx(-sum(float(logs[k, token]) for k, token in enumerate(option)), rel=1e-5)
+    encoded = [Encoded((*prompt, 7, 8), len(prompt), Example("", "")) for prompt in prompts]
+    alone = [example_losses(model, [one], 0)[0] for one in encoded]
+    assert example_losses(model, encoded, 0) == pytest.approx(alone, rel=1e-5)
 
 
 def test_where_the_label_is_the_category_all_labels_are_options(tmp_path, decided, tokenizer):

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..data.batches import IGNORED, Batch, Encoded, collate
@@ -174,15 +175,15 @@ def option_losses(
         options: of each prompt.
     """
     device = next(model.parameters()).device
-    beginning = _beginning(model, prompts, min(map(len, prompts)) - 1)
-    begun = 0 if beginning is None else beginning.get_seq_length()
+    cache = _beginning(model, prompts, min(map(len, prompts)) - 1)
+    cache = _empty(model) if cache is None else cache
+    begun = 0 if cache is None else cache.get_seq_length()
     rests = [prompt[begun:] for prompt in prompts]
     longest = max(map(len, rests))
     tokens = torch.tensor([[pad] * (longest - len(rest)) + [*rest] for rest in rests], device=device)
     mask = torch.tensor([[1] * begun + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests], device=device)
-    first = None if _virtual(model) else _after(model, tokens, mask, beginning, **_keep(model, 1))
-    cache = getattr(first, "past_key_values", None)
-    if first is None or not isinstance(cache, DynamicCache):
+    first = None if cache is None else _after(model, tokens, mask, cache, **_keep(model, 1))
+    if first is None or cache is None or first.past_key_values is not cache:
         return [
             [
                 loss * len(option)
@@ -219,21 +220,28 @@ def _beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> D
     None where it is not worth a pass, or the model can't go on from one.
     """
     alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False)))
-    if len(texts) == 1 or (begun := min(alike, most)) < SHARED or _virtual(model) or not takes_positions(model):
+    if len(texts) == 1 or (begun := min(alike, most)) < SHARED or not takes_positions(model):
         return None
-    of: Any = model
-    cache = DynamicCache(config=of.config)
-    if any(cache.is_sliding):  # a window would count the padding between beginning and rest
+    cache = _empty(model)
+    if cache is None or any(cache.is_sliding):  # a window would count the padding between beginning and rest
         return None
     tokens = torch.tensor([texts[0][:begun]], device=next(model.parameters()).device)
-    _after(model, tokens, torch.ones_like(tokens), cache, **_keep(model, 1))
+    if _after(model, tokens, torch.ones_like(tokens), cache, **_keep(model, 1)).past_key_values is not cache:
+        return None
     cache.batch_repeat_interleave(len(texts))
     return cache
 
 
-def _virtual(model: nn.Module) -> bool:
-    """Whether a model reads virtual tokens before a text."""
-    return getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+def _empty(model: nn.Module) -> DynamicCache | None:
+    """An empty cache, rows of which can be taken again and again.
+
+    None for a model that has no such cache: one with a recurrent state, or with virtual tokens before a text.
+    """
+    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    if virtual or not hasattr(model, "config") or "past_key_values" not in _arguments(model):
+        return None
+    cache = DynamicCache(config=cast(Any, model).config)
+    return cache if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers) else None
 
 
 def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
