@@ -383,8 +383,10 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     slower = speed(rival, [*slow, *fast])[0].rows[0]
     assert slower["in the time of FedKSeed-Plus"] == "+0.000 ± 0.000"
     assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
-    first, second = by_round(rival, [*slow, *fast]).rows  # the third round is not one of both
-    assert (first["rounds"], second["rounds"]) == (1, 2)
+    first, second, half = by_round(rival, [*slow, *fast]).rows  # the third round is not one of both
+    assert (first["rounds"], second["rounds"], half["rounds"]) == (1, 2, "1 to 2")
+    assert half["FedKSeed"] == "-0.550 ± 0.250"
+    assert half["FedKSeed minus FedKSeed-Plus"] == "+0.450 ± 0.250"
     assert second["FedKSeed"] == "-0.750 ± 0.250"
     assert second["FedKSeed minus FedKSeed-Plus"] == "+1.250 ± 0.250"
     assert first["FedKSeed minus FedKSeed-Plus"] == "+0.800 ± 0.000"

@@ -24,13 +24,13 @@ Build: TypeAlias = Callable[[Experiment, Sequence[Outcome]], tuple[Table, Draw |
 def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     """A table with a row for every combination of values: losses, other measures and bytes, over seeds.
 
-    With the option `reference = {axis = value}` each row is also compared with the row of that value: the difference
-    of the changes of loss, paired by seed, and its standard error.
+    With the option `reference = {axis = value}` each row is also compared with the row of that value, and with
+    `rival = value` with that one, too: the difference of the changes of loss, paired by seed, and its standard error.
     """
     rows: list[dict[str, Cell]] = []
     compared = _others(experiment, ())  # without the axis of a choice, of which each combination has its own value
-    cells, reference = group(outcomes, compared), experiment.options.get("reference", {})
-    titles = [experiment.title_of(axis, value) for axis, value in reference.items()]
+    cells, references = group(outcomes, compared), _references(experiment)
+    titles = [experiment.title_of(axis, value) for axis, value in references]
     for values, runs in group(outcomes, experiment.axes).items():
         axes = dict(zip(experiment.axes, values, strict=True))
         row: dict[str, Cell] = {short(axis): experiment.title_of(axis, value) for axis, value in axes.items()}
@@ -48,7 +48,7 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             "bytes down": max(run.bytes_down for run in runs),
             "bytes up": max(run.bytes_up for run in runs),
         }
-        for (axis, value), title in zip(reference.items(), titles, strict=True):
+        for (axis, value), title in zip(references, titles, strict=True):
             if axes[axis] != value:
                 others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
                 row[f"minus {title}"] = _paired(runs, others)
@@ -84,34 +84,42 @@ def _paired(runs: Sequence[Outcome], others: Sequence[Outcome], measure: str = "
     return f"{found.mean:+.{digits}f}" + ("" if found.error is None else f" ± {found.error:.{digits}f}")
 
 
+def _references(experiment: Experiment) -> list[tuple[str, Any]]:
+    """Axes and their values with which others are compared: the reference, and the rival on the same axis."""
+    reference, rival = experiment.options.get("reference", {}), experiment.options.get("rival")
+    pairs = [(axis, other) for axis, value in reference.items() for other in (value, rival) if other is not None]
+    return list(dict.fromkeys(pairs))
+
+
 def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | None:
     """A table of changes of loss after each evaluated round, with differences to the reference and to the rival.
 
-    Differences are paired by seed. None for an experiment that has no reference.
+    A last row has the changes from the middle one of these rounds to the last: what a second half gains. Differences
+    are paired by seed. None for an experiment that has no reference.
     """
     rows: list[dict[str, Cell]] = []
-    rivals: list[Any] = []
-    for axis, value in experiment.options.get("reference", {}).items():
-        rivals = list(dict.fromkeys(filter(None, [experiment.options.get("rival"), value])))
+    for axis in experiment.options.get("reference", {}):
         others = _others(experiment, (axis,))
+        rivals = [experiment.title_of(axis, value) for a, value in reversed(_references(experiment)) if a == axis]
         for values, runs in group(outcomes, others).items():
             lines = {experiment.title_of(axis, own): same for (own,), same in group(runs, [axis]).items()}
-            beside = [title for title in (experiment.title_of(axis, rival) for rival in rivals) if title in lines]
-            for done in sorted(set.intersection(*({*run.loss} for run in runs)) - {0}):
-                row: dict[str, Cell] = {
-                    short(a): experiment.title_of(a, v)
-                    for a, v in zip(others, values, strict=True)
-                    if len(experiment.axes[a]) > 1
+            named: dict[str, Cell] = {
+                short(a): experiment.title_of(a, v)
+                for a, v in zip(others, values, strict=True)
+                if len(experiment.axes[a]) > 1
+            }
+            first, *later = sorted(set.intersection(*({*run.loss} for run in runs)))
+            halves = [(later[len(later) // 2 - 1], later[-1])] if len(later) > 1 else []
+            for start, end in [*((first, done) for done in later), *halves]:
+                changes = {
+                    title: {run.seed: run.loss[end] - run.loss[start] for run in same} for title, same in lines.items()
                 }
-                row["rounds"] = done
-                row |= {title: _error([run.change(done) for run in same]) for title, same in lines.items()}
-                for other in beside:
-                    theirs = {run.seed: run.change(done) for run in lines[other]}
+                row = named | {"rounds": f"{start} to {end}" if start else end}
+                row |= {title: _error([*own.values()]) for title, own in changes.items()}
+                for other, theirs in ((title, changes[title]) for title in rivals if title in changes):
                     row |= {
-                        f"{title} minus {other}": _error(
-                            [run.change(done) - theirs[run.seed] for run in same if run.seed in theirs]
-                        )
-                        for title, same in lines.items()
+                        f"{title} minus {other}": _error([own[s] - theirs[s] for s in own if s in theirs])
+                        for title, own in changes.items()
                         if title != other and f"{other} minus {title}" not in row
                     }
                 rows.append(row)
