@@ -140,6 +140,14 @@ def test_unknown_names_are_refused(name, scale, message):
         load(name, scale)
 
 
+def test_a_method_with_two_rates_is_refused(monkeypatch):
+    read = experiments._read
+    more = {"methods": {"fedit": {"training": {"lr": 0.5}}}}
+    monkeypatch.setattr(experiments, "_read", lambda name: merge(read(name), more if name == "goals" else {}))
+    with pytest.raises(FedKSeedError, match=r"goals gives the method fedit two rates.*\[scales.small.lr\]"):
+        load("goals", "small")
+
+
 def test_a_path_that_is_not_given_is_asked_for():
     with pytest.raises(FedKSeedError, match="give --model"):
         load("figure-7", "stories").plan()[0].recipe({})

@@ -146,7 +146,7 @@ def load(name: str, scale: str) -> Experiment:
     """An experiment at a scale.
 
     Raises:
-        FedKSeedError: there is no such experiment or scale, or its file has an unknown key.
+        FedKSeedError: there is no such experiment or scale, its file has an unknown key, or a method has two rates.
     """
     if name not in names():
         raise FedKSeedError(f"no experiment is called {name!r}; there are {', '.join(names())}")
@@ -159,6 +159,13 @@ def load(name: str, scale: str) -> Experiment:
         tree = merge(merge(tree, table), scales.get(scale, {}))
     if unknown := tree.keys() - {f.name for f in fields(Experiment)}:
         raise FedKSeedError(f"the experiment {name} has the unknown key {sorted(unknown)[0]!r}")
+    methods = tree["methods"].items()
+    if twice := sorted(m for m, own in methods if m in tree["lr"] and "lr" in own.get("training", {})):
+        # [lr] would win without a word, and a run take a rate that its file does not seem to have
+        raise FedKSeedError(
+            f"the experiment {name} gives the method {twice[0]} two rates: [methods.{twice[0]}] has training.lr, and "
+            f"[lr] of it or of {COMMON}.toml another; keep the one in [lr] or [scales.{scale}.lr]"
+        )
     return Experiment(name=name, scale=scale, **tree)
 
 
