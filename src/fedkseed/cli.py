@@ -943,6 +943,10 @@ def reproduce(
     ] = None,
     only: Annotated[str, typer.Option(help="Limit the experiment to runs whose label contains this text.")] = "",
     part: Annotated[str, typer.Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Folder of results, as a checkout's; runs that are on record there are not done again."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option(help="Print sizes, bytes, forward and backward passes and a rough time; load no weights.")
     ] = False,
@@ -996,7 +1000,13 @@ def reproduce(
             redrawn(experiment, output)
             if redraw
             else run_experiment(
-                experiment, output, given, only=only, part=parts(part), command=["fedkseed", *sys.argv[1:]]
+                experiment,
+                output,
+                given,
+                only=only,
+                part=parts(part),
+                records=records,
+                command=["fedkseed", *sys.argv[1:]],
             )
         )
         documents[wanted] = {"folder": None if folder is None else str(folder)}

@@ -155,6 +155,52 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         redraw(searched, tmp_path / "clone")
 
 
+def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experiment, tmp_path, counted):
+    searched = replace(
+        experiment,
+        axes=experiment.axes | {"directions.size": [16], "training.lr": [1e-4, 2e-4]},
+        choose={"axis": "training.lr", "seeds": 1},
+    )
+    places = given(experiment)
+    whole = reproduce(searched, tmp_path / "first", places)
+    assert whole is not None
+    assert len(counted) == 4  # two trials, two seeds
+    clone = tmp_path / "clone" / searched.name / searched.scale
+    clone.mkdir(parents=True)
+    for name in ("runs.json", "rounds.csv"):
+        shutil.copy(whole / name, clone)
+    again = reproduce(searched, tmp_path / "second", places, records=tmp_path / "clone")
+    assert again is not None
+    assert len(counted) == 4
+    for name in ("table.csv", "rounds.csv", "runs.json", "figure.svg"):
+        assert (again / name).read_bytes() == (whole / name).read_bytes()
+
+    more = replace(searched, name="more", axes=searched.axes | {"directions.size": [16, 64]})
+    grown = reproduce(more, tmp_path / "third", places, records=tmp_path / "clone")
+    assert grown is not None
+    assert len(counted) == 8  # those of K = 64 alone
+    small, large = rows(grown / "table.csv")
+    assert small["loss after, mean"] == rows(whole / "table.csv")[0]["loss after, mean"] != large["loss after, mean"]
+    with pytest.raises(FedKSeedError, match="has no records of runs at the scale tiny"):
+        reproduce(searched, tmp_path / "fourth", places, records=tmp_path / "nowhere")
+
+
+def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):
+    one = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
+    whole = reproduce(one, tmp_path / "first", given(experiment))
+    assert whole is not None
+    for what in ("a base model of digest", "data of digest"):
+        clone = tmp_path / what.split()[0] / one.name / one.scale
+        clone.mkdir(parents=True)
+        shutil.copy(whole / "rounds.csv", clone)
+        tree = json.loads((whole / "runs.json").read_text())
+        tree["runs"][0]["digests"][what] = "0" * 64
+        (clone / "runs.json").write_text(json.dumps(tree))
+        both = replace(one, axes=one.axes | {"directions.size": [16, 64]})
+        with pytest.raises(FedKSeedError, match=f"has {what} .*runs of one experiment need the same"):
+            reproduce(both, tmp_path / "second", given(experiment), records=clone.parents[1])
+
+
 def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experiment, tmp_path):
     sizes = {"vocab_size": 400, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4}
     heavy = tmp_path / "heavy"

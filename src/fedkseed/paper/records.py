@@ -1,5 +1,7 @@
 """Records of an experiment's runs, kept in its folder, of which its table and figure can be drawn again.
 
+Runs that are recorded need not be done again when an experiment gets another method or another data set: `found`.
+
 runs.json    a run each: axes, seed, recipe, commits of the code, digests of directions, model and data
 rounds.csv   a row for each run and number of finished rounds: losses, Rouge-L, seconds and every metric
 """
@@ -7,7 +9,8 @@ rounds.csv   a row for each run and number of finished rounds: losses, Rouge-L, 
 import csv
 import json
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,14 @@ from ..files import border, write_atomically
 from ..recipe.schema import Recipe
 from ..run.store import Store
 from ..tools.compare import measure
-from .results import MEMORY, Outcome
+from .results import COMMITS, MEMORY, Outcome
 
 RUNS, ROUNDS = "runs.json", "rounds.csv"
-COMMITS = "commits"  # the fact of a run's store with the commits of the code that worked on it
 # Columns of rounds.csv beside the metrics: fields of `Outcome` that are dictionaries by the number of rounds.
 COLUMNS = ("loss", "rouge", "clock", "virtual")
+MODEL = "a base model of digest"
+# Digests that two runs share if they share these tables of their recipes, and the seed.
+DIGESTED = {MODEL: ("model",), "data of digest": ("model", "data", "clients")}
 HELD_OUT = "held-out/"  # begins the columns of metrics of evaluations
 
 
@@ -56,23 +61,24 @@ def commit() -> str | None:
         return None
 
 
-def keep(folder: Path, outcomes: Iterable[tuple[Outcome, Mapping[str, Any]]], trials: Iterable[Outcome] = ()) -> None:
+Recorded = tuple[Outcome, Mapping[str, Any]]  # a run, and its recipe as planned, where paths are names like $model
+
+
+def keep(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
     """Write the records of finished runs.
 
     Args:
-        outcomes: with the recipe of each as the experiment plans it, in which paths are names like $model.
         trials: runs of a search whose best value the others use; their losses alone are kept.
     """
     made, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
-        store = Store(outcome.directory)
         made.append(
             {
                 "run": outcome.directory.name,
                 "axes": outcome.axes,
                 "seed": outcome.seed,
-                "commits": store.recall(COMMITS),
-                "digests": store.recall("identity"),
+                "commits": outcome.commits,
+                "digests": outcome.digests,
                 "bytes_down": outcome.bytes_down,
                 "bytes_up": outcome.bytes_up,
                 "memory": outcome.memory,
@@ -84,7 +90,10 @@ def keep(folder: Path, outcomes: Iterable[tuple[Outcome, Mapping[str, Any]]], tr
             row |= {name: getattr(outcome, name).get(done) for name in COLUMNS}
             row |= {f"{HELD_OUT}{name}": found.get(done) for name, found in outcome.scores.items()}
             rounds.append(row | {name: found.get(done) for name, found in outcome.metrics.items()})
-    searched = [{"axes": o.axes, "seed": o.seed, "loss": [o.loss[0], o.loss[o.rounds]]} for o in trials]
+    searched = [
+        {"axes": o.axes, "seed": o.seed, "loss": [o.loss[0], o.loss[o.rounds]], "recipe": recipe}
+        for o, recipe in trials
+    ]
     text = json.dumps({"runs": made, "searched": searched}, indent=1, ensure_ascii=False)
     write_atomically(folder / RUNS, text.encode(), 0o666)
     lines = StringIO()
@@ -103,15 +112,79 @@ def kept(folder: Path) -> list[Outcome]:
     with border(f"{folder} has no records to draw from ({RUNS} and {ROUNDS})"):
         runs = json.loads((folder / RUNS).read_text())["runs"]
         rows = list(csv.DictReader((folder / ROUNDS).read_text().splitlines()))
-    try:
+    with _undamaged(folder):
         return [_outcome(folder, run, [row for row in rows if row["run"] == run["run"]]) for run in runs]
+
+
+def found(results: Path, scale: str) -> dict[str, Outcome]:
+    """The runs and trials of all experiments at a scale that a folder of results has records of, by `name_of`.
+
+    Raises:
+        FedKSeedError: there are none, or some are damaged.
+    """
+    known: dict[str, Outcome] = {}
+    for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS}")):
+        outcomes = kept(folder)
+        tree = json.loads((folder / RUNS).read_text())
+        with _undamaged(folder):
+            known |= {name_of(run["recipe"]): outcome for run, outcome in zip(tree["runs"], outcomes, strict=True)}
+            for trial in tree["searched"]:
+                if recipe := trial.get("recipe"):  # older records have none, and can't be matched
+                    known.setdefault(name_of(recipe), _trial(folder, trial, recipe["training"]["rounds"]))
+    if not known:
+        raise FedKSeedError(f"{results} has no records of runs at the scale {scale} (*/{scale}/{RUNS})")
+    return known
+
+
+def name_of(recipe: Mapping[str, Any]) -> str:
+    """What two runs have in common if one can stand for the other: their planned recipes, seed included."""
+    return json.dumps(recipe, sort_keys=True)
+
+
+def require_one_model(outcomes: Sequence[Recorded]) -> None:
+    """Refuse to compare runs that began at unlike base models or had unlike data, where their recipes are alike there.
+
+    Raises:
+        FedKSeedError: digests differ.
+    """
+    for what, parts in DIGESTED.items():
+        first: dict[str, Outcome] = {}
+        for outcome, recipe in outcomes:
+            like = json.dumps([outcome.seed, *(recipe.get(part) for part in parts)], sort_keys=True)
+            if what == MODEL:
+                like += recipe["training"]["algorithm"]  # an adapter's weights are part of its base model
+            other = first.setdefault(like, outcome)
+            mine, theirs = ((o.digests or {}).get(what) for o in (outcome, other))
+            if mine is not None and theirs is not None and mine != theirs:
+                raise FedKSeedError(
+                    f"{outcome.directory.name} has {what} {mine}, {other.directory.name} {theirs}: runs of one "
+                    "experiment need the same; give the model and data that the records were made with"
+                )
+
+
+@contextmanager
+def _undamaged(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (LookupError, TypeError, ValueError) as damage:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None
 
 
+def _trial(folder: Path, trial: Mapping[str, Any], rounds: int) -> Outcome:
+    before, after = trial["loss"]
+    return Outcome(
+        axes=trial["axes"], seed=trial["seed"], loss={0: before, rounds: after}, rouge={}, bytes_down=0, bytes_up=0,
+        clock={}, virtual={}, memory=None, directory=folder / "trial",
+    )  # fmt: skip
+
+
+def _number(text: str) -> float:
+    return int(text) if text.isdigit() else float(text)  # a count stays one, so that it is written as it was read
+
+
 def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> Outcome:
     def column(name: str) -> dict[int, float]:
-        return {int(row["done"]): float(row[name]) for row in rows if row[name]}
+        return {int(row["done"]): _number(row[name]) for row in rows if row[name]}
 
     others = [name for name in rows[0] if name not in ("run", "done", *COLUMNS)]
     return Outcome(
@@ -121,6 +194,8 @@ def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, s
         bytes_up=run["bytes_up"],
         memory=run["memory"],
         directory=folder / run["run"],  # of which only the name is there
+        commits=run["commits"],
+        digests=run["digests"],
         metrics={name: column(name) for name in others if not name.startswith(HELD_OUT)},
         scores={name.removeprefix(HELD_OUT): column(name) for name in others if name.startswith(HELD_OUT)},
         loss=column("loss"),

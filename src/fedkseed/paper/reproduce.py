@@ -11,7 +11,7 @@ import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import escape as glob_escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -31,7 +31,8 @@ from ..run.simulation import resume, start
 from ..run.store import STOPPED, Store
 from ..run.watchers import Silent
 from ..tools.display import Bars
-from . import records, tiny_model
+from . import records as recording
+from . import tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
@@ -47,11 +48,12 @@ class Job:
     recipe: Recipe
     directory: Path
     label: str
+    recorded: Outcome | None = None  # its results, where a run of the same recipe is on record
 
     def outcome(self) -> Outcome | None:
         """The results of the run; None while the run is not finished."""
         if not (self.directory / "recipe.toml").is_file():
-            return None
+            return self.recorded
         store = Store(self.directory)
         if self.recipe.training.rounds not in store.evaluations() and store.recall(STOPPED) is None:
             return None
@@ -81,6 +83,7 @@ def reproduce(
     *,
     only: str = "",
     part: tuple[int, int] = (1, 1),
+    records: Path | None = None,
     command: Sequence[str] = (),
 ) -> Path | None:
     """Carry out the remaining runs of an experiment, then write its table and figure.
@@ -90,6 +93,7 @@ def reproduce(
         only: text that the labels of the runs to do contain.
         part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and
             figure are written by the call that finds all runs finished.
+        records: a folder of results; runs that one of its experiments has records of are not done again.
         command: the command line, for about.json.
 
     Returns:
@@ -105,22 +109,27 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
         return _measure(experiment, folder, given, command)
-    choice, trials = experiment.choice, list[Outcome]()
+    known = {} if records is None else recording.found(records, experiment.scale)
+    choice, trials = experiment.choice, list[Job]()
     jobs: list[Job] | None
     if choice is None:
-        jobs = _jobs(experiment, output, given, only)
+        jobs = _jobs(experiment, output, given, only, records=known)
     else:
-        jobs, trials = _choose(experiment, choice, output, given, only, part)
+        jobs, trials = _choose(experiment, choice, output, given, only, part, known)
     if jobs is None or run(jobs, part) is None:
         return None
     if experiment.output == "speed":  # the one table with a column for it
-        records.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in jobs)
+        done = (job for job in jobs if job.recorded is None)
+        recording.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in done)
     outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
+    recorded = list(zip(outcomes, (job.planned.table for job in jobs), strict=True))
+    recording.require_one_model(recorded)
     table, draw = RUNS[experiment.output](experiment, outcomes)
     _write(experiment, folder, table, command, [job.directory.name for job in jobs])
     _write_by_round(experiment, folder, outcomes)
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
-    records.keep(folder, zip(outcomes, (job.planned.table for job in jobs), strict=True), trials)
+    tried = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
+    recording.keep(folder, recorded, tried)
     if draw is not None:
         save(draw, folder)
     return folder
@@ -151,7 +160,7 @@ def redraw(experiment: Experiment, output: Path) -> Path:
     folder = output / experiment.name / experiment.scale
     if experiment.output in MEASURED:
         raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
-    outcomes = records.kept(folder)
+    outcomes = recording.kept(folder)
     table, draw = RUNS[experiment.output](experiment, outcomes)
     table.write(folder, f"{experiment.item}: {experiment.title}")
     _write_by_round(experiment, folder, outcomes)
@@ -213,7 +222,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
                 failed.add(job.directory)
                 bars.note(f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: {error}")
                 continue
-            records.note_commit(Store(job.directory))
+            recording.note_commit(Store(job.directory))
             outcome = job.outcome()
             if outcome is None:
                 raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
@@ -234,6 +243,7 @@ def _whole(recipe: Recipe) -> Recipe:
 def _jobs(
     experiment: Experiment, output: Path, given: Mapping[str, str], only: str,
     seeds: Sequence[int] | None = None, fixed: Sequence[Mapping[str, Any]] = ({},),
+    records: Mapping[str, Outcome] | None = None,
 ) -> list[Job]:  # fmt: skip
     jobs = []
     for planned in (p for axes in fixed for p in experiment.plan(seeds, axes)):
@@ -244,15 +254,19 @@ def _jobs(
         name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
         folder, end = output / "runs" / experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
         known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may have labelled the run otherwise
-        jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label))
+        recorded = (records or {}).get(recording.name_of(planned.table))
+        if recorded is not None:  # maybe of an experiment with other axes
+            recorded = replace(recorded, axes=planned.axes)
+        jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label, recorded))
     if not jobs:
         raise FedKSeedError(f"{experiment.name} has no run whose label holds {only!r}")
     return jobs
 
 
 def _choose(
-    experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str, part: tuple[int, int]
-) -> tuple[list[Job] | None, list[Outcome]]:
+    experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str,
+    part: tuple[int, int], records: Mapping[str, Outcome] | None = None,
+) -> tuple[list[Job] | None, list[Job]]:  # fmt: skip
     """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left.
 
     A value is out if one of its trials failed, or ended with a loss that is no number.
@@ -261,7 +275,8 @@ def _choose(
         FedKSeedError: all values of a combination are out.
     """
     others = [axis for axis in experiment.axes if axis != choice.axis]
-    jobs = _jobs(experiment, output, given, only, range(experiment.seeds, experiment.seeds + choice.seeds))
+    seeds = range(experiment.seeds, experiment.seeds + choice.seeds)
+    jobs = _jobs(experiment, output, given, only, seeds, records=records)
     trials = run(jobs, part, trials=True)
     if trials is None:
         return None, []
@@ -281,7 +296,7 @@ def _choose(
             raise FedKSeedError(f"{job.label}: no value of {choice.axis} ended with a loss; give it smaller ones")
         least[values] = min(found, key=lambda value: found[value])
     best = [{**dict(zip(others, values, strict=True)), choice.axis: value} for values, value in least.items()]
-    return _jobs(experiment, output, given, only, fixed=best), trials
+    return _jobs(experiment, output, given, only, fixed=best, records=records), jobs
 
 
 def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], command: Sequence[str]) -> Path:
@@ -308,7 +323,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
         "scale": experiment.scale,
         "seeds": experiment.seeds,
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
-        "commit": records.commit(),
+        "commit": recording.commit(),
         "versions": {
             "fedkseed": __version__,
             "python": platform.python_version(),

@@ -14,7 +14,8 @@ from ..files import write_atomically
 from ..run.metrics import METRICS, values
 from ..run.store import Store
 
-MEMORY = "client_memory"  # the fact of a run's store with the bytes of a client like the run's, see note_memory
+# Facts of a run's store: the bytes of a client like the run's, and the commits of the code; see records.note_memory
+MEMORY, COMMITS = "client_memory", "commits"
 
 Cell: TypeAlias = "str | int | float | Spread | None"
 
@@ -57,6 +58,8 @@ class Outcome:
     directory: Path
     metrics: dict[str, dict[int, float]] = field(default_factory=dict)  # name -> round -> value, if measured
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
+    commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
+    digests: dict[str, str] | None = None  # of directions, model and data
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
@@ -78,6 +81,8 @@ class Outcome:
             clock={done: sum(map(_seconds, rounds[:done])) for done in range(len(rounds) + 1)},
             memory=store.recall(MEMORY),
             directory=directory,
+            commits=store.recall(COMMITS),
+            digests=store.recall("identity"),
             metrics=metrics,
             scores={
                 name: {done: found[name] for done, found in means.items() if name in found}

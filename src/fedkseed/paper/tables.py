@@ -52,6 +52,7 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             if axes[axis] != value:
                 others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
                 row[f"minus {title}"] = _paired(runs, others)
+                row[f"Rouge-L minus {title}"] = _paired(runs, others, "rouge")
                 for name in SHARES:
                     row[f"{MEASURES[name][0]} minus {title}"] = _paired(runs, others, name)
         rows.append(row)
