@@ -1,11 +1,14 @@
 """Experiments without whole runs: seconds of syncs, the toy problem of Figure 5, costs of methods.
 
 Each gathers rows of plain numbers, which are kept as JSON and not measured again. Tables and figures are made of them.
+What is timed is timed `repeats` times (an option of the experiment), and a table has mean and standard deviation.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -19,7 +22,7 @@ from ..tools.compare import measure
 from . import byte_counts
 from .experiments import Experiment, short
 from .figures import Draw, legend_beside, line, panels, powers, style
-from .results import Cell, Table
+from .results import Cell, Spread, Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +33,8 @@ SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see bench
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
 EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # no model's shapes needed
 STEP = 1e-6
+REPEATS = 5  # of what is timed, unless the experiment says otherwise
+VARYING = ("peak_memory", "sync_seconds", "back_seconds", "step_seconds")  # costs that differ from time to time
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,29 +58,34 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     part.
     """
     options = experiment.options
-    weights, device = options["weights"], options.get("device", "cpu")
+    weights, device, repeats = options["weights"], options.get("device", "cpu"), options.get("repeats", REPEATS)
     timed = min(weights, options.get("timed", 1 << 24))
     w, out = (torch.full((timed,), 0.02, device=device) for _ in range(2))
-    one_paper = _seconds(lambda: paper_direction(w), device) * weights / timed
-    tell(f"{PAPER}: {one_paper:.3g} s a direction")
+    whole = weights / timed
+
+    def paper(size: int) -> tuple[list[float], int]:
+        return _scaled(_seconds(lambda: paper_direction(w), device, repeats), size * whole), 1
+
+    def ours(family: str, size: int) -> tuple[list[float], int]:
+        seconds, directions = _sync(family, size, w, out, repeats)
+        return _scaled(seconds, whole), directions
+
+    ways = {PAPER: paper} | {family: partial(ours, family) for family in EVERYWHERE}
     rows: Rows = []
-    ways: dict[str, Callable[[int], tuple[float, int]]] = {PAPER: lambda size: (one_paper * size, 1)}
-    for family in EVERYWHERE:
-        ways[family] = lambda size, family=family: _sync(family, size, w, out, weights / timed)
     for size in options.get("sizes", []):
         for way, run in ways.items():
             seconds, directions = run(size)
-            tell(f"K = {size:,}, {way}: {seconds:.3g} s")
+            tell(f"K = {size:,}, {way}: {Spread.of(seconds)} s")
             rows.append(
                 {"way": way, "K": size, "seconds": seconds, "timed directions": directions, "timed weights": timed}
             )
-    one = {PAPER: one_paper} | {f: ways[f](SAMPLE[f])[0] / SAMPLE[f] for f in SAMPLE} if "rounds" in options else {}
+    linear = {PAPER: 1, **SAMPLE} if "rounds" in options else {}
+    one = {way: _scaled(ways[way](few)[0], 1 / few) for way, few in linear.items()}
     for rounds in options.get("rounds", []):
         steps = rounds * options["steps"] * options["clients"]
         for way, seconds in one.items():
-            rows.append(
-                {"way": f"unlimited, {way}", "total steps": steps, "seconds": seconds * steps, "timed weights": timed}
-            )
+            replayed = _scaled(seconds, steps)
+            rows.append({"way": f"unlimited, {way}", "total steps": steps, "seconds": replayed, "timed weights": timed})
     return rows
 
 
@@ -85,10 +95,10 @@ def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
     lines: dict[str, list[float]] = {}
     for row in rows:
         if "total steps" in row:
-            lines.setdefault(row["way"], []).append(row["seconds"])
+            lines.setdefault(row["way"], []).append(fmean(row["seconds"]))
     for row in rows:
         if "K" in row:
-            lines[f"K = {row['K']:,}, {row['way']}"] = [row["seconds"] * min(1, s / row["K"]) for s in steps]
+            lines[f"K = {row['K']:,}, {row['way']}"] = [fmean(row["seconds"]) * min(1, s / row["K"]) for s in steps]
 
     def draw(figure: "Figure") -> None:
         (axes,) = panels(figure, [f"{experiment.options['weights']:,} weights"], 7.5)
@@ -108,8 +118,8 @@ def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
     def draw(figure: "Figure") -> None:
         (axes,) = panels(figure, [f"{experiment.options['weights']:,} weights"], 7.5)
         for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
-            points = [(row["K"], row["seconds"]) for row in rows if row["way"] == way]
-            axes.plot(*zip(*points, strict=True), label=way, linewidth=1.6, **style(number))
+            mine = {row["K"]: Spread.of(row["seconds"]) for row in rows if row["way"] == way}
+            line(axes, list(mine), [s.mean for s in mine.values()], [s.std for s in mine.values()], way, number)
         axes.set(yscale="log", xlabel="K", ylabel="seconds to the latest model")
         powers(axes, [row["K"] for row in rows])
         legend_beside(axes)
@@ -129,18 +139,23 @@ def paper_direction(w: Tensor) -> None:
         parts[i] = part - STEP * (1e-3 * z)
 
 
-def _sync(family: str, size: int, w: Tensor, out: Tensor, scale: float) -> tuple[float, int]:
-    """Seconds of Σ_j c_j z_j over `scale` times these weights, and the number of directions that were timed."""
-    pool = Pool(1, size, family)
+def _sync(family: str, size: int, w: Tensor, out: Tensor, repeats: int) -> tuple[list[float], int]:
+    """Seconds of Σ_j c_j z_j over these weights, several times, and the number of directions that were timed."""
+    pool, device = Pool(1, size, family), w.device.type
     c = np.random.default_rng(1).normal(size=size).astype(np.float32) * np.float32(STEP)
     if pool.transformed:
-        return _seconds(lambda: materialize(w, pool, c, out), w.device.type) * scale, size
+        return _seconds(lambda: materialize(w, pool, c, out), device, repeats), size
     few = min(SAMPLE[family], size)
-    return _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), w.device.type) * scale * size / few, few
+    taken = _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), device, repeats)
+    return _scaled(taken, size / few), few
 
 
-def _seconds(job: Callable[[], object], device: str, repeats: int = 3) -> float:
-    """The least time of several calls of a job, after a first call that compiles."""
+def _scaled(seconds: Sequence[float], factor: float) -> list[float]:
+    return [one * factor for one in seconds]
+
+
+def _seconds(job: Callable[[], object], device: str, repeats: int) -> list[float]:
+    """The times of several calls of a job, after a first call that compiles."""
     job()
     taken = []
     for _ in range(repeats):
@@ -149,7 +164,7 @@ def _seconds(job: Callable[[], object], device: str, repeats: int = 3) -> float:
         job()
         _wait(device)
         taken.append(time.perf_counter() - begin)
-    return min(taken)
+    return taken
 
 
 def _wait(device: str) -> None:
@@ -207,7 +222,15 @@ def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
             powers(axes, [row["K"] for row in mine])
             axes.legend()
 
-    return Table([_cells(row) for row in rows], _notes(experiment)), draw
+    count = experiment.options["repetitions"]
+    cells = [_cells(row) | {"times any seed": _times_any_seed(row, count)} for row in rows]
+    return Table(cells, _notes(experiment)), draw
+
+
+def _times_any_seed(row: Mapping[str, Any], count: int) -> str:
+    """How many times as large the mean is as that of Γ unrestricted draws, and its standard error."""
+    ratio, scale = row["mean |mean|"] / unrestricted(row["Γ"]), unrestricted(row["Γ"]) * count**0.5
+    return f"{ratio:.3f}" + ("" if row["std"] is None else f" ± {row['std'] / scale:.3f}")
 
 
 def unrestricted(draws: int) -> float:
@@ -230,12 +253,17 @@ class Costs(Protocol):
 
 
 def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
-    """Costs of every method with each model, measured one after the other."""
+    """Costs of every method with each model, measured one after the other, and in turns where they are repeated."""
+    plan, found = experiment.plan(seeds=[0]), list[list[dict[str, Any]]]()
+    for repeat in range(experiment.options.get("repeats", 1)):
+        found.append([])
+        for planned in plan:
+            tell(f"measuring {experiment.label(planned.axes)}" + (f", time {repeat + 1}" if repeat else ""))
+            algorithm = planned.table["training"]["algorithm"]
+            found[-1].append(asdict(measure(planned.recipe(places), algorithm)))
     rows: Rows = []
-    for planned in experiment.plan(seeds=[0]):
-        algorithm = planned.table["training"]["algorithm"]
-        tell(f"measuring {experiment.label(planned.axes)}")
-        rows.append({**planned.axes, **asdict(measure(planned.recipe(places), algorithm))})
+    for planned, *times in zip(plan, *found, strict=True):
+        rows.append({**planned.axes, **times[0], **{name: [one[name] for one in times] for name in VARYING}})
     return rows
 
 
@@ -278,12 +306,8 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
         for axes, model in zip(panels(figure, models), models, strict=True):
             for number, row in enumerate(r for r in rows if r["model"] == model):
                 look = {**style(number), "linestyle": "none", "markersize": 8}
-                axes.plot(
-                    [row["trainable"]],
-                    [row["step_seconds"]],
-                    label=experiment.title_of("method", row["method"]),
-                    **look,
-                )
+                seconds, label = Spread.of(row["step_seconds"]), experiment.title_of("method", row["method"])
+                axes.errorbar([row["trainable"]], [seconds.mean], [seconds.std or 0], label=label, **look)
             axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
             legend_beside(axes)
 
@@ -298,15 +322,15 @@ def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
         "bytes down": row["bytes_down"],
         "bytes up": row["bytes_up"],
         "bytes down, back": row["bytes_back"],
-        "peak memory (MB)": row["peak_memory"] / 1e6,
-        "sync (s)": row["sync_seconds"],
-        "sync, back (s)": row["back_seconds"],
-        "a step (s)": row["step_seconds"],
+        "memory (MB)": Spread.of(_scaled(row["peak_memory"], 1e-6)),
+        "sync (ms)": Spread.of(_scaled(row["sync_seconds"], 1e3)),
+        "sync, back (ms)": Spread.of(_scaled(row["back_seconds"], 1e3)),
+        "a step (s)": Spread.of(row["step_seconds"]),
     }
 
 
 def _cells(row: Mapping[str, Any]) -> dict[str, Cell]:
-    return {short(name): value for name, value in row.items()}
+    return {short(name): Spread.of(value) if isinstance(value, list) else value for name, value in row.items()}
 
 
 def _notes(experiment: Experiment) -> tuple[str, ...]:

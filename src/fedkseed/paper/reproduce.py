@@ -306,16 +306,19 @@ def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], com
     known = json.loads(file.read_text()) if file.is_file() else {}
     if known.get("of") != of:
         with Bars(1) as bars:
-            known = {"of": of, "rows": kind.gather(experiment, given, bars.note)}
+            known = {"of": of, "commit": recording.commit(), "rows": kind.gather(experiment, given, bars.note)}
         write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode(), 0o666)
     table, draw = kind.show(experiment, known["rows"])
-    _write(experiment, folder, table, command, [])
+    _write(experiment, folder, table, command, [], known.get("commit"))
     if draw is not None:
         save(draw, folder)
     return folder
 
 
-def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str]) -> None:
+def _write(
+    experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str],
+    commit: str | None = None,
+) -> None:  # fmt: skip
     table.write(folder, f"{experiment.item}: {experiment.title}")
     about = {
         "experiment": experiment.name,
@@ -323,7 +326,7 @@ def _write(experiment: Experiment, folder: Path, table: Table, command: Sequence
         "scale": experiment.scale,
         "seeds": experiment.seeds,
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
-        "commit": recording.commit(),
+        "commit": commit or recording.commit(),
         "versions": {
             "fedkseed": __version__,
             "python": platform.python_version(),
