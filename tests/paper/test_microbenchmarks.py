@@ -6,6 +6,7 @@ import pytest
 
 from fedkseed.paper.experiments import load
 from fedkseed.paper.microbenchmarks import MEASURED, gather_costs, gather_syncs, gather_toy, unrestricted
+from fedkseed.paper.results import Spread
 from fedkseed.paper.tiny_model import make
 
 
@@ -32,16 +33,19 @@ def test_syncs_are_measured_and_shown(name):
     options = experiment.options | {"weights": 1 << 14, "timed": 1 << 13, "sizes": [64]}
     experiment = replace(experiment, options=options)
     rows = gather_syncs(experiment, {}, silent)
-    assert all(row["seconds"] > 0 and row["timed weights"] == 1 << 13 for row in rows)
+    assert all(len(row["seconds"]) == 5 and min(row["seconds"]) > 0 for row in rows)
+    assert all(row["timed weights"] == 1 << 13 for row in rows)
     table, draw = MEASURED[experiment.output].show(experiment, rows)
-    assert len(table.rows) == len(rows)
+    assert [cells["seconds"] for cells in table.rows] == [Spread.of(row["seconds"]) for row in rows]
     assert draw is not None
 
 
 def test_costs_are_measured_and_shown_in_every_table(tmp_path):
     two = {"model": ["tiny"], "dataset": ["dolly-uneven"], "method": ["fedkseed", "unlimited-seeds"]}
     places = {"model": str(make(tmp_path / "model"))}
-    rows = gather_costs(replace(load("table-1", "tiny"), axes=two), places, silent)
+    once = load("table-1", "tiny")
+    rows = gather_costs(replace(once, axes=two, options=once.options | {"repeats": 2}), places, silent)
+    assert all(len(row["step_seconds"]) == len(row["peak_memory"]) == 2 for row in rows)
     for name in ("table-1", "table-3", "figure-14"):
         experiment = replace(load(name, "tiny"), axes=two)
         table, _ = MEASURED[experiment.output].show(experiment, rows)
@@ -50,3 +54,11 @@ def test_costs_are_measured_and_shown_in_every_table(tmp_path):
         assert seeds["trainable"] == unlimited["trainable"] == 139_584
         assert seeds["bytes down"] == seeds["bytes down, back"]
         assert unlimited["bytes down, back"] > 5 * unlimited["bytes down"]
+        assert seeds["a step (s)"] == Spread.of(rows[0]["step_seconds"])
+
+
+def test_the_toy_says_how_much_larger_its_mean_is_than_that_of_any_seed():
+    toy = load("figure-5", "tiny")
+    row = {"family": "gaussian", "Γ": 100, "K": 1, "mean |mean|": 10 * unrestricted(100), "std": unrestricted(100)}
+    table, _ = MEASURED["toy"].show(replace(toy, options=toy.options | {"repetitions": 4}), [row, row | {"std": None}])
+    assert [cells["times any seed"] for cells in table.rows] == ["10.000 ± 0.500", "10.000"]
