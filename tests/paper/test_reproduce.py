@@ -357,10 +357,15 @@ def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
 )
 def test_every_output_can_be_made(experiment, tmp_path, output, options):
     axes = experiment.axes | {"method": ["fedkseed-pro"], "training.eps": [1e-3]}
-    folder = reproduce(replace(experiment, output=output, options=options, axes=axes), tmp_path, given(experiment))
+    wanted = replace(experiment, output=output, options=options, axes=axes)
+    folder = reproduce(wanted, tmp_path, given(experiment))
     assert folder is not None
-    assert (folder / "table.md").is_file()
     assert (folder / "figure.png").is_file() == (output != "scores")
+    drawn = {path: path.read_bytes() for path in folder.glob("table.*")}
+    assert len(drawn) == 2
+    shutil.rmtree(tmp_path / "runs")
+    redraw(wanted, tmp_path)
+    assert {path: path.read_bytes() for path in drawn} == drawn
 
 
 def test_the_command_lists_and_makes_measured_experiments(tmp_path):

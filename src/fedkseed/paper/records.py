@@ -11,6 +11,7 @@ import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ..errors import FedKSeedError
 from ..files import border, write_atomically
 from ..recipe.schema import Recipe
 from ..run.store import Store
+from ..strategies.kseed import State, importance
 from ..tools.compare import measure
 from .results import COMMITS, MEMORY, Outcome
 
@@ -28,6 +30,7 @@ COLUMNS = ("loss", "rouge", "clock", "virtual")
 MODEL = "a base model of digest"
 # Digests that two runs share if they share these tables of their recipes, and the seed.
 DIGESTED = {MODEL: ("model",), "data of digest": ("model", "data", "clients")}
+DRAWN = ("probabilities", "never_drawn")  # fields of runs of FedKSeed-Pro, where an experiment shows them
 HELD_OUT = "held-out/"  # begins the columns of metrics of evaluations
 
 
@@ -50,6 +53,21 @@ def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None
         known = store.recall(MEMORY) or measured.get(key) or measure(recipe, recipe.training.algorithm).peak_memory
         measured.setdefault(key, known)
         store.remember(MEMORY, known)
+
+
+def with_probabilities(outcome: Outcome) -> Outcome:
+    """The outcome with the probabilities of its run's directions, which its server's state has.
+
+    Raises:
+        FedKSeedError: the run has no such state, as one that its records alone are left of.
+    """
+    if outcome.probabilities is not None:
+        return outcome
+    state = Store(outcome.directory).state(State)
+    if state is None:
+        raise FedKSeedError(f"{outcome.directory} has no state")
+    never = int((state.counts == 0).sum())
+    return replace(outcome, probabilities=importance(state).tolist(), never_drawn=never)
 
 
 def commit() -> str | None:
@@ -84,6 +102,7 @@ def keep(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] 
                 "memory": outcome.memory,
                 "recipe": recipe,
             }
+            | {name: found for name in DRAWN if (found := getattr(outcome, name)) is not None}
         )
         for done in sorted(outcome.clock):
             row: dict[str, Any] = {"run": outcome.directory.name, "done": done}
@@ -196,6 +215,7 @@ def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, s
         directory=folder / run["run"],  # of which only the name is there
         commits=run["commits"],
         digests=run["digests"],
+        **{name: run[name] for name in DRAWN if name in run},
         metrics={name: column(name) for name in others if not name.startswith(HELD_OUT)},
         scores={name.removeprefix(HELD_OUT): column(name) for name in others if name.startswith(HELD_OUT)},
         loss=column("loss"),

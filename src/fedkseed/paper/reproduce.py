@@ -122,6 +122,8 @@ def reproduce(
         done = (job for job in jobs if job.recorded is None)
         recording.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in done)
     outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
+    if experiment.output == "probabilities":
+        outcomes = [recording.with_probabilities(outcome) for outcome in outcomes]
     recorded = list(zip(outcomes, (job.planned.table for job in jobs), strict=True))
     recording.require_one_model(recorded)
     table, draw = RUNS[experiment.output](experiment, outcomes)

@@ -60,6 +60,8 @@ class Outcome:
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
     commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
     digests: dict[str, str] | None = None  # of directions, model and data
+    probabilities: list[float] | None = None  # of FedKSeed-Pro's directions at the end; see records.with_probabilities
+    never_drawn: int | None = None  # directions
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":

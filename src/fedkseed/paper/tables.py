@@ -9,8 +9,6 @@ import numpy as np
 
 from ..errors import FedKSeedError
 from ..recipe.algorithms import algorithm_of
-from ..run.store import Store
-from ..strategies.kseed import State, importance
 from .experiments import Experiment, short
 from .figures import Draw, bars, heat, legend_beside, line, panels, powers
 from .results import MEASURES, SHARES, Cell, Outcome, Spread, Table, group, spread
@@ -328,10 +326,9 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
     found: list[np.ndarray] = []
     first = [run for run in outcomes if run.seed == min(o.seed for o in outcomes)]
     for run in first:
-        state = Store(run.directory).state(State)  # needs the run itself: its records have no state
-        if state is None:
-            raise FedKSeedError(f"{run.directory} has no state")
-        p = importance(state)
+        if run.probabilities is None:
+            raise FedKSeedError(f"{run.directory.name} has no record of its directions' probabilities; run it again")
+        p = np.array(run.probabilities)
         found.append(p)
         rows.append(
             {
@@ -342,7 +339,7 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
                 "most, times 1/K": float(p.max() * p.size),
                 "most over least": float(p.max() / p.min()),
                 "share of the likeliest tenth": float(np.sort(p)[-max(1, p.size // 10) :].sum()),
-                "never drawn": int((state.counts == 0).sum()),
+                "never drawn": run.never_drawn,
             }
         )
 
