@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -45,6 +46,8 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
             **{f"{MEASURES[name][0]} after": spread(runs, name) for name in SHARES},
             "bytes down": max(run.bytes_down for run in runs),
             "bytes up": max(run.bytes_up for run in runs),
+            "kB of a run": _kilobytes(runs),
+            "seconds": round(fmean(run.seconds for run in runs)),
         }
         for (axis, value), title in zip(references, titles, strict=True):
             if axes[axis] != value:
@@ -57,10 +60,19 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     optional = (" before", " after", *(f" minus {title}" for title in titles))
     measured = {k for row in rows for k, v in row.items() if v is not None or not k.endswith(optional)}
     rows = [{k: v for k, v in row.items() if k in measured} for row in rows]
-    notes = ["After ±: the standard deviation over seeds."]
+    notes = [
+        "After ±: the standard deviation over seeds. Bytes down and up: the most of a client and round. kB of a run: "
+        "of all its clients and rounds. Seconds: of training a run, of one processor."
+    ]
     if "reference" in experiment.options:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
     return Table(rows, (*notes, *filter(None, [experiment.note])))
+
+
+def _kilobytes(runs: Sequence[Outcome]) -> int | None:
+    """Kilobytes (1,000 bytes) that all clients of a run receive and send in all of its rounds, the mean over runs."""
+    sent = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
+    return round(fmean(sent) / 1000) if all(sent) else None
 
 
 def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
