@@ -429,6 +429,8 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert one["after 20 steps"] == "-0.200 ± 0.000"
     assert other["minus the reference"] == "-2.250 ± 0.250"
     assert one["minus the reference"] is None
+    ended, longer = RUNS["curves"](experiment, [*slow, *fast])[0].rows  # at the end of each, of two rounds and of three
+    assert (ended.get("minus FedKSeed"), longer["minus FedKSeed"]) == (None, "-2.2500 ± 0.2500")
     assert other["times as fast"] == "20 to 40"
     rival = replace(experiment, options=experiment.options | {"rival": "fedkseed-plus"})
     slower = speed(rival, [*slow, *fast])[0].rows[0]

@@ -85,9 +85,10 @@ def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
 
 
 def _paired(runs: Sequence[Outcome], others: Sequence[Outcome], measure: str = "change") -> str | None:
-    """Mean difference of a measure at the end, paired by seed, and its standard error; None if it is not measured."""
-    theirs, of = {run.seed: run for run in others}, MEASURES[measure][1]
-    pairs = [(of(run, run.rounds), of(theirs[run.seed], run.rounds)) for run in runs if run.seed in theirs]
+    """Mean difference of a measure at the ends, paired by seed, and its standard error; None if it is not measured."""
+    of = MEASURES[measure][1]
+    theirs = {run.seed: of(run, run.rounds) for run in others}
+    pairs = [(of(run, run.rounds), theirs.get(run.seed)) for run in runs]
     differences = [own - other for own, other in pairs if own is not None and other is not None]
     if not differences:
         return None
