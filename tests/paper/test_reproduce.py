@@ -174,6 +174,8 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     assert len(counted) == 4
     for name in ("table.csv", "rounds.csv", "runs.json", "figure.svg"):
         assert (again / name).read_bytes() == (whole / name).read_bytes()
+    runs = [{*json.loads((folder / "about.json").read_text())["runs"]} for folder in (whole, again)]
+    assert runs[0] == runs[1]
 
     more = replace(searched, name="more", axes=searched.axes | {"directions.size": [16, 64]})
     grown = reproduce(more, tmp_path / "third", places, records=tmp_path / "clone")

@@ -127,7 +127,7 @@ def reproduce(
     recorded = list(zip(outcomes, (job.planned.table for job in jobs), strict=True))
     recording.require_one_model(recorded)
     table, draw = RUNS[experiment.output](experiment, outcomes)
-    _write(experiment, folder, table, command, [job.directory.name for job in jobs])
+    _write(experiment, folder, table, command, [outcome.directory.name for outcome in outcomes])
     _write_by_round(experiment, folder, outcomes)
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
     tried = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
