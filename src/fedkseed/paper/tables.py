@@ -1,8 +1,9 @@
 """Tables and figures of finished runs: one function for every kind of output that an experiment can have."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -104,10 +105,11 @@ def _references(experiment: Experiment) -> list[tuple[str, Any]]:
 
 
 def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | None:
-    """A table of changes of loss after each evaluated round, with differences to the reference and to the rival.
+    """A table of changes of loss after each round that several lines evaluated, with differences to two of them.
 
-    A last row has the changes from the middle one of these rounds to the last: what a second half gains. Differences
-    are paired by seed. None for an experiment that has no reference.
+    These two are the reference and the rival. A last row has the changes from the middle one to the last of the rounds
+    that all evaluated: what a second half gains. Differences are paired by seed. None for an experiment that has no
+    reference.
     """
     rows: list[dict[str, Cell]] = []
     for axis in experiment.options.get("reference", {}):
@@ -120,11 +122,15 @@ def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | Non
                 for a, v in zip(others, values, strict=True)
                 if len(experiment.axes[a]) > 1
             }
-            first, *later = sorted(set.intersection(*({*run.loss} for run in runs)))
-            halves = [(later[len(later) // 2 - 1], later[-1])] if len(later) > 1 else []
-            for start, end in [*((first, done) for done in later), *halves]:
+            seen = {title: set.intersection(*({*run.loss} for run in same)) for title, same in lines.items()}
+            several = sorted(done for done, count in Counter(chain(*seen.values())).items() if done and count > 1)
+            of_all = sorted(set.intersection(*seen.values()) - {0})
+            halves = [(of_all[len(of_all) // 2 - 1], of_all[-1])] if len(of_all) > 1 else []
+            for start, end in [*((0, done) for done in several), *halves]:
                 changes = {
-                    title: {run.seed: run.loss[end] - run.loss[start] for run in same} for title, same in lines.items()
+                    title: {run.seed: run.loss[end] - run.loss[start] for run in same}
+                    for title, same in lines.items()
+                    if {start, end} <= seen[title]
                 }
                 row = named | {"rounds": f"{start} to {end}" if start else end}
                 row |= {title: _error([*own.values()]) for title, own in changes.items()}
