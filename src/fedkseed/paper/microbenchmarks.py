@@ -228,7 +228,7 @@ def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
 
 def _times_any_seed(row: Mapping[str, Any], count: int) -> str:
-    """How many times as large the mean is as that of Γ unrestricted draws, and its standard error."""
+    """The mean over that of Γ unrestricted draws, and its standard error."""
     ratio, scale = row["mean |mean|"] / unrestricted(row["Γ"]), unrestricted(row["Γ"]) * count**0.5
     return f"{ratio:.3f}" + ("" if row["std"] is None else f" ± {row['std'] / scale:.3f}")
 

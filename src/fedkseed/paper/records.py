@@ -156,7 +156,7 @@ def found(results: Path, scale: str) -> dict[str, Outcome]:
 
 
 def name_of(recipe: Mapping[str, Any]) -> str:
-    """What two runs have in common if one can stand for the other: their planned recipes, seed included."""
+    """A name that two runs share if one can stand for the other: their planned recipe as text, seed included."""
     return json.dumps(recipe, sort_keys=True)
 
 
