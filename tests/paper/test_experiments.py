@@ -95,10 +95,6 @@ def test_a_variant_can_multiply_a_methods_numbers_and_a_method_with_its_own_has_
         lr={"m": 2e-6, "n": 1e-3},
         variants={"slow": {"times": {"training": {"lr": 0.3}}}, "fine": {"times": {"training": {"eps": 0.1}}}},
     )
-    own = {"o": {"derivatives": {"lr": 6e-6}, "variants": {"slow": {"times": {"derivatives": {"lr": 0.5}}}}}}
-    other = replace(experiment, axes={"method": ["o"], "variant": ["slow"]}, methods=own)
-    (planned,) = other.plan(seeds=[5])  # a rate that is not training.lr, which it does not have
-    assert planned.table["derivatives"] == {"lr": 3e-6}
     found = [p.table["training"] for p in experiment.plan(seeds=[5])]
     assert [t["lr"] for t in found] == [6e-7, 2e-6, 3e-4]
     assert [t["eps"] for t in found] == [1e-3, 1e-4, 1e-3]

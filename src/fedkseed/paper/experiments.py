@@ -7,7 +7,7 @@ An experiment at a scale is one tree of tables. It is made of these, each of whi
 The runs of an experiment are all combinations of the values of its axes, times the seeds. The recipe of one run is made
 in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant (and what the
 method's own table `variants` says of that), the axes' own values. A variant's table `times` has factors of numbers that
-are there already; a method's own factors replace them. A method with variants of its own has no others.
+are there already. A method with variants of its own has no others.
 """
 
 import hashlib
@@ -123,8 +123,6 @@ class Experiment:
         named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
         own = named.get("method", {}).get("variants", {}).get(axes.get("variant"), {})
         variant = merge(named.pop("variant", {}), own)
-        if "times" in own:  # a method whose rate is not training.lr has factors of its own, and no others
-            variant["times"] = own["times"]
         for part in named.values():
             table = merge(table, part)
         model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")

@@ -306,7 +306,7 @@ def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], com
     kind, file = MEASURED[experiment.output], folder / "measured.json"
     of = json.loads(json.dumps([experiment.options, [p.table for p in experiment.plan([0])]]))
     known = json.loads(file.read_text()) if file.is_file() else {}
-    if known.get("of") != of:
+    if known.get("of") != of or "commit" not in known:  # older files have one time of each
         with Bars(1) as bars:
             known = {"of": of, "commit": recording.commit(), "rows": kind.gather(experiment, given, bars.note)}
         write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode(), 0o666)
