@@ -456,6 +456,32 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert speed(virtual, [*slow, *fast])[0].rows[1]["units of time"] == 9.0
 
 
+def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed():
+    experiment = load("table-2", "stories")
+    experiment = replace(experiment, axes=experiment.axes | {"method": ["fedmezo", "fedit", "fedkseed"]})
+    even, uneven = "dolly-even", "dolly-uneven"
+    scores = {  # Rouge-L of seeds 0 and 1
+        (uneven, "fedmezo"): (1, 2), (uneven, "fedit"): (5, 8), (uneven, "fedkseed"): (3, 4),
+        (even, "fedmezo"): (1, 1), (even, "fedit"): (2, 2), (even, "fedkseed"): (3, 4),
+    }  # fmt: skip
+    outcomes = [
+        replace(outcome(seed, 5.0, 4.0), axes={"dataset": dataset, "method": method}, rouge={0: 9.0, 1: score})
+        for (dataset, method), both in scores.items()
+        for seed, score in enumerate(both)
+    ]
+    outcomes = [replace(run, axes=run.axes | {"model": "stories15M", "variant": "mid"}) for run in outcomes]
+    base, mezo, it, kseed = RUNS["scores"](experiment, outcomes)[0].rows
+    assert base == {
+        "approach": "no tuning",
+        "Dolly, α = 0.5": Spread(9.0, 0.0, 2),
+        "Dolly, α = 5.0": base["Dolly, α = 5.0"],
+    }
+    assert kseed["Dolly, α = 0.5 minus FedIT"] == "-3.0 ± 1.0"
+    assert kseed["Dolly, α = 5.0 minus FedIT"] == "+1.5 ± 0.5"
+    assert kseed["Dolly, α = 5.0 minus FedMeZO"] == "+2.5 ± 0.5"
+    assert (it["Dolly, α = 0.5 minus FedIT"], mezo["Dolly, α = 0.5 minus FedMeZO"]) == (None, None)
+
+
 def test_tables_hold_numbers_for_programs_and_text_for_people():
     table = Table([{"a": Spread(1.0, 0.5, 2), "b": None}, {"c": "x|y"}])
     assert table.csv().splitlines() == ['"a, mean","a, std","a, n",b,c', "1.0,0.5,2,,", ",,,,x|y"]

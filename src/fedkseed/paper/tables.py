@@ -291,19 +291,30 @@ def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Dr
 
 
 def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, None]:
-    """Rouge-L after the last round, mean ± standard deviation: a row a method, a column a data set and model."""
+    """Rouge-L after the last round, mean ± standard deviation: a row a method, a column a data set and model.
+
+    Beside each, differences to the methods that the experiment compares with, paired by seed, ± standard error.
+    """
     wide = _others(experiment, ("method",))
+    references = [(value, experiment.title_of(axis, value)) for axis, value in _references(experiment)]
+    cells = group(outcomes, ("method", *wide))
     rows: list[dict[str, Cell]] = []
     for (method,), runs in group(outcomes, ["method"]).items():
         row: dict[str, Cell] = {"approach": experiment.title_of("method", method)}
         for values, same in group(runs, wide).items():
-            row[_title(experiment, ("method",), values) or "Rouge-L (%)"] = spread(same, "rouge")
+            name = _title(experiment, ("method",), values) or "Rouge-L (%)"
+            row[name] = spread(same, "rouge")
+            for value, title in references:
+                others = cells.get((value, *values), [])
+                row[f"{name} minus {title}"] = None if method == value else _paired(same, others, "rouge")
         rows.append(row)
     base: dict[str, Cell] = {"approach": "no tuning"}
     for values, same in group(outcomes, wide).items():
         base[_title(experiment, ("method",), values) or "Rouge-L (%)"] = _once(same)
-    note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
-    return Table([base, *rows], tuple(filter(None, [note, experiment.note]))), None
+    notes = ["Rouge-L (%) after the last round, mean ± standard deviation over seeds."]
+    if references:
+        notes.append("A difference is paired by seed; after its ±: the standard error.")
+    return Table([base, *rows], (*notes, *filter(None, [experiment.note]))), None
 
 
 def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
