@@ -1,4 +1,4 @@
-"""How far the output layer alone can go: all of it, tuned on the examples of all clients in one place.
+"""A fit of the whole output layer to the examples of all clients, in one place: how far that layer alone can go.
 
     python benchmarks/output_layer.py RUN [--seeds 0 1 2] [--penalties 1e-2 1e-3 1e-4] [--json]
 
@@ -28,7 +28,7 @@ from table import Row, show
 
 @torch.no_grad()
 def hidden_states(model: Any, examples: Sequence[Encoded], pad: int, size: int = 16) -> tuple[Tensor, Tensor]:
-    """What the output layer reads where it predicts a response's tokens, shape (n, width), and these tokens, (n,)."""
+    """Hidden states before a response's tokens, which the output layer reads, shape (n, width), and these tokens, (n,)."""
     read: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     states, tokens = [], []
