@@ -28,7 +28,7 @@ from table import Row, show
 
 @torch.no_grad()
 def hidden_states(model: Any, examples: Sequence[Encoded], pad: int, size: int = 16) -> tuple[Tensor, Tensor]:
-    """Hidden states before a response's tokens, which the output layer reads, shape (n, width), and these tokens, (n,)."""
+    """Hidden states that the output layer reads before a response's tokens, (n, width), and these tokens, (n,)."""
     read: list[Tensor] = []
     hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: read.append(inputs[0]))
     states, tokens = [], []
