@@ -153,8 +153,7 @@ def load(name: str, scale: str) -> Experiment:
     if scale not in SCALES:
         raise FedKSeedError(f"no scale is called {scale!r}; choose one of {', '.join(SCALES)}")
     tree: Tree = {}
-    for part in (COMMON, name):
-        table = _read(part)
+    for table in _parts(name):
         scales = table.pop("scales", {})
         tree = merge(merge(tree, table), scales.get(scale, {}))
     if unknown := tree.keys() - {f.name for f in fields(Experiment)}:
@@ -167,6 +166,14 @@ def load(name: str, scale: str) -> Experiment:
             f"[lr] of it or of {COMMON}.toml another; keep the one in [lr] or [scales.{scale}.lr]"
         )
     return Experiment(name=name, scale=scale, **tree)
+
+
+def _parts(name: str) -> list[Tree]:
+    """The tables that make an experiment: the common one, those that `like` names, and its own, each over the last."""
+    table = _read(name)
+    if name == COMMON:
+        return [table]
+    return [*_parts(table.pop("like", COMMON)), table]
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
