@@ -131,6 +131,15 @@ def test_tables_are_laid_over_tables():
     assert nested("a.b", 1) == {"a": {"b": 1}}
 
 
+def test_an_experiment_like_another_has_its_recipe_and_rates_at_every_scale_and_its_own_seeds_and_methods():
+    for scale in SCALES:
+        first, further = load("intents", scale), load("intents-seeds", scale)
+        for name in further.axes["method"]:
+            (one,) = first.plan([5], {"method": name} | {a: v[0] for a, v in first.axes.items() if a != "method"})
+            assert [p.table for p in further.plan() if p.axes == one.axes and p.seed == 5] == [one.table]
+    assert {p.seed for p in further.plan()} == {4, 5, 6, 7, 8, 9}
+
+
 @pytest.mark.parametrize(
     ("name", "scale", "message"),
     [("figure-99", "tiny", "no experiment is called 'figure-99'"), ("figure-7", "huge", "no scale is called 'huge'")],

@@ -3,6 +3,7 @@
 import os
 
 import pytest
+from tqdm import tqdm
 
 from fedkseed import FedKSeedError
 from fedkseed.models.load import load_model
@@ -47,6 +48,16 @@ def test_a_process_that_dies_is_a_clear_error():
     workers = Workers(1, 1, _dying)
     with pytest.raises(FedKSeedError, match="at_once to a smaller number"):
         list(workers.answers({1: b"", 2: b""}))
+    workers.close()
+
+
+def _lock_of_bars():
+    return lambda data, client: (type(tqdm.get_lock()).__module__.encode(), [])
+
+
+def test_progress_bars_of_libraries_leave_no_semaphore_behind_in_a_process_that_is_terminated():
+    workers = Workers(1, 1, _lock_of_bars)
+    assert list(workers.answers({1: b""})) == [(1, b"_thread", [])]
     workers.close()
 
 

@@ -4,6 +4,8 @@ An experiment at a scale is one tree of tables. It is made of these, each of whi
 
     common.toml     [scales.SCALE] of common.toml     NAME.toml     [scales.SCALE] of NAME.toml
 
+A file with `like = "OTHER"` is laid over OTHER.toml and its scale, which are laid over the common ones.
+
 The runs of an experiment are all combinations of the values of its axes, times the seeds. The recipe of one run is made
 in the same way of: `recipe`, its data set, its model, its method, the method's learning rate, its variant (and what the
 method's own table `variants` says of that), the axes' own values. A variant's table `times` has factors of numbers that

@@ -14,10 +14,11 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
-from threading import Thread
+from threading import RLock, Thread
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from ..errors import FedKSeedError
 
@@ -84,6 +85,7 @@ def _begin(threads: int, prepare: Callable[..., Answer], arguments: tuple[Any, .
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to stop
     Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)
+    tqdm.set_lock(RLock())  # its own is a semaphore of the system, which a process that is terminated leaves behind
     logging.getLogger("transformers").setLevel(logging.ERROR)  # the parent has shown the warnings about this model
     _answer = prepare(*arguments)
 
