@@ -850,6 +850,23 @@ def pin(recipe: RecipeFile) -> None:
 
 
 @_command
+def untie(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, package:NAME/FILE.gguf or name on the hub.")],
+    output: Annotated[Path, typer.Argument(help="New folder for the model; it must not exist yet.")],
+    dtype: Annotated[str, typer.Option(help="Type of its weights: float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Write a model with an output matrix of its own, where it shares one with the input embedding.
+
+    It predicts what it did. Clients of fedkseed-plus then run each of their rows through the layers once, and a step
+    costs the output layer alone.
+    """
+    from .models.untie import untie as write
+
+    more = write(model, output, dtype)
+    console.print(f"wrote the model to {output}, with {more:,} weights more", highlight=False)
+
+
+@_command
 def directions(
     device: Annotated[str, typer.Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
     as_json: Json = False,

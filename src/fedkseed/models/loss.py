@@ -117,7 +117,7 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
     Raises:
         FedKSeedError: the model does not say which layer makes its logits.
     """
-    layer = _output_layer(model)
+    layer = output_layer(model)
     with torch.no_grad():
         hook = layer.register_forward_pre_hook(lambda *_: torch.set_grad_enabled(True) and None)
         try:
@@ -132,11 +132,16 @@ def output_weights(model: Any) -> list[str]:
     Raises:
         FedKSeedError: the model does not say which layer makes its logits.
     """
-    own = {id(parameter) for parameter in _output_layer(model).parameters()}
+    own = {id(parameter) for parameter in output_layer(model).parameters()}
     return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own]
 
 
-def _output_layer(model: Any) -> nn.Module:
+def output_layer(model: Any) -> nn.Module:
+    """The layer that makes the logits.
+
+    Raises:
+        FedKSeedError: the model does not say which it is.
+    """
     layer = model.get_output_embeddings()
     if layer is None:
         raise FedKSeedError("the model does not say which layer makes its logits; use derivatives of all layers")

@@ -22,6 +22,7 @@ from ..local.client import Client
 from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
+from ..models.remembered import Remembered, can_remember
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, chosen
 from ..recipe.schema import VALIDATION, Recipe
@@ -72,6 +73,7 @@ class Setup:
         weights: the model's weights, which training and syncs change.
         patterns: patterns of the tuned tensors' names.
         basis: the factors of the directions, for the families that need them.
+        remembered: the loss of clients that take derivatives of the output layer, where nothing before it is tuned.
     """
 
     recipe: Recipe
@@ -84,6 +86,7 @@ class Setup:
     objective: Objective
     progress: Progress
     basis: Basis | None = None
+    remembered: Remembered | None = None
 
     def client(
         self,
@@ -128,9 +131,11 @@ class Setup:
             return self._graph_of_all_layers
         if number in share_of(self.recipe.seed, count, self.recipe.clients.backpropagating):
             return self._graph_of_all_layers
-        if self.algorithm.local == OUTPUT:
-            return lambda batch: output_loss(self.model, batch)
-        return None
+        if self.algorithm.local != OUTPUT:
+            return None
+        if self.remembered is not None:
+            return self.remembered.loss
+        return lambda batch: output_loss(self.model, batch)
 
     def _graph_of_all_layers(self, batch: Any) -> Tensor:
         again = self.recipe.derivatives.checkpointing
@@ -258,6 +263,7 @@ def build(
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
         basis=basis,
+        remembered=Remembered(model) if algorithm.local == OUTPUT and can_remember(model, weights.layout) else None,
     )
 
 

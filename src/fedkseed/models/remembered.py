@@ -1,0 +1,70 @@
+"""The loss of a model of which the output layer alone is tuned: the layers before it run once for each row."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ..data.batches import IGNORED, Batch
+from ..weights.layout import Layout
+from .loss import output_layer
+
+SIZE = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
+
+
+def can_remember(model: Any, layout: Layout) -> bool:
+    """Whether nothing before the output layer is tuned, and the logits are what that layer makes of hidden states.
+
+    They are not where a model caps or scales logits, or transforms hidden states once more, as Gemma 2 and BERT do.
+    """
+    layer = output_layer(model)
+    own = {id(module) for module in layer.modules()}
+    if any(id(module) not in own for entry in layout.tuned for module, _ in entry.places):
+        return False
+    tokens = torch.tensor([[1, 2]], device=next(model.parameters()).device)
+    with torch.no_grad():
+        return torch.equal(layer(_hidden(model, tokens)), model(input_ids=tokens, use_cache=False).logits)
+
+
+class Remembered:
+    """`output_loss` of a model for which `can_remember` holds.
+
+    The hidden states h that predict a row's response are computed once and kept, as long as there is room, so that a
+    step costs two products with the output matrix, and making and projecting that. A row runs alone, without padding:
+    what is kept does not depend on the batch in which a row comes first, and a resumed run has the same bits.
+
+    Args:
+        size: bytes of hidden states to keep; rows beyond it run again in every step.
+    """
+
+    def __init__(self, model: Any, size: int = SIZE) -> None:
+        self.model, self._layer, self._room = model, output_layer(model), size
+        self._kept: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
+        self.rows = 0  # that went through the layers before
+
+    def loss(self, batch: Batch) -> Tensor:
+        """The mean loss over a batch's response tokens, with the graph of the output layer."""
+        lengths = batch.mask.sum(1).tolist()
+        rows = [(t[:n], of[:n]) for t, of, n in zip(batch.tokens, batch.labels, lengths, strict=True)]
+        with torch.no_grad():
+            hidden = torch.cat([self._states(tokens, labels) for tokens, labels in rows])
+        labels = torch.cat([labels[1:][labels[1:] != IGNORED] for _, labels in rows]).to(hidden.device)
+        return cross_entropy(self._layer(hidden).float(), labels)
+
+    def _states(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        """The hidden states that predict the tokens of a row's response, (n, width)."""
+        key = tuple(tokens.tolist()), tuple(labels.tolist())
+        if (kept := self._kept.get(key)) is not None:
+            return kept
+        self.rows += 1
+        device = next(self.model.parameters()).device
+        found = _hidden(self.model, tokens[None].to(device))[0, :-1][(labels[1:] != IGNORED).to(device)]
+        if (room := self._room - found.nbytes) >= 0:
+            self._kept[key], self._room = found, room
+        return found
+
+
+def _hidden(model: Any, tokens: Tensor) -> Tensor:
+    backbone: nn.Module = model.base_model
+    return backbone(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)[0]
