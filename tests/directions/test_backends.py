@@ -136,6 +136,10 @@ def test_project_equals_the_definition(backend, device, family, size):
         pool = Pool(KEY, min(size, 9), family)  # the definition makes every direction of every block
     got = backend.project([(3, start, v.to(device))], pool)
     np.testing.assert_array_equal(got, reference.project(pool, v.numpy(), 3, start))
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = v.to(dtype)
+        got = backend.project([(3, start, narrow.to(device))], pool)
+        np.testing.assert_array_equal(got, reference.project(pool, narrow.float().numpy(), 3, start))
 
 
 @pytest.mark.parametrize("family", ["hadamard", "hashed"])

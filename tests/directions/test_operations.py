@@ -189,9 +189,23 @@ def test_a_sum_with_a_coefficient_that_is_not_finite_changes_nothing():
     assert not w.any()
 
 
-def test_only_float32_can_be_projected():
-    with pytest.raises(FedKSeedError, match="only float32"):
-        project(torch.zeros(4, dtype=torch.bfloat16), Pool(0, 4, "hadamard"))
+def test_only_types_of_weights_can_be_projected():
+    with pytest.raises(FedKSeedError, match=r"weights must be float32, bfloat16 or float16, got torch\.float64"):
+        project(torch.zeros(4, dtype=torch.float64), Pool(0, 4, "hadamard"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("family", ["hadamard", "hashed"])
+def test_16_bits_are_projected_some_at_a_time_to_the_bits_of_float32(family, dtype, monkeypatch):
+    pool, start, step = Pool(6, 16, family), 3_000_000, reference.SEGMENT
+    v = torch.from_numpy(np.random.default_rng(1).normal(size=5 * step).astype(np.float32)).to(dtype)
+    expected = project(v.float(), pool, tensor=2, start=start)
+    held = []
+    widen = torch.Tensor.float
+    monkeypatch.setattr(torch.Tensor, "float", lambda self: (held.append(self.numel()), widen(self))[1])
+    np.testing.assert_array_equal(project(v, pool, tensor=2, start=start), expected)
+    assert sum(held) == v.numel()
+    assert max(held) <= 4 * step
 
 
 def test_a_vector_of_the_wrong_length_is_refused():

@@ -4,7 +4,7 @@ numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: ever
 none of a device's backends has kernels for; it is the definition, and slow.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from .factors import Basis, Factor
 from .families import FAMILIES
 from .pool import Pool
 
+WIDENED = 4  # segments of 16-bit numbers that `Numba.project` holds in float32 at a time, at least: 16 MiB
 FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
 
 
@@ -71,8 +72,23 @@ class Numba:
     def project(self, pieces: Sequence[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
         from . import numba_cpu
 
-        rows = [(tensor, start, v.numel(), v.data_ptr()) for tensor, start, v in pieces]
-        return numba_cpu.project(rows, pool, torch.get_num_threads())
+        threads = torch.get_num_threads()
+        each = max(WIDENED, threads) * numba_cpu.segment_size(pool)
+        rows = [(tensor, _widened(v, start, each)) for tensor, start, v in pieces]
+        return numba_cpu.project(rows, pool, threads)
+
+
+def _widened(v: Tensor, start: int, each: int) -> Iterator[tuple[int, int, int]]:
+    """The parts (start, count, address) of a vector in float32, cut at multiples of `each`; one lives at a time.
+
+    A copy of a whole output matrix would be twice as large as the matrix, in memory that the system has to clear first.
+    """
+    first, end = start, start + v.numel()
+    while first < end:
+        last = end if v.dtype == torch.float32 else min(end, (first // each + 1) * each)
+        part = v[first - start : last - start].float()
+        yield first, last - first, part.data_ptr()
+        first = last
 
 
 def names(device: torch.device) -> tuple[str, ...]:

@@ -43,5 +43,5 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
-        total += ref.project(pool, v.cpu().numpy(), tensor, start)
+        total += ref.project(pool, v.float().cpu().numpy(), tensor, start)
     return total

@@ -75,7 +75,10 @@ def materialize(
 
 
 def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ with a float32 tensor, shape (K,): the adjoint of `accumulate_`."""
+    """The K inner products ⟨z_j, v⟩ with a tensor, shape (K,): the adjoint of `accumulate_`.
+
+    16-bit numbers are widened exactly, some at a time.
+    """
     return project_pieces([(tensor, start, v)], pool)
 
 
@@ -119,11 +122,9 @@ def combine(
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v) of float32, shape (K,)."""
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
-        if v.dtype != torch.float32:
-            raise FedKSeedError(f"only float32 can be projected, got {v.dtype}; convert it first")
         flat = _flat(v, start)
         total += trusted(v.device, pool, None).project([(tensor, start, flat)], pool)
     return total

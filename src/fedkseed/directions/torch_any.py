@@ -330,7 +330,8 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
-    for tensor, start, v in pieces:
+    for tensor, start, narrow in pieces:
+        v = narrow.float()
         if pool.family in BY_ROWS:
             total += _project_rows(pool, tensor, start, v)
             continue

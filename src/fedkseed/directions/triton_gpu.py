@@ -412,10 +412,10 @@ def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
-    for piece in pieces:
-        if piece[2].numel():
-            with _on(piece[2].device):
-                total += _project_piece(piece, pool).cpu().numpy()
+    for tensor, start, v in pieces:
+        if v.numel():
+            with _on(v.device):
+                total += _project_piece((tensor, start, v.float()), pool).cpu().numpy()
     return total
 
 

@@ -108,7 +108,7 @@ class Pooled(Weights):
 
         def take(number: int, tensor: Tensor) -> None:
             if tensor.grad is not None:
-                slope[:] += project_pieces([(number, 0, tensor.grad.float().contiguous())], self.pool)
+                slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], self.pool)
                 tensor.grad = None
 
         with self._leaves(take), torch.enable_grad():

@@ -225,22 +225,35 @@ def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, p
     run(compiled(WORKERS[dtype]), job, min(threads, 1 + work // ALONE))
 
 
-def project(pieces: Iterable[tuple[int, int, int, int]], pool: Pool, threads: int) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, count, v), shape (K,); v is an address."""
-    segment_size, total = max(ref.SEGMENT, pool.unit), np.zeros(pool.size)
-    for tensor, start, count, v in pieces:
-        first, last = start // segment_size, -(-(start + count) // segment_size)
-        results = np.empty((last - first, pool.size))
-        job = np.array(
-            [
-                first, KERNELS[pool.family].kind, pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
-                results.ctypes.data, last,
-            ],
-            np.int64,
-        )  # fmt: skip
-        run(compiled(_project), job, min(threads, last - first))
+def segment_size(pool: Pool) -> int:
+    """The positions whose inner products are one partial sum."""
+    return max(ref.SEGMENT, pool.unit)
+
+
+def project(
+    pieces: Iterable[tuple[int, Iterable[tuple[int, int, int]]]], pool: Pool, threads: int
+) -> NDArray[np.float64]:
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, parts of v), shape (K,).
+
+    Args:
+        pieces: a part is (start, count, address) of float32, and the parts of a piece follow each other, cut at
+            multiples of `segment_size`; an address is used before the next part is asked for.
+    """
+    size, total = segment_size(pool), np.zeros(pool.size)
+    for tensor, parts in pieces:
         of_tensor = np.zeros(pool.size)
-        for partial in results:  # in ascending order: sums of float64 depend on it
-            of_tensor += partial
+        for start, count, v in parts:
+            first, last = start // size, -(-(start + count) // size)
+            results = np.empty((last - first, pool.size))
+            job = np.array(
+                [
+                    first, KERNELS[pool.family].kind, pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
+                    results.ctypes.data, last,
+                ],
+                np.int64,
+            )  # fmt: skip
+            run(compiled(_project), job, min(threads, last - first))
+            for partial in results:  # in ascending order: sums of float64 depend on it
+                of_tensor += partial
         total += of_tensor
     return total
