@@ -1,0 +1,89 @@
+"""A recorded run of each experiment, done again and compared with its record number by number.
+
+    python benchmarks/again.py results/goals/stories … [--run NAME] [--model FOLDER] [--basis FILE]
+        [--natural-instructions FOLDER] [--json]
+
+A folder holds runs.json and rounds.csv, as `fedkseed reproduce` writes them; of its runs the one is taken that took the
+least time, or the one whose name contains NAME. Its recipe is run with the code and libraries that are here. Compared
+are all that the record has of every round: losses and metrics of evaluations, local losses, scalars, bytes, cohorts;
+and the digests of directions, base model and data. Seconds are not. The exit status is 1 if a number differs.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from math import isnan
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from fedkseed.errors import FedKSeedError
+from fedkseed.paper.experiments import Planned
+from fedkseed.paper.records import RUNS, kept
+from fedkseed.paper.results import Outcome
+from fedkseed.run.simulation import start
+from table import Row, show
+
+PLACES = ("model", "basis", "natural-instructions", "dolly")
+
+
+def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
+    """Run a recorded run again; the row tells how many numbers were compared, and the first that differ."""
+    recorded = {outcome.directory.name: outcome for outcome in kept(folder)}
+    chosen = [run for run in recorded if name in run]
+    if not chosen:
+        raise FedKSeedError(f"{folder} has no run whose name contains {name!r}; there are {', '.join(recorded)}")
+    run = min(chosen, key=lambda one: recorded[one].seconds)
+    record = recorded[run]
+    tree = next(tree for tree in json.loads((folder / RUNS).read_text())["runs"] if tree["run"] == run)
+    with TemporaryDirectory() as scratch:
+        start(Planned(record.axes, record.seed, tree["recipe"]).recipe(places), Path(scratch) / "run")
+        found = Outcome.read(Path(scratch) / "run", record.axes, record.seed)
+    theirs, mine = dict(numbers(record)), dict(numbers(found))
+    differ = [key for key, value in theirs.items() if mine.get(key) != value]
+    return {
+        "experiment": f"{folder.parent.name} ({folder.name})",
+        "run": run,
+        "rounds": record.rounds,
+        "numbers": len(theirs),
+        "differ": len(differ),
+        "the first": "; ".join(f"{key}: {theirs[key]} on record, {mine.get(key)} now" for key in differ[:2]),
+        "seconds": found.seconds,
+        "seconds on record": record.seconds,
+    }
+
+
+def numbers(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+    """All that a run's record says of its result: names and values."""
+    yield "bytes down", outcome.bytes_down
+    yield "bytes up", outcome.bytes_up
+    yield from (outcome.digests or {}).items()
+    by_round = {"loss": outcome.loss, "rouge": outcome.rouge, "virtual time": outcome.virtual}
+    by_round |= {f"held-out {metric}": found for metric, found in outcome.scores.items()}
+    by_round |= {metric: found for metric, found in outcome.metrics.items() if "seconds" not in metric}
+    for metric, found in by_round.items():
+        yield from ((f"{metric} after {done}", value) for done, value in found.items() if not isnan(value))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", nargs="+", type=Path)
+    parser.add_argument("--run", default="", help="part of the name of the run; default: the one that took least time")
+    for place in PLACES:
+        parser.add_argument(f"--{place}", help=f"what stands in recorded recipes as ${place}")
+    parser.add_argument("--json", action="store_true")
+    options = vars(parser.parse_args())
+    places = {place: value for place in PLACES if (value := options[place.replace("-", "_")]) is not None}
+    rows: list[Row] = []
+    for folder in options["folders"]:
+        rows.append(again(folder, options["run"], places))
+        if os.isatty(2):
+            print(f"{folder}: {rows[-1]['differ']} of {rows[-1]['numbers']} differ", file=sys.stderr)
+    show("recorded runs, done again", rows, as_json=options["json"])
+    sys.exit(any(row["differ"] for row in rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""A recorded run, done again: the same numbers, and a record that says another is found out."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+from fedkseed.paper.experiments import Planned
+from fedkseed.paper.records import keep
+from fedkseed.paper.results import Outcome
+from fedkseed.run.simulation import start
+
+from ..conftest import recipe_text
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named(tmp_path, model_folder, data_file):
+    planned = Planned({}, 3, tomllib.loads(recipe_text(Path("$model"), data_file)))
+    start(planned.recipe({"model": str(model_folder)}), tmp_path / "first-seed-3")
+    folder = tmp_path / "results" / "anything" / "tiny"
+    folder.mkdir(parents=True)
+    keep(folder, [(Outcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "again.py"),
+        str(folder),
+        "--model",
+        str(model_folder),
+        "--json",
+    ]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (row["run"], row["rounds"], row["differ"]) == ("first-seed-3", 3, 0)
+    assert row["numbers"] > 30
+    rounds = (folder / "rounds.csv").read_text()
+    head, base, *rest = rounds.splitlines()
+    columns = base.split(",")
+    columns[head.split(",").index("loss")] = "1.5"
+    (folder / "rounds.csv").write_text("\n".join([head, ",".join(columns), *rest]) + "\n")
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    (row,) = json.loads(done.stdout)["rows"]
+    assert (done.returncode, row["differ"]) == (1, 1)
+    assert row["the first"].startswith("loss after 0: 1.5 on record, ")
