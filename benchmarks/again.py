@@ -3,10 +3,11 @@
     python benchmarks/again.py results/goals/stories … [--run NAME] [--model FOLDER] [--basis FILE]
         [--natural-instructions FOLDER] [--json]
 
-A folder holds runs.json and rounds.csv, as `fedkseed reproduce` writes them; of its runs the one is taken that took the
-least time, or the one whose name contains NAME. Its recipe is run with the code and libraries that are here. Compared
-are all that the record has of every round: losses and metrics of evaluations, local losses, scalars, bytes, cohorts;
-and the digests of directions, base model and data. Seconds are not. The exit status is 1 if a number differs.
+A folder holds runs.json and rounds.csv, as `fedkseed reproduce` writes them. Of its runs the one is taken that took the
+least time, of those whose name contains NAME and whose paths are given. Its recipe is run with the code and libraries
+that are here. Compared are all that the record has of every round: losses and metrics of evaluations, local losses,
+scalars, bytes, cohorts; and the digests of directions, base model and data. Seconds are not. The exit status is 1 if a
+number differs.
 """
 
 import argparse
@@ -32,14 +33,18 @@ PLACES = ("model", "basis", "natural-instructions", "dolly")
 def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
     """Run a recorded run again; the row tells how many numbers were compared, and the first that differ."""
     recorded = {outcome.directory.name: outcome for outcome in kept(folder)}
-    chosen = [run for run in recorded if name in run]
-    if not chosen:
+    trees = {tree["run"]: tree["recipe"] for tree in json.loads((folder / RUNS).read_text())["runs"]}
+    lacking = {
+        run: {f"${place}" for place in PLACES if place not in places and f'"${place}' in json.dumps(trees[run])}
+        for run in recorded
+        if name in run
+    }
+    if not lacking:
         raise FedKSeedError(f"{folder} has no run whose name contains {name!r}; there are {', '.join(recorded)}")
-    run = min(chosen, key=lambda one: recorded[one].seconds)
+    run = min(lacking, key=lambda one: (len(lacking[one]), recorded[one].seconds))
     record = recorded[run]
-    tree = next(tree for tree in json.loads((folder / RUNS).read_text())["runs"] if tree["run"] == run)
     with TemporaryDirectory() as scratch:
-        start(Planned(record.axes, record.seed, tree["recipe"]).recipe(places), Path(scratch) / "run")
+        start(Planned(record.axes, record.seed, trees[run]).recipe(places), Path(scratch) / "run")
         found = Outcome.read(Path(scratch) / "run", record.axes, record.seed)
     theirs, mine = dict(numbers(record)), dict(numbers(found))
     differ = [key for key, value in theirs.items() if mine.get(key) != value]
