@@ -78,6 +78,19 @@ def test_a_model_whose_layers_move_or_whose_logits_are_made_of_more_is_not_remem
     assert not can_remember(gemma, Layout(gemma, ["lm_head.weight"]))  # it caps its logits
 
 
+def test_a_model_that_makes_its_logits_without_calling_the_output_layer_once_is_not_remembered(monkeypatch):
+    llama = made(next(c for c in CONFIGS if c.model_type == "llama"))
+    layout, layer = Layout(llama, ["lm_head.weight"]), llama.lm_head
+    assert can_remember(llama, layout)
+    monkeypatch.setattr(layer, "forward", lambda hidden: torch.nn.functional.linear(hidden, layer.weight))
+    assert can_remember(llama, layout)
+    forward = type(llama).forward
+    monkeypatch.setattr(
+        type(llama), "forward", lambda self, **given: (layer(torch.zeros(1, 2, 32)), forward(self, **given))[1]
+    )
+    assert not can_remember(llama, layout)
+
+
 def test_a_stopped_run_goes_on_with_the_same_bits_and_runs_each_row_once(tmp_path, model_folder, data_file):
     untie(str(model_folder), tmp_path / "untied")
     changes = {"algorithm": 'algorithm = "fedkseed-plus"', "lr": "", "eps": "[derivatives]\nlr = 1e-2"}

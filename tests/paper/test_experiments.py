@@ -140,6 +140,13 @@ def test_an_experiment_like_another_has_its_recipe_and_rates_at_every_scale_and_
     assert {p.seed for p in further.plan()} == {4, 5, 6, 7, 8, 9}
 
 
+def test_an_experiment_like_one_that_is_not_there_is_refused(monkeypatch):
+    read = experiments._read
+    monkeypatch.setattr(experiments, "_read", lambda name: read(name) | ({"like": "intent"} if name == "goals" else {}))
+    with pytest.raises(FedKSeedError, match="the experiment goals is like 'intent', which is none; there are"):
+        load("goals", "small")
+
+
 @pytest.mark.parametrize(
     ("name", "scale", "message"),
     [("figure-99", "tiny", "no experiment is called 'figure-99'"), ("figure-7", "huge", "no scale is called 'huge'")],

@@ -35,7 +35,7 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
     first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # which predicts the first response token
     kept = batch.tokens.shape[1] - first
     batch = batch.to(next(model.parameters()).device)
-    extra = _keep(model, kept)
+    extra = last_logits(model, kept)
     if cache is None:
         logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     else:
@@ -187,7 +187,7 @@ def option_losses(
     longest = max(map(len, rests))
     tokens = torch.tensor([[pad] * (longest - len(rest)) + [*rest] for rest in rests], device=device)
     mask = torch.tensor([[1] * begun + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests], device=device)
-    first = None if cache is None else _after(model, tokens, mask, cache, **_keep(model, 1))
+    first = None if cache is None else _after(model, tokens, mask, cache, **last_logits(model, 1))
     if first is None or cache is None or first.past_key_values is not cache:
         return [
             [
@@ -231,7 +231,7 @@ def _beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> D
     if cache is None or any(cache.is_sliding):  # a window would count the padding between beginning and rest
         return None
     tokens = torch.tensor([texts[0][:begun]], device=next(model.parameters()).device)
-    if _after(model, tokens, torch.ones_like(tokens), cache, **_keep(model, 1)).past_key_values is not cache:
+    if _after(model, tokens, torch.ones_like(tokens), cache, **last_logits(model, 1)).past_key_values is not cache:
         return None
     cache.batch_repeat_interleave(len(texts))
     return cache
@@ -256,7 +256,7 @@ def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) ->
     return model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
 
 
-def _keep(model: nn.Module, count: int) -> dict[str, int]:
+def last_logits(model: nn.Module, count: int) -> dict[str, int]:
     """The argument that makes a model compute the last logits only, if it has one."""
     return {"logits_to_keep": count} if "logits_to_keep" in _arguments(model) else {}
 

@@ -3,20 +3,20 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from ..data.batches import IGNORED, Batch
 from ..weights.layout import Layout
-from .loss import output_layer
+from .loss import last_logits, output_layer
 
 SIZE = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
 
 
 def can_remember(model: Any, layout: Layout) -> bool:
-    """Whether nothing before the output layer is tuned, and the logits are what that layer makes of hidden states.
+    """Whether the output layer alone is tuned, and a model's logits are that layer's outputs, unchanged.
 
-    They are not where a model caps or scales logits, or transforms hidden states once more, as Gemma 2 and BERT do.
+    They are not where a model caps or scales them, as Gemma 2 does; such a model runs all layers in every step.
     """
     layer = output_layer(model)
     own = {id(module) for module in layer.modules()}
@@ -24,7 +24,12 @@ def can_remember(model: Any, layout: Layout) -> bool:
         return False
     tokens = torch.tensor([[1, 2]], device=next(model.parameters()).device)
     with torch.no_grad():
-        return torch.equal(layer(_hidden(model, tokens)), model(input_ids=tokens, use_cache=False).logits)
+        calls, logits = _run(model, tokens, 2)
+    match calls:
+        case [(Tensor() as hidden, Tensor() as outputs)]:
+            return hidden.shape[:2] == tokens.shape and torch.equal(outputs, logits)
+        case _:
+            return False
 
 
 class Remembered:
@@ -58,13 +63,26 @@ class Remembered:
         if (kept := self._kept.get(key)) is not None:
             return kept
         self.rows += 1
+        first = max(
+            int((labels != IGNORED).int().argmax()) - 1, 0
+        )  # whose hidden state predicts the first response token
+        kept = len(tokens) - first
         device = next(self.model.parameters()).device
-        found = _hidden(self.model, tokens[None].to(device))[0, :-1][(labels[1:] != IGNORED).to(device)]
+        [(hidden, _)], _ = _run(self.model, tokens[None].to(device), kept)
+        found = hidden[0, -kept:][:-1][(labels[-kept:][1:] != IGNORED).to(device)]
         if (room := self._room - found.nbytes) >= 0:
             self._kept[key], self._room = found, room
         return found
 
 
-def _hidden(model: Any, tokens: Tensor) -> Tensor:
-    backbone: nn.Module = model.base_model
-    return backbone(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False)[0]
+def _run(model: Any, tokens: Tensor, kept: int) -> tuple[list[tuple[Any, Any]], Tensor]:
+    """Input and output of each call of the output layer, and the logits, of which the last `kept` are needed."""
+    calls: list[tuple[Any, Any]] = []
+    hook = output_layer(model).register_forward_hook(
+        lambda _, given, out: calls.append((given[0] if given else None, out))
+    )
+    try:
+        mask = torch.ones_like(tokens)
+        return calls, model(input_ids=tokens, attention_mask=mask, use_cache=False, **last_logits(model, kept)).logits
+    finally:
+        hook.remove()

@@ -175,7 +175,9 @@ def _parts(name: str) -> list[Tree]:
     table = _read(name)
     if name == COMMON:
         return [table]
-    return [*_parts(table.pop("like", COMMON)), table]
+    if (like := table.pop("like", COMMON)) not in (COMMON, *names()):
+        raise FedKSeedError(f"the experiment {name} is like {like!r}, which is none; there are {', '.join(names())}")
+    return [*_parts(like), table]
 
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
