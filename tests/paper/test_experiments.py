@@ -136,9 +136,10 @@ def test_an_experiment_like_another_has_its_recipe_and_rates_at_every_scale_and_
     for scale in SCALES:
         first, further = load("intents", scale), load("intents-seeds", scale)
         for name in further.axes["method"]:
-            (one,) = first.plan([5], {"method": in_turns.get(name, name)})
+            rest = {axis: values[0] for axis, values in first.axes.items() if axis != "method"}
+            (one,) = first.plan([5], {"method": in_turns.get(name, name)} | rest)
             expected = merge(one.table, {"clients": {"draw": "in turns"}} if name in in_turns else {})
-            assert [p.table for p in further.plan([5], {"method": name})] == [expected]
+            assert [p.table for p in further.plan([5], {"method": name} | rest)] == [expected]
     assert {p.seed for p in further.plan()} == {4, 5, 6, 7, 8, 9}
 
 
