@@ -134,7 +134,7 @@ def test_tables_are_laid_over_tables():
 def test_an_experiment_like_another_has_its_recipe_and_rates_at_every_scale_and_its_own_seeds_and_methods():
     for scale in SCALES:
         first, further = load("intents", scale), load("intents-seeds", scale)
-        for name in set(further.axes["method"]) & set(first.axes["method"]):
+        for name in ("fedkseed-backprop", "fedit"):
             (one,) = first.plan([5], {"method": name} | {a: v[0] for a, v in first.axes.items() if a != "method"})
             assert [p.table for p in further.plan() if p.axes == one.axes and p.seed == 5] == [one.table]
     small = load("intents-seeds", "small")

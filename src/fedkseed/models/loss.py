@@ -32,8 +32,7 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
         cache: of tokens that all rows begin with, before their first response token.
     """
     # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
-    first = max(int((batch.labels != IGNORED).any(0).int().argmax()) - 1, 0)  # which predicts the first response token
-    kept = batch.tokens.shape[1] - first
+    kept = needed(batch.labels)
     batch = batch.to(next(model.parameters()).device)
     extra = last_logits(model, kept)
     if cache is None:
@@ -254,6 +253,11 @@ def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) ->
     if takes_positions(model):
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]
     return model(input_ids=tokens, attention_mask=mask, past_key_values=cache, use_cache=True, **more)
+
+
+def needed(labels: Tensor) -> int:
+    """The number of last positions of labels (B, T) that are in use, from the one before any first response token."""
+    return labels.shape[1] - max(int((labels != IGNORED).any(0).int().argmax()) - 1, 0)
 
 
 def last_logits(model: nn.Module, count: int) -> dict[str, int]:

@@ -8,15 +8,15 @@ from torch.nn.functional import cross_entropy
 
 from ..data.batches import IGNORED, Batch
 from ..weights.layout import Layout
-from .loss import last_logits, output_layer
+from .loss import last_logits, needed, output_layer
 
 SIZE = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
 
 
 def can_remember(model: Any, layout: Layout) -> bool:
-    """Whether the output layer alone is tuned, and a model's logits are that layer's outputs, unchanged.
+    """Check that the output layer alone is tuned and that the model's logits are that layer's outputs, unchanged.
 
-    They are not where a model caps or scales them, as Gemma 2 does; such a model runs all layers in every step.
+    A model that caps or scales its logits, as Gemma 2 does, fails it, and runs all layers in every step.
     """
     layer = output_layer(model)
     own = {id(module) for module in layer.modules()}
@@ -63,13 +63,10 @@ class Remembered:
         if (kept := self._kept.get(key)) is not None:
             return kept
         self.rows += 1
-        first = max(
-            int((labels != IGNORED).int().argmax()) - 1, 0
-        )  # whose hidden state predicts the first response token
-        kept = len(tokens) - first
+        last = needed(labels[None])
         device = next(self.model.parameters()).device
-        [(hidden, _)], _ = _run(self.model, tokens[None].to(device), kept)
-        found = hidden[0, -kept:][:-1][(labels[-kept:][1:] != IGNORED).to(device)]
+        [(hidden, _)], _ = _run(self.model, tokens[None].to(device), last)
+        found = hidden[0, -last:][:-1][(labels[-last:][1:] != IGNORED).to(device)]
         if (room := self._room - found.nbytes) >= 0:
             self._kept[key], self._room = found, room
         return found
