@@ -1,4 +1,4 @@
-"""How wrong a scalar is at a perturbation scale ε: its distance from the slope of the loss, in float64.
+"""The error of a scalar at a perturbation scale ε: its distance from the slope of the loss, in float64.
 
     python benchmarks/scalars.py RECIPE [--pairs 16] [--eps 1e-4 5e-4 1e-3 1e-2] [--reference 1e-5] [--json]
 
