@@ -6,15 +6,15 @@
 A folder holds runs.json and rounds.csv, as `fedkseed reproduce` writes them. Of its runs the one is taken that took the
 least time, of those whose name contains NAME and whose paths are given. Its recipe is run with the code and libraries
 that are here. Compared are all that the record has of every round: losses and metrics of evaluations, local losses,
-scalars, bytes, cohorts; and the digests of directions, base model and data. Seconds are not. The exit status is 1 if a
-number differs.
+scalars, bytes, cohorts; and the digests of directions, base model and data. Seconds are not. Of each kind that differs
+the row says how many do, and by how much at most. The exit status is 1 if a number differs.
 """
 
 import argparse
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,10 +28,11 @@ from fedkseed.run.simulation import start
 from table import Row, show
 
 PLACES = ("model", "basis", "natural-instructions", "dolly")
+AFTER = " after "
 
 
 def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
-    """Run a recorded run again; the row tells how many numbers were compared, and the first that differ."""
+    """Run a recorded run again; the row tells how many numbers were compared, and for each kind how far they differ."""
     recorded = {outcome.directory.name: outcome for outcome in kept(folder)}
     trees = {tree["run"]: tree["recipe"] for tree in json.loads((folder / RUNS).read_text())["runs"]}
     lacking = {
@@ -54,10 +55,23 @@ def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
         "rounds": record.rounds,
         "numbers": len(theirs),
         "differ": len(differ),
-        "the first": "; ".join(f"{key}: {theirs[key]} on record, {mine.get(key)} now" for key in differ[:2]),
+        "in": "; ".join(kinds(theirs, mine, differ)),
         "seconds": found.seconds,
         "seconds on record": record.seconds,
     }
+
+
+def kinds(theirs: Mapping[str, Any], mine: Mapping[str, Any], differ: Sequence[str]) -> Iterator[str]:
+    """A phrase for each kind of numbers that differ: how many do, by what part of themselves at most, and the first."""
+    groups: dict[str, list[str]] = {}
+    for key in differ:
+        groups.setdefault(key.partition(AFTER)[0], []).append(key)
+    for kind, keys in groups.items():
+        of = sum(key.partition(AFTER)[0] == kind for key in theirs)
+        pairs = [(theirs[key], mine.get(key)) for key in keys]
+        parts = [abs(1 - here / there) for there, here in pairs if there and isinstance(here, int | float)]
+        most = f", by at most {max(parts):.0e} of it" if len(parts) == len(pairs) else ""
+        yield f"{kind}: {len(keys)} of {of}{most}, {keys[0]}: {pairs[0][0]} on record, {pairs[0][1]} now"
 
 
 def numbers(outcome: Outcome) -> Iterator[tuple[str, Any]]:
@@ -69,7 +83,7 @@ def numbers(outcome: Outcome) -> Iterator[tuple[str, Any]]:
     by_round |= {f"held-out {metric}": found for metric, found in outcome.scores.items()}
     by_round |= {metric: found for metric, found in outcome.metrics.items() if "seconds" not in metric}
     for metric, found in by_round.items():
-        yield from ((f"{metric} after {done}", value) for done, value in found.items() if not isnan(value))
+        yield from ((f"{metric}{AFTER}{done}", value) for done, value in found.items() if not isnan(value))
 
 
 def main() -> None:

@@ -42,4 +42,4 @@ def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     (row,) = json.loads(done.stdout)["rows"]
     assert (done.returncode, row["differ"]) == (1, 1)
-    assert row["the first"].startswith("loss after 0: 1.5 on record, ")
+    assert row["in"].startswith("loss: 1 of 2, by at most 3e+00 of it, loss after 0: 1.5 on record, ")
