@@ -955,6 +955,10 @@ def reproduce(
             help="File of `fedkseed basis`, for experiments with informed directions; for `unlike` a folder of them."
         ),
     ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public instruction data to make such bases of, in place of --basis: a file or an archive."),
+    ] = None,
     seeds: Annotated[
         int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)
     ] = None,
@@ -984,6 +988,7 @@ def reproduce(
     from rich.table import Table
 
     from .paper import experiments
+    from .paper.bases import placed
     from .paper.dry_run import estimate as estimated
     from .paper.reproduce import parts, with_tiny
     from .paper.reproduce import redraw as redrawn
@@ -1007,8 +1012,10 @@ def reproduce(
         experiment = experiments.load(wanted, scale)
         if seeds is not None:
             experiment = replace(experiment, seeds=seeds)
+        text = public if experiment.bases or name != "all" else None
         if dry_run:
-            found = estimated(experiment, with_tiny(scale, output, given), only, seconds_per_step)
+            with_paths = placed(experiment, output, with_tiny(scale, output, given), text)
+            found = estimated(experiment, with_paths, only, seconds_per_step)
             documents[wanted] = {"rows": found.rows, "notes": found.notes}
             if not as_json:
                 print(found.markdown(f"{wanted}, {scale}"))
@@ -1023,6 +1030,7 @@ def reproduce(
                 only=only,
                 part=parts(part),
                 records=records,
+                public=text,
                 command=["fedkseed", *sys.argv[1:]],
             )
         )

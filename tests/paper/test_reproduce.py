@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
+from fedkseed.paper.bases import placed
 from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.records import kept
@@ -26,6 +27,7 @@ from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.simulation import Simulation, start
 from fedkseed.run.store import Store
+from fedkseed.weights.basis import load_basis
 
 FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
 
@@ -190,6 +192,38 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     assert small["loss after, mean"] == rows(whole / "table.csv")[0]["loss after, mean"] != large["loss after, mean"]
     with pytest.raises(FedKSeedError, match="has no records of runs at the scale tiny"):
         reproduce(searched, tmp_path / "fourth", places, records=tmp_path / "nowhere")
+
+
+def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment, data_file, tmp_path, counted):
+    along = {"family": "informed", "basis": "$basis"}
+    methods = {"informed": {"training": {"algorithm": "fedkseed"}, "directions": along}}
+    wanted = replace(
+        experiment,
+        methods=methods,
+        axes=experiment.axes | {"method": ["informed"], "directions.size": [16]},
+        bases={"$basis": {"scaled": False, "examples": 4}},
+        lr={"informed": 1e-3},
+    )
+    with pytest.raises(FedKSeedError, match="give --basis, or --public, the text to make it of"):
+        reproduce(wanted, tmp_path, {})
+    folder = reproduce(wanted, tmp_path, {}, public=str(data_file))
+    assert folder is not None
+    path = tmp_path / "bases" / "tiny" / "figure-7" / "basis.safetensors"
+    (basis,) = json.loads((folder / "about.json").read_text())["bases"]
+    made = load_basis(path)
+    assert (basis["file"], basis["digest"], basis["examples"]) == (path.name, made.digest().hex(), 4)
+    assert (basis["data"], basis["max_tokens"], basis["dtype"]) == (data_file.name, 200, "float32")
+    runs = kept(folder)
+    assert all(basis["digest"] in (run.digests or {})["directions"] for run in runs)
+    written = path.stat().st_mtime_ns
+    reproduce(wanted, tmp_path, {}, public=str(data_file))
+    assert (path.stat().st_mtime_ns, len(counted)) == (written, 2)
+    with pytest.raises(FedKSeedError, match="not both"):
+        reproduce(wanted, tmp_path, {"basis": str(path)}, public=str(data_file))
+    with pytest.raises(FedKSeedError, match="figure-7 makes no basis of public text"):
+        reproduce(experiment, tmp_path, {}, public=str(data_file))
+    shipped = replace(wanted, bases={"$basis": {"scaled": False, "examples": 4, "data": str(data_file)}})
+    assert placed(shipped, tmp_path, {}, None) == {"basis": str(path)}
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):

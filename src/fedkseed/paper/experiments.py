@@ -47,7 +47,7 @@ class Planned:
         Raises:
             FedKSeedError: the path of a place is not given, or the recipe is not valid.
         """
-        return parse(_fill(self.table, places)).absolute()
+        return parse(filled(self.table, places)).absolute()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +83,7 @@ class Experiment:
     variants: dict[str, Tree] = field(default_factory=dict)  # of methods: tables that override the methods' own
     lr: dict[str, float] = field(default_factory=dict)  # method -> η
     examples: dict[str, int] = field(default_factory=dict)  # data set -> mean number of a client; for estimates alone
+    bases: dict[str, Tree] = field(default_factory=dict)  # place in recipes -> how `bases.make` makes what is there
 
     @property
     def choice(self) -> Choice | None:
@@ -225,13 +226,19 @@ def fingerprint(recipe: Recipe) -> str:
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 
-def _fill(table: Any, given: Mapping[str, str]) -> Any:
+def filled(table: Any, given: Mapping[str, str]) -> Any:
+    """A table, or a value of one, with the paths given in place of `$model` and the like.
+
+    Raises:
+        FedKSeedError: the path of a place is not given.
+    """
     if isinstance(table, dict):
-        return {name: _fill(value, given) for name, value in table.items()}
+        return {name: filled(value, given) for name, value in table.items()}
     if isinstance(table, str) and table.startswith("$"):
         name, slash, rest = table[1:].partition("/")
         if name not in given:
-            raise FedKSeedError(f"this experiment needs a path: give --{name}")
+            instead = ", or --public, the text to make it of" if name == "basis" else ""
+            raise FedKSeedError(f"this experiment needs a path: give --{name}{instead}")
         return given[name] + slash + rest
     return table
 

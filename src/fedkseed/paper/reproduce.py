@@ -31,8 +31,8 @@ from ..run.simulation import resume, start
 from ..run.store import STOPPED, Store
 from ..run.watchers import Silent
 from ..tools.display import Bars
+from . import bases, tiny_model
 from . import records as recording
-from . import tiny_model
 from .experiments import Choice, Experiment, Planned, fingerprint, short
 from .figures import save
 from .microbenchmarks import MEASURED
@@ -84,6 +84,7 @@ def reproduce(
     only: str = "",
     part: tuple[int, int] = (1, 1),
     records: Path | None = None,
+    public: str | None = None,
     command: Sequence[str] = (),
 ) -> Path | None:
     """Carry out the remaining runs of an experiment, then write its table and figure.
@@ -94,6 +95,7 @@ def reproduce(
         part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and
             figure are written by the call that finds all runs finished.
         records: a folder of results; runs that one of its experiments has records of are not done again.
+        public: public instruction data to make the experiment's bases of, where none is given.
         command: the command line, for about.json.
 
     Returns:
@@ -102,13 +104,14 @@ def reproduce(
     Raises:
         FedKSeedError: a recipe can't be run, or a path is not given.
     """
-    given = with_tiny(experiment.scale, output, given)
+    given = bases.placed(experiment, output, with_tiny(experiment.scale, output, given), public)
     _require_packages(experiment, given)
     folder = output / experiment.name / experiment.scale
     with border(f"can't make {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
         return _measure(experiment, folder, given, command)
+    bases.make(experiment, given, public)
     known = {} if records is None else recording.found(records, experiment.scale)
     choice, trials = experiment.choice, list[Job]()
     jobs: list[Job] | None
@@ -127,7 +130,8 @@ def reproduce(
     recorded = list(zip(outcomes, (job.planned.table for job in jobs), strict=True))
     recording.require_one_model(recorded)
     table, draw = RUNS[experiment.output](experiment, outcomes)
-    _write(experiment, folder, table, command, [outcome.directory.name for outcome in outcomes])
+    made_of = list(bases.described([job.recipe for job in jobs]))
+    _write(experiment, folder, table, command, [outcome.directory.name for outcome in outcomes], made_of=made_of)
     _write_by_round(experiment, folder, outcomes)
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
     tried = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
@@ -311,15 +315,15 @@ def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], com
             known = {"of": of, "commit": recording.commit(), "rows": kind.gather(experiment, given, bars.note)}
         write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode(), 0o666)
     table, draw = kind.show(experiment, known["rows"])
-    _write(experiment, folder, table, command, [], known.get("commit"))
+    _write(experiment, folder, table, command, [], commit=known.get("commit"))
     if draw is not None:
         save(draw, folder)
     return folder
 
 
 def _write(
-    experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str],
-    commit: str | None = None,
+    experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str], *,
+    commit: str | None = None, made_of: Sequence[Mapping[str, Any]] = (),
 ) -> None:  # fmt: skip
     table.write(folder, f"{experiment.item}: {experiment.title}")
     about = {
@@ -335,6 +339,7 @@ def _write(
             **{name: version(name) for name in ("torch", "transformers", "numba", "numpy")},
         },
         "machine": platform.machine(),
+        **({"bases": list(made_of)} if made_of else {}),
         "runs": list(runs),
     }
     write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)

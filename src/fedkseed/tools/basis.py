@@ -144,7 +144,16 @@ def basis_of(
         size=recipe.directions.size,
         pad=tokenizer.pad_token_id,
         rank=rank,
-        about={"model": options.name, "data": Path(data).name, "examples": len(chosen), "seed": recipe.seed},
+        about={
+            "model": options.name,
+            "dtype": options.dtype,
+            "data": Path(data).name,
+            "examples": len(chosen),
+            "max_tokens": limit,
+            "template": recipe.data.template,
+            "separator": recipe.data.separator,
+            "seed": recipe.seed,
+        },
         on_example=lambda: progress.advance(1),
     )
     if not scaled:

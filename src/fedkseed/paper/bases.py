@@ -1,0 +1,73 @@
+"""Bases of an experiment's informed directions, made of public text where no file is given.
+
+An experiment's table `bases` has a row for each place of a basis in its recipes, `$basis` or `$basis/NAME`: whether it
+is scaled, how many examples it is of, and its data where that ships with the package. One command then makes all that a
+table of the experiment is of.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..files import border
+from ..recipe.schema import Recipe
+from ..tools.basis import basis_of
+from ..tools.display import Bars
+from ..weights.basis import load_basis, save_basis
+from .experiments import Experiment, filled
+
+PLACE = "basis"
+EXAMPLES = 64  # of a basis, where the experiment says no other number
+
+
+def placed(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
+    """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file.
+
+    Raises:
+        FedKSeedError: there is public data, and a basis is given as well, or the experiment makes none.
+    """
+    if public is not None and PLACE in given:
+        raise FedKSeedError("give --basis, a basis that is there, or --public, the text to make one of, not both")
+    if public is not None and not experiment.bases:
+        raise FedKSeedError(f"{experiment.name} makes no basis of public text; leave --public out")
+    shipped = experiment.bases and all("data" in options for options in experiment.bases.values())
+    if PLACE in given or not (public or shipped):
+        return given
+    folder = output / "bases" / experiment.scale / experiment.name
+    alone = f"${PLACE}" in experiment.bases
+    return {**given, PLACE: str(folder / "basis.safetensors" if alone else folder)}
+
+
+def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -> None:
+    """Make the bases whose files are not there, each for the recipe of the first run along it, in float32.
+
+    Args:
+        public: public instruction data, for bases without data of their own; see `tools.basis.basis_of`.
+
+    Raises:
+        FedKSeedError: the data or the model can't be read, or the file can't be written.
+    """
+    runs = experiment.plan([experiment.first_seed])
+    for place, options in experiment.bases.items():
+        taking = [run for run in runs if run.table.get("directions", {}).get("basis") == place]
+        path = Path(filled(place, given))
+        if not taking or path.exists():
+            continue
+        recipe = taking[0].recipe(given)
+        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
+        data, examples, scaled = options.get("data", public), options.get("examples", EXAMPLES), options["scaled"]
+        with border(f"can't make {path.parent}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        with Bars(0) as bars:
+            made = basis_of(recipe, data, examples, None, bars, scaled)
+            save_basis(made, path)
+            bars.note(f"made {path} of {made.about['examples']} examples, digest {made.digest().hex()[:8]}…")
+
+
+def described(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:
+    """Of each basis that the recipes name and that is there: its file's name, its digest, and what it was made of."""
+    for path in dict.fromkeys(Path(r.directions.basis) for r in recipes if r.directions.basis is not None):
+        if path.is_file():
+            basis = load_basis(path)
+            yield {"file": path.name, "digest": basis.digest().hex(), **basis.about}
