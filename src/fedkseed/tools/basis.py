@@ -145,7 +145,7 @@ def basis_of(
         pad=tokenizer.pad_token_id,
         rank=rank,
         about={
-            "model": options.name,
+            "model": Path(options.name).name if Path(options.name).is_absolute() else options.name,
             "dtype": options.dtype,
             "data": Path(data).name,
             "examples": len(chosen),
