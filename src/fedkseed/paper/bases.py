@@ -66,7 +66,7 @@ def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -
 
 
 def described(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:
-    """Of each basis that the recipes name and that is there: its file's name, its digest, and what it was made of."""
+    """The bases that the recipes name and that are there: file name, digest, and what each was made of."""
     for path in dict.fromkeys(Path(r.directions.basis) for r in recipes if r.directions.basis is not None):
         if path.is_file():
             basis = load_basis(path)
