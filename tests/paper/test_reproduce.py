@@ -206,6 +206,11 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     )
     with pytest.raises(FedKSeedError, match="give --basis, or --public, the text to make it of"):
         reproduce(wanted, tmp_path, {})
+    missing = tmp_path / "missing.safetensors"
+    with pytest.raises(FedKSeedError, match=r"missing\.safetensors"):
+        reproduce(wanted, tmp_path, {"basis": str(missing)})
+    assert not missing.exists()
+    counted.clear()
     folder = reproduce(wanted, tmp_path, {}, public=str(data_file))
     assert folder is not None
     path = tmp_path / "bases" / "tiny" / "figure-7" / "basis.safetensors"

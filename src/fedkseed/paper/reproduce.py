@@ -104,6 +104,7 @@ def reproduce(
     Raises:
         FedKSeedError: a recipe can't be run, or a path is not given.
     """
+    own = bases.PLACE in given  # a file of the user's is never made, where it is missing
     given = bases.placed(experiment, output, with_tiny(experiment.scale, output, given), public)
     _require_packages(experiment, given)
     folder = output / experiment.name / experiment.scale
@@ -111,7 +112,8 @@ def reproduce(
         folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
         return _measure(experiment, folder, given, command)
-    bases.make(experiment, given, public)
+    if not own:
+        bases.make(experiment, given, public)
     known = {} if records is None else recording.found(records, experiment.scale)
     choice, trials = experiment.choice, list[Job]()
     jobs: list[Job] | None
