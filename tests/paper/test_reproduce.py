@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
-from fedkseed.paper.bases import placed
 from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.records import kept
@@ -223,12 +222,6 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     written = path.stat().st_mtime_ns
     reproduce(wanted, tmp_path, {}, public=str(data_file))
     assert (path.stat().st_mtime_ns, len(counted)) == (written, 2)
-    with pytest.raises(FedKSeedError, match="not both"):
-        reproduce(wanted, tmp_path, {"basis": str(path)}, public=str(data_file))
-    with pytest.raises(FedKSeedError, match="figure-7 makes no basis of public text"):
-        reproduce(experiment, tmp_path, {}, public=str(data_file))
-    shipped = replace(wanted, bases={"$basis": {"scaled": False, "examples": 4, "data": str(data_file)}})
-    assert placed(shipped, tmp_path, {}, None) == {"basis": str(path)}
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):
