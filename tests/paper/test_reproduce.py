@@ -328,10 +328,12 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
         output="curves",
         options={"line": "directions.size", "measure": "change", "reference": {"directions.size": 16}},
         axes=experiment.axes | {"training.lr": [1e-3, 1.0]},
-        choose={"axis": "training.lr", "seeds": 1},
+        choose={"axis": "training.lr", "seeds": 1, "recipe": {"evaluation": {"generated": 0}}},
     )
     folder = reproduce(chosen, tmp_path, given(experiment))
     assert folder is not None
+    written = [load_recipe(at / "recipe.toml").evaluation.generated for at in counted]
+    assert written == [0] * 4 + [2] * 4  # trials leave out what the choice needs not
     trials = [Outcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
     assert len(trials) == 4
     for row, (low, high) in zip(rows(folder / "table.csv"), (trials[:2], trials[2:]), strict=True):

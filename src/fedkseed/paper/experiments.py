@@ -59,6 +59,7 @@ class Choice:
 
     axis: str
     seeds: int = 2  # number of seeds of the trials
+    recipe: Tree = field(default_factory=dict)  # tables over those of a trial's recipe: what the choice needs not
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from .. import __version__
@@ -33,7 +34,7 @@ from ..run.watchers import Silent
 from ..tools.display import Bars
 from . import bases, tiny_model
 from . import records as recording
-from .experiments import Choice, Experiment, Planned, fingerprint, short
+from .experiments import Choice, Experiment, Planned, fingerprint, merge, short
 from .figures import save
 from .microbenchmarks import MEASURED
 from .results import MEASURES, SHARES, Outcome, Table
@@ -251,10 +252,11 @@ def _whole(recipe: Recipe) -> Recipe:
 def _jobs(
     experiment: Experiment, output: Path, given: Mapping[str, str], only: str,
     seeds: Sequence[int] | None = None, fixed: Sequence[Mapping[str, Any]] = ({},),
-    records: Mapping[str, Outcome] | None = None,
+    records: Mapping[str, Outcome] | None = None, over: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Job]:  # fmt: skip
     jobs = []
     for planned in (p for axes in fixed for p in experiment.plan(seeds, axes)):
+        planned = replace(planned, table=merge(planned.table, over))
         label = experiment.label(planned.axes)
         if only.lower() not in label.lower():
             continue
@@ -284,7 +286,7 @@ def _choose(
     """
     others = [axis for axis in experiment.axes if axis != choice.axis]
     seeds = range(experiment.seeds, experiment.seeds + choice.seeds)
-    jobs = _jobs(experiment, output, given, only, seeds, records=records)
+    jobs = _jobs(experiment, output, given, only, seeds, records=records, over=choice.recipe)
     trials = run(jobs, part, trials=True)
     if trials is None:
         return None, []
