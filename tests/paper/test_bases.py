@@ -70,7 +70,8 @@ def test_each_basis_is_made_once_for_its_runs_in_float32_and_described(experimen
 
     recipes = [run.recipe(given) for run in experiment.plan([0])]
     shown = {row["file"]: row for row in described([*recipes, *recipes])}
-    assert shown[plain.name] == {"file": plain.name, "digest": first.digest().hex(), **first.about}
+    size = len(plain.read_bytes())
+    assert shown[plain.name] == {"file": plain.name, "digest": first.digest().hex(), "bytes": size, **first.about}
     assert [*shown] == [plain.name, scaled.name]
 
     before = plain.read_bytes(), plain.stat().st_mtime_ns

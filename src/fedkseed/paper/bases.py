@@ -66,8 +66,8 @@ def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -
 
 
 def described(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:
-    """The bases that the recipes name and that are there: file name, digest, and what each was made of."""
+    """The bases that the recipes name and that are there: file name, digest, bytes, and what each was made of."""
     for path in dict.fromkeys(Path(r.directions.basis) for r in recipes if r.directions.basis is not None):
         if path.is_file():
             basis = load_basis(path)
-            yield {"file": path.name, "digest": basis.digest().hex(), **basis.about}
+            yield {"file": path.name, "digest": basis.digest().hex(), "bytes": path.stat().st_size, **basis.about}
