@@ -24,6 +24,7 @@ from fedkseed.paper.results import Outcome, Spread, Table, spread
 from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, by_round, speed
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
+from fedkseed.run.setup import WithModel
 from fedkseed.run.simulation import Simulation, start
 from fedkseed.run.store import Store
 from fedkseed.weights.basis import load_basis
@@ -56,7 +57,9 @@ def counted(monkeypatch) -> list[Path]:
     """The directories of runs that were started."""
     started: list[Path] = []
     monkeypatch.setattr(
-        reproducing, "start", lambda recipe, at, progress: (started.append(at), start(recipe, at, progress))
+        reproducing,
+        "start",
+        lambda recipe, at, *rest, **options: (started.append(at), start(recipe, at, *rest, **options)),
     )
     return started
 
@@ -313,6 +316,23 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
     assert stopped is not None
     assert whole is not None
     assert untimed(stopped / "table.csv") == untimed(whole / "table.csv")
+
+
+def test_the_base_model_is_scored_once_a_seed(experiment, tmp_path, monkeypatch):
+    scored, whole = list[str](), WithModel.evaluate
+
+    def evaluate(self, state, what, write):
+        scored.append(what)
+        return whole(self, state, what, write)
+
+    monkeypatch.setattr(WithModel, "evaluate", evaluate)
+    folder = reproduce(experiment, tmp_path, given(experiment))
+    assert folder is not None
+    runs = rows(folder / "runs.csv")
+    assert len(runs) == 4
+    assert sum(what.endswith("round 0") for what in scored) == 2
+    first = {(run["seed"], run["loss before"]) for run in runs}
+    assert len(first) == len({loss for _, loss in first}) == 2
 
 
 def test_parts_share_the_runs_and_a_last_call_collects_them(experiment, tmp_path, counted):

@@ -224,7 +224,8 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
                     bars.bars.update(bars.rounds, advance=done)
                     resume(job.directory, Progress(bars))
                 else:
-                    start(_whole(job.recipe), job.directory, Progress(bars))
+                    others = job.directory.parent.glob(f"*-seed-{job.planned.seed}-*")
+                    start(_whole(job.recipe), job.directory, Progress(bars), earlier=sorted(others))
             except FedKSeedError as error:
                 if not trials or not (job.directory / "recipe.toml").is_file():
                     raise

@@ -77,6 +77,7 @@ class Federation:
         holdings: the data of each client, where that is known.
         receipts: the uploads of the last round by client, with their signatures.
         clients: number of all clients, of which rounds draw their cohorts.
+        base: the base model's scores, where they are known before the run begins; see `earlier.base_scores`.
     """
 
     recipe: Recipe
@@ -89,6 +90,7 @@ class Federation:
     holdings: dict[str, Any] | None = None
     receipts: Callable[[], Mapping[int, Receipt]] = dict
     clients: int = 0
+    base: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,8 @@ def work(store: Store, federation: Federation) -> Result:
         federation.progress.note(remark)
     rounds, settings = federation.recipe.training.rounds, federation.recipe.evaluation
     store.remember(REACH, federation.reach)
+    if federation.base is not None and 0 not in store.evaluations():
+        store.evaluated(0, dict(federation.base))
     before = _evaluated(store, federation, strategy.init())
     losses: list[float | None] = [report["loss"] for report in store.reports()]
     evaluated = max(store.evaluations(), default=0)

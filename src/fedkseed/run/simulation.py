@@ -27,6 +27,7 @@ from ..wire.codec import decode, encode
 from ..wire.delta import lack, restore
 from .chain import Receipt
 from .cohort import Step, asynchronous, durations, synchronous
+from .earlier import base_scores
 from .loop import Federation, Result, work
 from .now import Now
 from .privacy import kept_secret, new_secret, with_noise
@@ -302,12 +303,14 @@ def start(
     directory: str | Path,
     progress: Progress | None = None,
     trackers: Collection[str] = (),
+    earlier: Iterable[Path] = (),
 ) -> Result:
     """Run a recipe in a new directory, which is made only after model and data are loaded.
 
     Args:
         recipe: a recipe, or the path of its file.
         trackers: names of trackers, beside those of [report] to.
+        earlier: directories of runs; the base model is not scored again if one of them has scored it on the same rows.
 
     Raises:
         FedKSeedError: the recipe can't be run, or the directory holds a run already.
@@ -320,7 +323,8 @@ def start(
     created = Store.create(directory, simulation.recipe.to_toml())
     with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
-        return work(store, simulation.federation)
+        known = base_scores(simulation.recipe, simulation.identity, earlier)
+        return work(store, replace(simulation.federation, base=known))
 
 
 def resume(
