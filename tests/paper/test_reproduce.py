@@ -394,6 +394,27 @@ def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed
     assert table[2]["minus FedMeZO"] == f"{mean:+.4f} ± {error:.4f}"
 
 
+def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(experiment, tmp_path):
+    rates = replace(
+        experiment,
+        axes=experiment.axes | {"method": ["fedavg"], "directions.size": [16], "training.lr": [1e-3, 30.0]},
+        output="against",
+        options={"x": "training.lr", "measures": ["loss"], "log": True},
+        recipe=experiment.recipe | {"trust": {"guard": 0.05}},
+        seeds=1,
+    )
+    folder = reproduce(rates, tmp_path, given(experiment))
+    assert folder is not None
+    assert [row["η"] for row in rows(folder / "table.csv")] == ["0.001"]
+    written = (folder / "table.md").read_bytes()
+    assert "No result: η 30, seed 0." in written.decode()
+    assert redraw(rates, tmp_path) == folder
+    assert (folder / "table.md").read_bytes() == written
+    hopeless = replace(rates, axes=rates.axes | {"training.lr": [30.0, 60.0]})
+    with pytest.raises(FedKSeedError, match="all runs of figure-7 ended with an error"):
+        reproduce(hopeless, tmp_path, given(experiment))
+
+
 def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
     hopeless = replace(
         experiment,

@@ -176,6 +176,15 @@ def test_ferret_rebuilds_the_mean_update_by_the_papers_formula():
     np.testing.assert_allclose(moved.after(uploads), np.concatenate(expected), rtol=1e-4, atol=1e-5)  # float32 sums
 
 
+@pytest.mark.parametrize("kind", ["projected", "by tensor"])
+def test_an_update_that_is_not_finite_is_refused_and_the_rate_named(kind):
+    slopes = slopes_of(1)
+    slopes[1][0, 0] = 3e38  # the sum of two steps has no float32; a step whose loss is not finite is left out
+    moved = Moved(strategy(kind), [slopes, slopes_of(2)])
+    with pytest.raises(FedKSeedError, match=r"client 0 diverged in round 0: .*; take a smaller \[training\] lr"):
+        moved.uploads([3, 1])
+
+
 def test_evofed_takes_the_step_of_a_mirrored_population_whose_fitness_is_closeness():
     # Rahimi et al., 2023: members θ ± σ z_j, fitness −‖member − θ'‖² to the trained model θ', and the step of evolution
     # strategies, θ + α / (2 K σ) Σ_j (F_j⁺ − F_j⁻) z_j, with F the mean of the clients' fitness and α = server_lr / 2.

@@ -122,11 +122,15 @@ def reproduce(
         jobs = _jobs(experiment, output, given, only, records=known)
     else:
         jobs, trials = _choose(experiment, choice, output, given, only, part, known)
-    if jobs is None or run(jobs, part) is None:
+    against = experiment.output == "against"  # a table along values of a setting, of which some may be too large
+    if jobs is None or run(jobs, part, trials=against) is None:
         return None
     if experiment.output == "speed":  # the one table with a column for it
         done = (job for job in jobs if job.recorded is None)
         recording.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in done)
+    jobs = [job for job in jobs if job.outcome() is not None]
+    if not jobs:
+        raise FedKSeedError(f"all runs of {experiment.name} ended with an error; see the lines above")
     outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
     if experiment.output == "probabilities":
         outcomes = [recording.with_probabilities(outcome) for outcome in outcomes]

@@ -243,7 +243,10 @@ def _error(values: Sequence[float]) -> str | None:
 
 
 def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
-    """Measures after the last round drawn against the values of an axis: a line a method, mean ± standard deviation."""
+    """Measures after the last round drawn against the values of an axis: a line a method, mean ± standard deviation.
+
+    A run may have ended with an error, as with a rate that is too large: a note names it.
+    """
     x, along = experiment.options["x"], experiment.options.get("line", "method")
     measures = _measured(experiment.options.get("measures", ["rouge", "loss"]), outcomes)
 
@@ -270,7 +273,10 @@ def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table,
             axes.set(xlabel=experiment.options.get("xlabel", short(x)), ylabel=MEASURES[measure][0])
             axes.legend()
 
-    return summary(experiment, outcomes), draw
+    table, known = summary(experiment, outcomes), [(outcome.axes, outcome.seed) for outcome in outcomes]
+    planned = (f"{experiment.label(p.axes)}, seed {p.seed}" for p in experiment.plan() if (p.axes, p.seed) not in known)
+    without = "; ".join(planned)
+    return replace(table, notes=(*table.notes, f"No result: {without}.")) if without else table, draw
 
 
 def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:

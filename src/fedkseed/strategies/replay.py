@@ -246,14 +246,21 @@ class Replay:
         """The upload of ⟨z_j, Δ⟩ / n, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / n has the mean Δ.
 
         n is K; where it is `by tensor`, ⌊K ‖Δ_l‖ / max ‖Δ_l‖⌋ but at least LEAST, as in the official code.
+
+        Raises:
+            FedKSeedError: Δ has numbers that are not finite: the local steps diverged.
         """
         free, pool = client.weights, self.round_pool(message.round)
         found = self.local.first_order(client, message.round, message.lr)
         about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
-        products = free.change(pool)
+        products, moved = free.change(pool), free.distances()
+        if not (np.isfinite(products).all() and np.isfinite(moved).all()):
+            raise FedKSeedError(
+                f"client {client.number} diverged in round {message.round}: what it learned is not finite; "
+                "take a smaller [training] lr"
+            )
         if self.kind == "projected":
             return Change(*about, (products.sum(0) / pool.size).astype(np.float32), NONE)
-        moved = free.distances()
         shares = moved / moved.max() if moved.max() > 0 else moved
         counts = np.clip(np.floor(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
         tensors, directions = _owners(counts), self.drawn(message.round, client.number, counts)
