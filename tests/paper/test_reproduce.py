@@ -472,6 +472,7 @@ def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
     assert spread(runs, "change") == Spread(-2.5, stdev([-2, -3]), 2)
     assert spread(runs, "rouge") is None
     assert str(Spread(22.334, 1.716, 4)) == "22.33 ± 1.72"
+    assert str(Spread.of([1.0, float("nan")])) == "nan ± nan"  # a run that diverged
 
 
 def test_a_loss_is_reached_between_two_evaluations_and_seen_after_one():

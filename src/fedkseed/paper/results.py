@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
@@ -30,7 +31,10 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        return cls(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
+        if len(values) < 2:
+            return cls(fmean(values), None, len(values))
+        finite = all(isfinite(value) for value in values)  # a run that diverged has none, which stdev can't take
+        return cls(fmean(values), stdev(values) if finite else nan, len(values))
 
     @property
     def error(self) -> float | None:
