@@ -271,7 +271,7 @@ def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table,
             if experiment.options.get("log", False):
                 powers(axes, experiment.axes[x])
             axes.set(xlabel=experiment.options.get("xlabel", short(x)), ylabel=MEASURES[measure][0])
-            axes.set_ylim(top=experiment.options.get("top"))
+            axes.set_ylim(experiment.options.get("limits"))
             axes.legend()
 
     table, known = summary(experiment, outcomes), [(outcome.axes, outcome.seed) for outcome in outcomes]
