@@ -225,6 +225,15 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     written = path.stat().st_mtime_ns
     reproduce(wanted, tmp_path, {}, public=str(data_file))
     assert (path.stat().st_mtime_ns, len(counted)) == (written, 2)
+    again = reproduce(wanted, tmp_path / "again", {}, public=str(data_file), records=tmp_path)
+    assert again is not None
+    assert (again / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
+    assert len(counted) == 2
+    other = replace(wanted, bases={"$basis": {"scaled": True, "examples": 4}})
+    with pytest.raises(
+        FedKSeedError, match=rf"record of .*{made.digest().hex()}.*has the digest .* leave out --records"
+    ):
+        reproduce(other, tmp_path / "other", {}, public=str(data_file), records=tmp_path)
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):

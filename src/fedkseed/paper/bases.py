@@ -16,6 +16,7 @@ from ..tools.basis import basis_of
 from ..tools.display import Bars
 from ..weights.basis import load_basis, save_basis
 from .experiments import Experiment, filled
+from .results import Outcome
 
 PLACE = "basis"
 EXAMPLES = 64  # of a basis, where the experiment says no other number
@@ -63,6 +64,25 @@ def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -
             made = basis_of(recipe, data, examples, None, bars, scaled)
             save_basis(made, path)
             bars.note(f"made {path} of {made.about['examples']} examples, digest {made.digest().hex()[:8]}…")
+
+
+def require_same(recipe: Recipe, recorded: Outcome) -> None:
+    """Refuse a record of a run along another basis than the file that its recipe has now.
+
+    A basis is made of gradients, whose last bits differ between kinds of processors: made anew elsewhere it has another
+    digest, and runs along it are other runs.
+
+    Raises:
+        FedKSeedError: the digests differ; the message has both.
+    """
+    path, along = recipe.directions.basis, (recorded.digests or {}).get("directions", "")
+    if path is None or not along or not Path(path).is_file():
+        return
+    if (digest := load_basis(Path(path)).digest().hex()) not in along:
+        raise FedKSeedError(
+            f"the record of {recorded.directory.name} is of {along}, and the basis {path} has the digest {digest}: "
+            "give the file that was used then by --basis, or leave out --records"
+        )
 
 
 def described(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:

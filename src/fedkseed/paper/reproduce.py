@@ -271,6 +271,7 @@ def _jobs(
         known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may have labelled the run otherwise
         recorded = (records or {}).get(recording.name_of(planned.table))
         if recorded is not None:  # maybe of an experiment with other axes
+            bases.require_same(recipe, recorded)
             recorded = replace(recorded, axes=planned.axes)
         jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label, recorded))
     if not jobs:
