@@ -424,6 +424,22 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
         reproduce(hopeless, tmp_path, given(experiment))
 
 
+def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(experiment, tmp_path, counted):
+    searched = replace(
+        experiment,
+        axes=experiment.axes | {"directions.size": [16], "training.lr": [1e-3, 1e-4]},
+        choose={"axis": "training.lr", "seeds": 1},
+        output="curves",
+    )
+    busy = reproducing._jobs(searched, tmp_path, given(searched), "", seeds=[2])[1]
+    with (
+        Store.create(busy.directory, busy.recipe.to_toml()),
+        pytest.raises(FedKSeedError, match="another process is working on"),
+    ):
+        reproduce(searched, tmp_path, given(searched))
+    assert len(counted) == 1  # the trial before it
+
+
 def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
     hopeless = replace(
         experiment,

@@ -17,7 +17,7 @@ from fedkseed.run.store import Store
 
 from ..conftest import recipe_text
 
-FULL = {"fedkseed": "lr", "fedkseed-plus": "", "fedkseed-backprop": "", "fedavg": "lr", "fedzo": "lr"}
+OWN_WEIGHTS = ("fedkseed", "fedkseed-plus", "fedkseed-backprop", "fedavg", "fedzo")
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def lines(directory: Path) -> list[dict[str, Any]]:
 def test_methods_that_tune_the_model_s_own_weights_have_one_score_of_the_base_model_bit_for_bit(base, tmp_path, scored):
     start(of(base, "fedkseed"), tmp_path / "first")
     assert len(scored) == 2
-    for algorithm in FULL:
+    for algorithm in OWN_WEIGHTS:
         start(of(base, algorithm), tmp_path / algorithm / "alone")
         scored.clear()
         start(of(base, algorithm), tmp_path / algorithm / "after", earlier=[tmp_path / "first"])
@@ -65,8 +65,8 @@ def test_methods_that_tune_the_model_s_own_weights_have_one_score_of_the_base_mo
         assert lines(alone.directory) == lines(after.directory)
 
 
-def test_what_a_run_begins_with_has_to_be_equal(base, model_folder, tmp_path):
-    first = start(of(base, "fedkseed"), tmp_path / "first")
+def test_what_a_run_begins_with_has_to_be_equal(base, tmp_path):
+    start(of(base, "fedkseed"), tmp_path / "first")
     identity = Store(tmp_path / "first").recall("identity")
 
     def found(recipe: Recipe, **changed: str) -> bool:
@@ -81,7 +81,6 @@ def test_what_a_run_begins_with_has_to_be_equal(base, model_folder, tmp_path):
         part = getattr(mine, table)
         assert not found(mine.model_copy(update={table: part.model_copy(update={key: value})}))
     assert not found(mine.model_copy(update={"seed": mine.seed + 1}))
-    assert first.before is not None
 
 
 def test_adapters_are_part_of_the_base_model_of_their_own_algorithm_alone(base, tmp_path, scored):

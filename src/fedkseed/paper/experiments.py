@@ -92,6 +92,11 @@ class Experiment:
         found = Choice(**self.choose) if self.choose else None
         return found if found and len(self.axes[found.axis]) > 1 else None
 
+    @property
+    def along_rates(self) -> bool:
+        """Whether its table is along learning rates, of which the largest may make a run end with an error."""
+        return self.output == "against" and self.options.get("x") == "training.lr" and self.choice is None
+
     def plan(self, seeds: Sequence[int] | None = None, only: Mapping[str, Any] | None = None) -> list[Planned]:
         """All runs, or those that agree with `only` in its axes."""
         fixed = only or {}

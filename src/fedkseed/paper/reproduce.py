@@ -23,7 +23,7 @@ from typing import Any
 
 from .. import __version__
 from ..errors import FedKSeedError
-from ..files import border, write_atomically
+from ..files import border, locked, write_atomically
 from ..recipe.algorithms import packages
 from ..recipe.schema import Recipe
 from ..round import Report
@@ -122,22 +122,21 @@ def reproduce(
         jobs = _jobs(experiment, output, given, only, records=known)
     else:
         jobs, trials = _choose(experiment, choice, output, given, only, part, known)
-    against = experiment.output == "against"  # a table along values of a setting, of which some may be too large
-    if jobs is None or run(jobs, part, trials=against) is None:
+    if jobs is None or run(jobs, part, trials=experiment.along_rates) is None:
         return None
     if experiment.output == "speed":  # the one table with a column for it
         done = (job for job in jobs if job.recorded is None)
         recording.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in done)
-    jobs = [job for job in jobs if job.outcome() is not None]
-    if not jobs:
+    finished = [(job, outcome) for job in jobs if (outcome := job.outcome()) is not None]
+    if not finished:
         raise FedKSeedError(f"all runs of {experiment.name} ended with an error; see the lines above")
-    outcomes = [outcome for job in jobs if (outcome := job.outcome()) is not None]
+    outcomes = [outcome for _, outcome in finished]
     if experiment.output == "probabilities":
         outcomes = [recording.with_probabilities(outcome) for outcome in outcomes]
-    recorded = list(zip(outcomes, (job.planned.table for job in jobs), strict=True))
+    recorded = list(zip(outcomes, (job.planned.table for job, _ in finished), strict=True))
     recording.require_one_model(recorded)
     table, draw = RUNS[experiment.output](experiment, outcomes)
-    made_of = list(bases.described([job.recipe for job in jobs]))
+    made_of = list(bases.described([job.recipe for job, _ in finished]))
     _write(experiment, folder, table, command, [outcome.directory.name for outcome in outcomes], made_of=made_of)
     _write_by_round(experiment, folder, outcomes)
     _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
@@ -231,7 +230,8 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
                     others = job.directory.parent.glob(f"*-seed-{job.planned.seed}-*")
                     start(_whole(job.recipe), job.directory, Progress(bars), earlier=sorted(others))
             except FedKSeedError as error:
-                if not trials or not (job.directory / "recipe.toml").is_file():
+                begun = (job.directory / "recipe.toml").is_file()
+                if not trials or not begun or locked(job.directory / "lock"):  # by another process, which may finish it
                     raise
                 failed.add(job.directory)
                 bars.note(f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: {error}")

@@ -245,7 +245,7 @@ def _error(values: Sequence[float]) -> str | None:
 def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
     """Measures after the last round drawn against the values of an axis: a line a method, mean ± standard deviation.
 
-    A run may have ended with an error, as with a rate that is too large: a note names it.
+    Where the axis is the learning rate, a note names the runs that ended with an error or were not asked for.
     """
     x, along = experiment.options["x"], experiment.options.get("line", "method")
     measures = _measured(experiment.options.get("measures", ["rouge", "loss"]), outcomes)
@@ -275,9 +275,9 @@ def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table,
             axes.legend()
 
     table, known = summary(experiment, outcomes), [(outcome.axes, outcome.seed) for outcome in outcomes]
-    planned = (f"{experiment.label(p.axes)}, seed {p.seed}" for p in experiment.plan() if (p.axes, p.seed) not in known)
-    without = "; ".join(planned)
-    return replace(table, notes=(*table.notes, f"No result: {without}.")) if without else table, draw
+    planned = experiment.plan() if experiment.along_rates else []
+    without = [f"{experiment.label(p.axes)}, seed {p.seed}" for p in planned if (p.axes, p.seed) not in known]
+    return replace(table, notes=(*table.notes, f"No result: {'; '.join(without)}.")) if without else table, draw
 
 
 def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:

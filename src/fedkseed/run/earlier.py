@@ -1,7 +1,7 @@
 """Scores that an earlier run has already: those of the same base model on the same held-out rows.
 
 Runs of an experiment differ in their method or its rate, not in what they begin with. Where all of it is equal, an
-evaluation of the base model says the same, bit for bit, and takes a third of a short run's time.
+evaluation of the base model says the same, bit for bit, and takes as long as that of any other.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,10 +26,11 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
         identity: the digests of the run's base model and data, which the other's have to equal.
         runs: directories; one that can't be read has nothing.
     """
+    ours = _start(recipe)
     for directory in runs:
         try:
             store = Store(directory, looks=True)
-            same = _start(store.load_recipe()) == _start(recipe) and _same(store.recall("identity"), identity)
+            same = _start(store.load_recipe()) == ours and _same(store.recall("identity"), identity)
             if same and (found := store.evaluations().get(0)) is not None:
                 return found
         except FedKSeedError:  # it costs the time of an evaluation, no more

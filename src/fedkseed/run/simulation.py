@@ -323,8 +323,9 @@ def start(
     created = Store.create(directory, simulation.recipe.to_toml())
     with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
-        known = base_scores(simulation.recipe, simulation.identity, earlier)
-        return work(store, replace(simulation.federation, base=known))
+        federation = simulation.federation
+        known = base_scores(federation.recipe, federation.identity, earlier)
+        return work(store, replace(federation, base=known))
 
 
 def resume(
