@@ -21,7 +21,7 @@ test-faults: .venv/installed-dev .venv/model
 
 # The client in a browser, in a headless Chromium; with tsc on PATH its types, too.
 test-browser: .venv/installed-dev
-	$(BIN)/pytest -m 'network or not network' tests/clients tests/https/test_page.py
+	$(BIN)/pytest -m 'network or not network' tests/clients tests/network/https/test_browser_page.py
 
 check:
 	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change
@@ -33,13 +33,13 @@ check:
 # Of docs/wire.md, docs/session.md and docs/aggregation.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev
 	$(BIN)/python -m tests.wire.vectors
-	$(BIN)/python -m tests.session.vectors
+	$(BIN)/python -m tests.network.protocol.vectors
 	$(BIN)/python -m tests.strategies.vectors
 
 # The documentation as a site, in build/site; a broken link or anchor is an error.
 docs: .venv/installed-dev
 	rm -rf build/pages build/site
-	$(BIN)/python -m fedkseed.tools.site build/pages
+	$(BIN)/python -m docs.build.site build/pages
 	$(BIN)/zensical build --strict --clean
 
 # torch first and by version, so that an index with a CPU build of it can serve that.

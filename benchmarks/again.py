@@ -22,8 +22,8 @@ from typing import Any
 
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper.experiments import Planned
-from fedkseed.paper.records import RUNS, kept
 from fedkseed.paper.results import Outcome
+from fedkseed.paper.run_records import RUNS, kept
 from fedkseed.run.simulation import start
 from table import Row, show
 

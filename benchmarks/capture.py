@@ -24,7 +24,7 @@ from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.weights.basis import load_basis
+from fedkseed.weights.basis_file import load_basis
 from table import Row, show
 
 

@@ -25,8 +25,8 @@ from fedkseed.models.loss import batch_loss, graph_loss, graph_losses
 from fedkseed.models.peft_adapters import Adapters, attach
 from fedkseed.weights.base import Pooled
 from fedkseed.weights.factored import Factored
-from fedkseed.weights.hold import hold
 from fedkseed.weights.layout import Layout
+from fedkseed.weights.modes import hold
 from peers import EPS, inference
 from step import make_batch
 from table import MODEL, Row, best_of, show

@@ -34,13 +34,13 @@ import tomli_w
 
 from bytes import SIZES, STEPS
 from fedkseed import Upload, decode, encode
-from fedkseed.flower.children import free_port
-from fedkseed.https.hub import HELLO
-from fedkseed.https.stub import Stub
+from fedkseed.network.flower.children import free_port
+from fedkseed.network.https.connections import HELLO
+from fedkseed.network.https.task_files import Stub
+from fedkseed.network.protocol.certs import make as make_keys
+from fedkseed.network.protocol.envelope import Reply, Status, Task
+from fedkseed.network.protocol.signatures import fingerprint, private_key, sign, upload_statement
 from fedkseed.run.store import Store
-from fedkseed.session.certs import make as make_keys
-from fedkseed.session.envelope import Reply, Status, Task
-from fedkseed.session.signatures import fingerprint, private_key, sign, upload_statement
 from fedkseed.wire.delta import restore
 from fedkseed.wire.numbers import scalars
 from fedkseed.wire.records import Broadcast

@@ -27,21 +27,21 @@ import numpy as np
 import tomli_w
 import uvicorn
 
-from fedkseed.flower.children import free_port
-from fedkseed.https.server import KEPT, answering
-from fedkseed.peer import tls
-from fedkseed.peer.app import application, knowing
-from fedkseed.peer.entry import Entry
-from fedkseed.peer.gossip import Gossip, Pace
-from fedkseed.peer.roster import Addresses, Roster, load_roster
-from fedkseed.peer.rule import Rule
-from fedkseed.peer.store import FILE, Copy
+from fedkseed.network.flower.children import free_port
+from fedkseed.network.https.server import KEPT, answering
+from fedkseed.network.peers import tls
+from fedkseed.network.peers.app import application, knowing
+from fedkseed.network.peers.gossip import Gossip, Pace
+from fedkseed.network.peers.merge_rule import Rule
+from fedkseed.network.peers.roster import Addresses, Roster, load_roster
+from fedkseed.network.peers.signed_upload import Entry
+from fedkseed.network.peers.store import FILE, Copy
+from fedkseed.network.protocol.certs import make, sign
+from fedkseed.network.protocol.networked_recipe import largest_request, networked
+from fedkseed.network.protocol.signatures import fingerprint, private_key
+from fedkseed.network.protocol.signatures import sign as signature
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
-from fedkseed.session.certs import make, sign
-from fedkseed.session.recipes import largest_request, networked
-from fedkseed.session.signatures import fingerprint, private_key
-from fedkseed.session.signatures import sign as signature
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
 from table import Row, show

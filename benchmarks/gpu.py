@@ -213,7 +213,7 @@ def make_once(model: torch.nn.Module) -> None:
 def steps(asked: Settings) -> Iterator[Row]:
     """A two-point step in every mode, over two bare forward passes of the dense model."""
     import step
-    from fedkseed.weights.hold import MODES
+    from fedkseed.weights.modes import MODES
 
     options = argparse.Namespace(
         model=dense(asked), storage=["dense", BLOCKS], mode=list(MODES), tokens=[asked.tokens], batch=1,
@@ -288,7 +288,7 @@ def derivatives(asked: Settings) -> Iterator[Row]:
     """Derivatives by c, and LoRA's step: one pass forward and backward, no optimiser."""
     import factored
     from fedkseed.models.load import load_model
-    from fedkseed.tools.memory import Meter
+    from fedkseed.planning.memory import Meter
     from step import make_batch
 
     meter, batch = Meter(asked.device), make_batch(1, asked.tokens, asked.device)

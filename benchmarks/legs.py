@@ -23,16 +23,16 @@ import numpy as np
 
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.paper.reproduce import parts
+from fedkseed.planning.make_basis import basis_of
 from fedkseed.recipe.reading import changed as with_changes
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
-from fedkseed.run.export import export
+from fedkseed.run.progress import Silent
 from fedkseed.run.simulation import resume, start
 from fedkseed.run.store import Store
-from fedkseed.run.tuned import open_tuned
-from fedkseed.run.watchers import Silent
-from fedkseed.tools.basis import basis_of
-from fedkseed.weights.basis import load_basis, save_basis
+from fedkseed.tuned.export import export
+from fedkseed.tuned.load import open_tuned
+from fedkseed.weights.basis_file import load_basis, save_basis
 from table import Row, show
 
 WHOLE, HADAMARD, RENEWED = "informed", "informed, then hadamard", "informed, then informed of a new basis"

@@ -42,12 +42,12 @@ from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.loss import graph_loss
 from fedkseed.models.quantised import KINDS, quantise
+from fedkseed.planning.memory import Meter
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.schema import Recipe
 from fedkseed.round import answer
 from fedkseed.run.setup import Setup
 from fedkseed.run.setup import build as set_up
-from fedkseed.tools.memory import Meter
 from fedkseed.wire.codec import encode
 from peers import EPS, LR, backpropagation, copied_step, inference, paper_step
 from step import held, make_batch, our_step

@@ -48,8 +48,8 @@ from fedkseed.secure.accounting import epsilon_of, noise_for
 from fedkseed.secure.member import Member
 from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.kseed import KSeed, State
+from fedkseed.strategies.masked import Secure, simulated_key
 from fedkseed.strategies.noised import Noised
-from fedkseed.strategies.secure import Secure, simulated_key
 from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Change, Secured, Upload
 from table import Row, commit, machine, markdown

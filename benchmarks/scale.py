@@ -36,7 +36,7 @@ from fedkseed.strategies.sums import Contribution, Sum, require_summable, summed
 from fedkseed.wire.records import Subtotal
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
-    from fedkseed.flower.server.processes import Host
+    from fedkseed.network.flower.server.processes import Host
     from table import Row
 
 MB = 1e6
@@ -67,15 +67,15 @@ def grid(clients: int, model: Path) -> "Row":
     """A row about a round of a server, from the broadcast to the next state."""
     from flwr.app import Message
 
-    from fedkseed.flower.loopback import LoopbackGrid
-    from fedkseed.flower.messages import packed
-    from fedkseed.flower.server.carrier import GridCarrier
+    from fedkseed.network.flower.loopback import LoopbackGrid
+    from fedkseed.network.flower.messages import packed
+    from fedkseed.network.flower.server.carrier import GridCarrier
+    from fedkseed.network.protocol.envelope import Reply, Status
+    from fedkseed.network.protocol.server.clients import Numbers, Remote
+    from fedkseed.network.protocol.server.rounds import federation
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import Network
-    from fedkseed.run.watchers import Silent
-    from fedkseed.session.envelope import Reply, Status
-    from fedkseed.session.server.clients import Numbers, Remote
-    from fedkseed.session.server.rounds import federation
+    from fedkseed.run.progress import Silent
 
     nodes = range(1, clients + 1)
     answers: dict[int, bytes] = {}
@@ -176,10 +176,10 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
 
 def polls(clients: int, through: str) -> "Row":
     """A row about the requests that the SuperLink answers, through nginx or past nginx."""
-    from fedkseed.flower.children import free_port
-    from fedkseed.flower.server.processes import Host
-    from fedkseed.run.watchers import Silent
-    from fedkseed.session.certs import make as make_keys
+    from fedkseed.network.flower.children import free_port
+    from fedkseed.network.flower.server.processes import Host
+    from fedkseed.network.protocol.certs import make as make_keys
+    from fedkseed.run.progress import Silent
 
     with tempfile.TemporaryDirectory(prefix="fks") as name:
         folder = Path(name)

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedkseed import LocalWork, Pool, Run, encode
 from fedkseed.secure.accounting import noise_for
 from fedkseed.secure.member import Member
-from fedkseed.strategies.secure import Secure, simulated_key
+from fedkseed.strategies.masked import Secure, simulated_key
 from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Change, Secured
 

@@ -19,7 +19,7 @@ from fedkseed.directions import Pool
 from fedkseed.models.load import DTYPES, STORAGES, load_model
 from fedkseed.models.loss import batch_loss
 from fedkseed.weights.base import Pooled, Weights
-from fedkseed.weights.hold import MODES, hold
+from fedkseed.weights.modes import MODES, hold
 from peers import EPS, LR, inference, paper_step
 from table import MODEL, Row, best_of, show
 

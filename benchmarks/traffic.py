@@ -29,12 +29,12 @@ from time import perf_counter
 
 import tomli_w
 
-from fedkseed.data.reading import read
-from fedkseed.flower.children import free_port
+from fedkseed.data.sources import read
+from fedkseed.network.flower.children import free_port
+from fedkseed.network.protocol.certs import make as make_keys
 from fedkseed.paper.byte_counts import Architecture, communication, kseed
 from fedkseed.paper.tiny_model import model, tokenizer
 from fedkseed.run.store import Store
-from fedkseed.session.certs import make as make_keys
 from table import Row, show
 
 SMOLLM2 = Architecture(576, 1536, 30, 49152, 576, 192, tied=True)  # SmolLM2-135M

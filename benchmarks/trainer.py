@@ -19,7 +19,7 @@ from torch import nn
 from transformers import PrinterCallback, Trainer, TrainingArguments, logging
 
 import fedkseed
-from fedkseed.tools.memory import Meter
+from fedkseed.planning.memory import Meter
 from memory import CONFIGS, apart, build
 from table import Row, show
 

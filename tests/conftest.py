@@ -29,7 +29,7 @@ from transformers import (
 
 from fedkseed.directions import FAMILIES
 from fedkseed.directions.factors import Basis, Factor, Matrix
-from fedkseed.weights.basis import save_basis
+from fedkseed.weights.basis_file import save_basis
 from fedkseed.weights.layout import Layout
 
 # Models here are tiny. A second thread gains nothing and makes them a hundred times slower whenever

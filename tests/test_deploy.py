@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from fedkseed.flower.server.processes import find_nginx, nginx_conf
-from fedkseed.session.certs import make
+from fedkseed.network.flower.server.processes import find_nginx, nginx_conf
+from fedkseed.network.protocol.certs import make
 
 UNITS = ("fedkseed-server.service", "fedkseed-client.service")
 

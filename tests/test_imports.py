@@ -20,36 +20,38 @@ def words(text: str) -> list[str]:
 # From the ground up: a folder, or a file of the package's own, imports from those before it and from itself.
 ORDER = words("""
 errors randomness files directions wire secure weights local strategy strategies round recipe data models evaluation run
-tools session flower https peer paper cli
+trainer planning tuned report network paper cli
 """)
 
 # Modules that a server without a model is made of, or a command that only looks at a run.
 WITHOUT_TORCH = words("""
-errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
-wire.numbers wire.int8 wire.delta weights.adapter weights.basis local.client local.work local.zeroth_order
-local.derivatives local.optimizers local.private local.schedules strategy strategies.kseed strategies.averaging
-strategies.replay
-strategies.checks strategies.secure strategies.noised strategies.tree
-secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
-recipe.basis recipe.own_code recipe.schema recipe.algorithms recipe.reading data.formats data.layouts data.reading
-data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best run.watchers run.metrics
-run.cohort run.privacy run.now run.pace run.trackers tools.watch.view tools.watch.lines tools.watch.page tools.display
-tools.report tools.fuzz tools.fuzz_basis flower.cli flower.compat session.cli session.certs
-session.envelope flower.messages session.recipes flower.children flower.loopback flower.server.app session.server.rounds
-session.server.clients flower.server.status_file flower.server.processes session.server.guard flower.server.superlink
-flower.server.executor flower.superexec session.signatures session.masking flower.client.app session.client.consent
-session.client.policy
-flower.client.executor session.client.sockets flower.client.supervisor session.client.relay session.client.answering
-flower.server.carrier
-session.server.serving session session.carrier https https.stub https.hub https.app https.page https.server https.join
-https.shard https.cli peer peer.entry peer.roster peer.rule peer.store peer.tls peer.app peer.gossip peer.verify
-peer.cli cli
+errors randomness files directions directions.pool directions.families directions.reference wire wire.records
+wire.codec wire.numbers wire.int8 wire.delta weights.adapter weights.basis_file local.client local.work
+local.zeroth_order local.derivatives local.optimizers local.private_steps local.schedules strategy strategies.kseed
+strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised strategies.tree secure
+secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round recipe.basis_digest
+recipe.own_code recipe.schema recipe.algorithms recipe.reading data.file_formats data.layouts data.sources
+data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
+run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
+report.watch_lines report.watch_page report.terminal report.page cli.flower network.flower.compat cli.network
+network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
+network.flower.children network.flower.loopback network.flower.server.app network.protocol.server.rounds
+network.protocol.server.clients network.flower.server.status_file network.flower.server.processes
+network.protocol.server.request_limits network.flower.server.superlink network.flower.server.executor
+network.flower.superexec network.protocol.signatures network.protocol.masking network.flower.client.app
+network.protocol.client.consent network.protocol.client.policy network.flower.client.executor
+network.protocol.client.worker_socket network.flower.client.supervisor network.protocol.client.relay
+network.protocol.client.answering network.flower.server.carrier network.protocol.server.serving network.protocol
+network.protocol.carrier network.https network.https.task_files network.https.connections network.https.app
+network.https.browser_page network.https.server network.https.join network.https.shard cli.https network.peers
+network.peers.signed_upload network.peers.roster network.peers.merge_rule network.peers.store network.peers.tls
+network.peers.app network.peers.gossip network.peers.verify cli.peer cli.commands
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
 # Modules that have no test file of their own name, and the file that tests them.
 TESTED_IN = {
-    "__main__": "flower/test_network.py",
+    "__main__": "network/flower/test_network.py",
     "data.batches": "data/test_wording.py",
     "directions.numba_cpu.dtypes": "directions/test_backends.py",
     "directions.numba_cpu.gguf": "models/test_quantised.py",
@@ -62,63 +64,63 @@ TESTED_IN = {
     "directions.torch_any": "directions/test_backends.py",
     "directions.triton_gpu": "directions/test_backends.py",
     "directions.vectors": "directions/test_backends.py",
-    "errors": "test_cli.py",
-    "evaluation.tasks.questions": "run/test_harness.py",
-    "flower.children": "flower/server/test_processes.py",
-    "flower.cli": "flower/server/test_processes.py",
-    "session.cli": "flower/server/test_processes.py",
-    "session.client.answering": "session/client/test_worker.py",
-    "flower.client.app": "session/client/test_worker.py",
-    "flower.client.executor": "flower/server/test_processes.py",
-    "session.client.relay": "session/client/test_worker.py",
-    "session.client.sockets": "session/client/test_worker.py",
-    "flower.client.supervisor": "flower/server/test_processes.py",
-    "flower.die_with_parent": "flower/server/test_processes.py",
-    "flower.loopback": "session/server/test_clients.py",
-    "flower.messages": "session/server/test_clients.py",
-    "flower.server.app": "session/server/test_clients.py",
-    "flower.server.carrier": "session/server/test_clients.py",
-    "flower.server.executor": "flower/server/test_processes.py",
-    "session.server.serving": "session/server/test_clients.py",
-    "flower.server.status_file": "flower/server/test_processes.py",
-    "flower.superexec": "flower/server/test_processes.py",
-    "https.cli": "flower/test_network.py",
+    "errors": "cli/test_commands.py",
+    "evaluation.tasks.questions": "tuned/test_lm_eval.py",
+    "network.flower.children": "network/flower/server/test_processes.py",
+    "cli.flower": "network/flower/server/test_processes.py",
+    "cli.network": "network/flower/server/test_processes.py",
+    "network.protocol.client.answering": "network/protocol/client/test_worker.py",
+    "network.flower.client.app": "network/protocol/client/test_worker.py",
+    "network.flower.client.executor": "network/flower/server/test_processes.py",
+    "network.protocol.client.relay": "network/protocol/client/test_worker.py",
+    "network.protocol.client.worker_socket": "network/protocol/client/test_worker.py",
+    "network.flower.client.supervisor": "network/flower/server/test_processes.py",
+    "network.flower.die_with_parent": "network/flower/server/test_processes.py",
+    "network.flower.loopback": "network/protocol/server/test_clients.py",
+    "network.flower.messages": "network/protocol/server/test_clients.py",
+    "network.flower.server.app": "network/protocol/server/test_clients.py",
+    "network.flower.server.carrier": "network/protocol/server/test_clients.py",
+    "network.flower.server.executor": "network/flower/server/test_processes.py",
+    "network.protocol.server.serving": "network/protocol/server/test_clients.py",
+    "network.flower.server.status_file": "network/flower/server/test_processes.py",
+    "network.flower.superexec": "network/flower/server/test_processes.py",
+    "cli.https": "network/flower/test_network.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
     "local.work": "test_round.py",
-    "local.zeroth_order": "weights/test_written.py",
+    "local.zeroth_order": "weights/test_in_memory.py",
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",
-    "peer.app": "peer/test_gossip.py",
-    "peer.entry": "peer/test_rule.py",
-    "peer.tls": "peer/test_gossip.py",
+    "network.peers.app": "network/peers/test_gossip.py",
+    "network.peers.signed_upload": "network/peers/test_merge_rule.py",
+    "network.peers.tls": "network/peers/test_gossip.py",
     "paper.dry_run": "paper/test_reproduce.py",
     "paper.figures": "paper/test_reproduce.py",
-    "paper.records": "paper/test_reproduce.py",
+    "paper.run_records": "paper/test_reproduce.py",
     "paper.results": "paper/test_reproduce.py",
     "paper.tables": "paper/test_reproduce.py",
     "randomness": "strategies/test_kseed.py",
     "recipe.own_code": "evaluation/test_objectives.py",
     "recipe.reading": "recipe/test_schema.py",
-    "run.checkpoints": "run/test_trainer.py",
-    "run.eps_ladder": "tools/test_tune.py",
+    "trainer.checkpoints": "trainer/test_trainer.py",
+    "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
-    "run.watchers": "flower/server/test_processes.py",
-    "session.carrier": "session/server/test_clients.py",
-    "session.places": "flower/server/test_processes.py",
+    "run.progress": "network/flower/server/test_processes.py",
+    "network.protocol.carrier": "network/protocol/server/test_clients.py",
+    "network.protocol.addresses": "network/flower/server/test_processes.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
-    "tools.compare": "recipe/test_algorithms.py",
-    "tools.display": "test_cli.py",
-    "tools.forecast": "test_cli.py",
-    "tools.pin": "session/server/test_rounds.py",
-    "tools.tables": "tools/test_tune.py",
-    "weights.base": "weights/test_written.py",
-    "weights.hold": "weights/test_written.py",
-    "weights.layout": "weights/test_written.py",
+    "planning.compare": "recipe/test_algorithms.py",
+    "report.terminal": "cli/test_commands.py",
+    "planning.forecast": "cli/test_commands.py",
+    "planning.pin": "network/protocol/server/test_rounds.py",
+    "report.tables": "planning/test_tune.py",
+    "weights.base": "weights/test_in_memory.py",
+    "weights.modes": "weights/test_in_memory.py",
+    "weights.layout": "weights/test_in_memory.py",
     "weights.lazy": "weights/test_streamed.py",
     "wire.records": "wire/test_codec.py",
 }
@@ -214,9 +216,8 @@ def test_light_modules_are_imported_without_pytorch_and_without_one_another_s_we
     "arguments", [["--help"], *[[c, "--help"] for c in ("rounds", "run", "init", "eval", "server")]]
 )
 def test_help_needs_neither_pytorch_nor_pydantic(arguments):
-    code = (
-        "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli import app\ntry:\n    app()\nexcept SystemExit: pass\n"
-    )
+    code = "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli.commands import app\n"
+    code += "try:\n    app()\nexcept SystemExit: pass\n"
     code += "print('heavy:', [m for m in sys.modules if m in " + repr((*HEAVY, "pydantic", "flwr")) + "])"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("heavy: []\n")

@@ -4,8 +4,8 @@ Run:  python docs/examples/metric.py run recipes/dolly.toml --tensorboard
 Then: python docs/examples/metric.py rounds runs/dolly
 """
 
-from fedkseed.cli import main
-from fedkseed.run.metrics import METRICS, Metric, Report
+from fedkseed.cli.commands import main
+from fedkseed.run.round_metrics import METRICS, Metric, Report
 
 
 def kept(report: Report) -> float:

@@ -8,7 +8,7 @@ Clients that run the model forward lower 1 minus the mean of what it returns; it
 
 from collections.abc import Sequence
 
-from fedkseed.data.reading import Example
+from fedkseed.data.sources import Example
 
 
 def brief(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from .recipe.reading import load_recipe
     from .recipe.schema import Recipe
     from .round import answer, run_round
-    from .run.own_model import Parties, Tuned, tune
     from .run.simulation import Simulation, resume, start
-    from .run.trainer import Trainer
     from .strategies.kseed import KSeed, State
     from .strategy import Settings, Strategy
+    from .trainer.own_model import Parties, Tuned, tune
+    from .trainer.trainer import Trainer
     from .weights.adapter import Adapter, apply
-    from .weights.hold import hold
+    from .weights.modes import hold
     from .wire.codec import decode, encode
     from .wire.records import Broadcast, Run, Upload
 
@@ -36,13 +36,13 @@ _HOMES = {
     "local.work": ("LocalWork",),
     "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
-    "run.own_model": ("Parties", "Tuned", "tune"),
+    "trainer.own_model": ("Parties", "Tuned", "tune"),
     "run.simulation": ("Simulation", "resume", "start"),
-    "run.trainer": ("Trainer",),
+    "trainer.trainer": ("Trainer",),
     "strategies.kseed": ("KSeed", "State"),
     "local.client": ("Client",),
     "strategy": ("Settings", "Strategy"),
-    "weights.hold": ("hold",),
+    "weights.modes": ("hold",),
     "wire.codec": ("decode", "encode"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}

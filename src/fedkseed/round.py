@@ -13,7 +13,7 @@
        strategy.aggregate    state, uploads -> next state
 
     the cohort of a round        run/cohort.py, drawn by the caller
-    transport                    run/simulation.py: one process; session/server/clients.py: a network
+    transport                    run/simulation.py: one process; network/protocol/server/clients.py: a network
     the local steps              strategies/kseed.py, then local/zeroth_order.py or local/derivatives.py
     the next state is committed  run/loop.py
 

@@ -43,7 +43,7 @@ class Masking:
 
     Args:
         norm, bits, neighbours: see `Grid` and `Roster` in fedkseed.secure.
-        keys, name: see `Secure` in strategies/secure.py.
+        keys, name: see `Secure` in strategies/masked.py.
     """
 
     norm: float | None

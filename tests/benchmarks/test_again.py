@@ -7,8 +7,8 @@ import tomllib
 from pathlib import Path
 
 from fedkseed.paper.experiments import Planned
-from fedkseed.paper.records import keep
 from fedkseed.paper.results import Outcome
+from fedkseed.paper.run_records import keep
 from fedkseed.run.simulation import start
 
 from ..conftest import recipe_text

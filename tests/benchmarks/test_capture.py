@@ -7,10 +7,10 @@ import tomllib
 from pathlib import Path
 
 from fedkseed import start
+from fedkseed.planning.make_basis import basis_of
 from fedkseed.recipe.reading import parse
-from fedkseed.run.watchers import Silent
-from fedkseed.tools.basis import basis_of
-from fedkseed.weights.basis import save_basis
+from fedkseed.run.progress import Silent
+from fedkseed.weights.basis_file import save_basis
 
 from ..conftest import recipe_text
 

@@ -11,13 +11,13 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from fedkseed.flower.children import free_port
-from fedkseed.https import server
-from fedkseed.https.hub import Hub
-from fedkseed.https.page import Page
+from fedkseed.network.flower.children import free_port
+from fedkseed.network.https import server
+from fedkseed.network.https.browser_page import Page
+from fedkseed.network.https.connections import Hub
 
-from ..flower.conftest import setting as setting
-from ..tools.browser import CHROMIUM, Browser, browser
+from ..network.flower.conftest import setting as setting
+from ..report.browser import CHROMIUM, Browser, browser
 
 
 def trusting(certificate: Path) -> str:

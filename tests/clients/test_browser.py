@@ -14,22 +14,22 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, start
-from fedkseed.flower.children import free_port
-from fedkseed.https import join, server
-from fedkseed.https.page import Page
+from fedkseed.network.flower.children import free_port
+from fedkseed.network.https import join, server
+from fedkseed.network.https.browser_page import Page
+from fedkseed.network.protocol.certs import add, make
+from fedkseed.network.protocol.client.consent import Owner, Settings
+from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Result
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
-from fedkseed.session.certs import add, make
-from fedkseed.session.client.consent import Owner, Settings
-from fedkseed.session.client.worker import Member, Worker
-from fedkseed.session.recipes import networked, recipe_for_clients
-from fedkseed.session.signatures import ClientSigning, certificate, private_key
 
-from ..flower.conftest import OPEN, Notes, Setting
-from ..flower.network import network
-from ..tools.browser import Browser, browser
+from ..network.flower.conftest import OPEN, Notes, Setting
+from ..network.flower.network import network
+from ..report.browser import Browser, browser
 from .conftest import require_chromium, trusting
 
 SECONDS = 300.0  # for whatever is waited for, on a busy machine

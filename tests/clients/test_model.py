@@ -20,11 +20,11 @@ from fedkseed.data.layouts import Example
 from fedkseed.data.wording import Wording, encode_all
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss
+from fedkseed.network.protocol.client.policy import Policy
+from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
-from fedkseed.session.client.policy import Policy
-from fedkseed.session.recipes import networked, recipe_for_clients
-from fedkseed.weights.hold import hold
+from fedkseed.weights.modes import hold
 
 from ..conftest import recipe_text, rows, tiny_llama
 from .conftest import run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkseed.https.page import folder
+from fedkseed.network.https.browser_page import folder
 
 TSC = shutil.which("tsc")
 

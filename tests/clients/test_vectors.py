@@ -10,12 +10,12 @@ import pytest
 
 from fedkseed.recipe import schema
 
-from ..tools.browser import Browser
+from ..report.browser import Browser
 from .conftest import run
 
 PACKAGE = Path(schema.__file__).parents[1]
 SESSION, WIRE, DIRECTIONS = (
-    json.loads((PACKAGE / name / "vectors.json").read_text()) for name in ("session", "wire", "directions")
+    json.loads((PACKAGE / name / "vectors.json").read_text()) for name in ("network/protocol", "wire", "directions")
 )
 MESSAGES = {row["name"]: row for row in WIRE["messages"]}
 KNOWN = ("exact", "compact", "sign", "exact, probabilities", "compact, probabilities", "sign, probabilities")

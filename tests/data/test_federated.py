@@ -14,9 +14,9 @@ from fedkseed.data.federated import own_share, share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.recipe.schema import Recipe
+from fedkseed.report.page import holdings
+from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
-from fedkseed.run.watchers import Silent
-from fedkseed.tools.report import holdings
 
 from ..conftest import recipe_text, rows
 

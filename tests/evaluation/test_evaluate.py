@@ -7,7 +7,7 @@ import pytest
 from transformers import AutoModelForCausalLM, OPTConfig
 
 from fedkseed.data.batches import collate
-from fedkseed.data.reading import Example
+from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode
 from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l
 from fedkseed.evaluation.objectives import rouge

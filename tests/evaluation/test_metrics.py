@@ -14,10 +14,10 @@ from transformers import Lfm2Config, MambaConfig, MistralConfig
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import MOST_OPTIONS, own_held_out, share_out
-from fedkseed.data.reading import Example
+from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode
 from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l
 from fedkseed.evaluation.metrics import metrics_of
@@ -28,10 +28,10 @@ from fedkseed.models.loss import example_losses, graph_loss, option_losses, take
 from fedkseed.paper.results import MEASURES, Outcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
+from fedkseed.report import terminal as display
 from fedkseed.run import trackers
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.tools import display
 
 from ..conftest import CONFIGS, SMALL, recipe_text
 from ..weights.test_streamed import model_of

@@ -12,9 +12,9 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, Pool, hold, load_recipe, resume, start
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.data.batches import collate
-from fedkseed.data.reading import Example
+from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode_all
 from fedkseed.evaluation.evaluate import rouge_l
 from fedkseed.evaluation.objectives import accuracy, objective_of

@@ -11,15 +11,15 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.data.federated import Shares, share_out
-from fedkseed.data.reading import Example
+from fedkseed.data.sources import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses
+from fedkseed.report import page as report
 from fedkseed.run import trackers
 from fedkseed.run.store import STOPPED, Store
-from fedkseed.tools import report
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text, rows

@@ -15,7 +15,7 @@ from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.work import LocalWork
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
-from fedkseed.weights.hold import MODES
+from fedkseed.weights.modes import MODES
 from fedkseed.wire.int8 import compact
 
 from ..conftest import CONFIGS, tiny_llama

@@ -9,9 +9,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from fedkseed import FedKSeedError
-from fedkseed.data.reading import read
-from fedkseed.models.gguf_export import write_gguf
+from fedkseed.data.sources import read
 from fedkseed.models.gguf_tokenizer import BYTE_TOKENS, CONTRACTIONS, REST, WORDS
+from fedkseed.tuned.gguf import write_gguf
 
 from .llama_cpp import LlamaCpp
 

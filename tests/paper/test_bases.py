@@ -8,7 +8,7 @@ import pytest
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper.bases import EXAMPLES, described, make, placed
 from fedkseed.paper.experiments import Experiment, load
-from fedkseed.weights.basis import load_basis
+from fedkseed.weights.basis_file import load_basis
 
 PLAIN, SCALED = "$basis/plain.safetensors", "$basis/scaled.safetensors"
 

@@ -13,21 +13,21 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.microbenchmarks import MEASURED
-from fedkseed.paper.records import kept
 from fedkseed.paper.reproduce import parts, redraw, reproduce
 from fedkseed.paper.results import Outcome, Spread, Table, spread
+from fedkseed.paper.run_records import kept
 from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, by_round, speed
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.setup import WithModel
 from fedkseed.run.simulation import Simulation, start
 from fedkseed.run.store import Store
-from fedkseed.weights.basis import load_basis
+from fedkseed.weights.basis_file import load_basis
 
 FILES = {"table.md", "table.csv", "figure.png", "figure.svg", "about.json"}
 

@@ -10,16 +10,16 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from fedkseed import Adapter, FedKSeedError, apply, resume, start
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
 from fedkseed.models.peft_adapters import Adapters, attach
+from fedkseed.planning.compare import AWAY, compare, measure
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
-from fedkseed.tools.compare import AWAY, compare, measure
 from fedkseed.weights.layout import Layout
 
 from ..conftest import CONFIGS, recipe_text, tiny_llama

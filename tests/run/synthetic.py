@@ -17,8 +17,8 @@ from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
-from fedkseed.run import chain
-from fedkseed.run.chain import Receipt
+from fedkseed.run import digest_chain as chain
+from fedkseed.run.digest_chain import Receipt
 from fedkseed.run.loop import Federation, WithoutModel, announced, work
 from fedkseed.run.store import Store
 from fedkseed.strategy import Strategy

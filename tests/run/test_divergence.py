@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from fedkseed.evaluation.statistics import Evaluation
+from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.run.divergence import diverged, lowers_loss, lowest_round, suspicious
 from fedkseed.run.loop import Federation, Result, WithoutModel, work
 from fedkseed.run.store import STOPPED, Store
 from fedkseed.run.verify import verify
-from fedkseed.session.recipes import networked, recipe_for_clients
 from fedkseed.weights.adapter import Adapter
 
 from . import synthetic

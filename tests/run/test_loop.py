@@ -31,8 +31,8 @@ from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import UNDONE, Federation, Finished, Result, work
+from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
-from fedkseed.run.watchers import Silent
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text

@@ -17,7 +17,7 @@ import pytest
 
 from fedkseed import FedKSeedError, State, files
 from fedkseed.round import Report
-from fedkseed.run import chain
+from fedkseed.run import digest_chain as chain
 from fedkseed.run.store import Store, pack
 from fedkseed.run.verify import verify
 

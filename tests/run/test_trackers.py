@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkseed.cli import app
+from fedkseed.cli.commands import app
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
+from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 from fedkseed.run.trackers import PACKAGES, TRACKED, TRACKERS, About, Point, Trackers, scalars, settings
-from fedkseed.run.watchers import Silent
 from fedkseed.strategies.kseed import State, importance
 
 from ..conftest import recipe_text

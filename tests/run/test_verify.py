@@ -11,7 +11,7 @@ import pytest
 from fedkseed import Adapter, FedKSeedError, Pool
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run import chain
+from fedkseed.run import digest_chain as chain
 from fedkseed.run.store import Store, pack
 from fedkseed.run.verify import verify
 from fedkseed.wire.codec import decode, encode
@@ -74,7 +74,7 @@ def run(finished, tmp_path) -> Store:
 
 
 def signature(done: int, client: int, broadcast: bytes, upload: bytes) -> bytes:
-    """What only the client can compute: here SHA-256 with a secret; tests/session/test_receipts.py has real keys."""
+    """What only the client can compute: SHA-256 with a secret; network/protocol/test_receipts.py has real keys."""
     return hashlib.sha256(b"secret" + bytes([done, client]) + broadcast + upload).digest()
 
 

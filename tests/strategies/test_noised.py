@@ -8,7 +8,7 @@ import pytest
 from fedkseed import Simulation, decode
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
-from fedkseed.strategies.secure import Secure
+from fedkseed.strategies.masked import Secure
 from fedkseed.wire.records import Change
 
 from ..conftest import recipe_text

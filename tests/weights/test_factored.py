@@ -13,7 +13,7 @@ from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.directions.factors import Basis, Factor, Matrix
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.load import load_model
-from fedkseed.tools.basis import quantised
+from fedkseed.planning.make_basis import quantised
 from fedkseed.weights import factored as engine
 from fedkseed.weights import lazy as lazy_module
 from fedkseed.weights.factored import Factored

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, Upload, decode, encode
 from fedkseed.randomness import draw_directions
-from fedkseed.tools.fuzz import BASE, specimens
 from fedkseed.wire import codec
 from fedkseed.wire.codec import CHANGE, HEADER, KINDS, UPLOAD
 from fedkseed.wire.delta import restore
 from fedkseed.wire.int8 import compact, pack
 from fedkseed.wire.numbers import WIRES, rounded, scalar
 from fedkseed.wire.records import MAX_BROADCAST, MAX_SCALARS, Change, Delta, History, Lack, Values
+from tests.wire.fuzz import BASE, specimens
 
 from . import vectors as made_anew
 from .vectors import PATH, real, record_of

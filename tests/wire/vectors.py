@@ -17,11 +17,11 @@ import numpy as np
 
 from fedkseed.directions import Pool
 from fedkseed.randomness import draw_directions
-from fedkseed.tools.fuzz import pair, specimens
 from fedkseed.wire.codec import HEADER, KINDS, TRAILER, Record, decode, encode, sealed
 from fedkseed.wire.int8 import compact, pack
 from fedkseed.wire.numbers import scalar
 from fedkseed.wire.records import Delta, Run
+from tests.wire.fuzz import pair, specimens
 
 PATH = Path(str(files("fedkseed.wire") / "vectors.json"))
 TYPES: dict[str, type] = {  # of arrays; the others are float32

@@ -12,11 +12,11 @@ from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
 from ..recipe.schema import HELD_OUT, VALIDATION, Data, Evaluation, Recipe
 from .batches import Encoded
-from .formats import is_saved
+from .file_formats import is_saved
 from .layouts import Example
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .reading import Part, Reader, is_here, require_columns
+from .sources import Part, Reader, is_here, require_columns
 from .wording import Wording, cut, encode_all, packed
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from ..errors import FedKSeedError
 from ..files import read_whole
 from ..randomness import Purpose, generator
-from .formats import decode, parse
+from .file_formats import decode, parse
 from .layouts import Example, text
 
 LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default

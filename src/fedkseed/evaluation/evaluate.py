@@ -12,7 +12,7 @@ from rouge_score.rouge_scorer import RougeScorer
 from torch import nn
 
 from ..data.batches import Batch, Encoded, collate
-from ..data.reading import Example
+from ..data.sources import Example
 from ..models.loss import example_losses, option_losses, takes_positions
 from .statistics import SHOWN, Evaluation
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..data.batches import IGNORED, Batch
-from ..data.reading import Example
+from ..data.sources import Example
 from ..errors import FedKSeedError
 from ..models.loss import batch_loss, response_logits
 from ..recipe import own_code

@@ -9,7 +9,7 @@ if TYPE_CHECKING:  # a server aggregates without PyTorch
 
     from ..secure.member import Member
     from ..weights.base import Weights
-    from .private import Private
+    from .private_steps import Private
 
 Held = TypeVar("Held", bound="Weights")
 

@@ -16,7 +16,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ..data.batches import IGNORED, Batch, Encoded, collate
-from ..data.reading import Example
+from ..data.sources import Example
 from ..errors import FedKSeedError
 
 RUN_AGAIN = "_gradient_checkpointing_func"  # attribute by which transformers runs a layer

@@ -11,10 +11,10 @@ from typing import Any
 
 from ..errors import FedKSeedError
 from ..files import border
+from ..planning.make_basis import basis_of
 from ..recipe.schema import Recipe
-from ..tools.basis import basis_of
-from ..tools.display import Bars
-from ..weights.basis import load_basis, save_basis
+from ..report.terminal import Bars
+from ..weights.basis_file import load_basis, save_basis
 from .experiments import Experiment, filled
 from .results import Outcome
 

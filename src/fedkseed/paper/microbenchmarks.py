@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ..directions import FAMILIES, Pool
 from ..directions.operations import accumulate_, materialize
+from ..planning.compare import measure
 from ..randomness import Purpose, generator, pool_key
-from ..tools.compare import measure
 from . import byte_counts
 from .experiments import Experiment, short
 from .figures import Draw, legend_beside, line, panels, powers, style
@@ -242,7 +242,7 @@ def unrestricted(draws: int) -> float:
 
 
 class Costs(Protocol):
-    """The results of `fedkseed.tools.compare.measure` that are shown here."""
+    """The results of `fedkseed.planning.compare.measure` that are shown here."""
 
     bytes_down: int
     bytes_up: int

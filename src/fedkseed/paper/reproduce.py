@@ -26,14 +26,14 @@ from ..errors import FedKSeedError
 from ..files import border, locked, write_atomically
 from ..recipe.algorithms import packages
 from ..recipe.schema import Recipe
+from ..report.terminal import Bars
 from ..round import Report
-from ..run.metrics import METRICS
+from ..run.progress import Silent
+from ..run.round_metrics import METRICS
 from ..run.simulation import resume, start
 from ..run.store import STOPPED, Store
-from ..run.watchers import Silent
-from ..tools.display import Bars
 from . import bases, tiny_model
-from . import records as recording
+from . import run_records as recording
 from .experiments import Choice, Experiment, Planned, fingerprint, merge, short
 from .figures import save
 from .microbenchmarks import MEASURED

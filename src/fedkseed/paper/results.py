@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from ..evaluation.statistics import BALANCED, Evaluation, title_of
 from ..files import write_atomically
-from ..run.metrics import METRICS, values
+from ..run.round_metrics import METRICS, values
 from ..run.store import Store
 
 # Facts of a run's store: the bytes of a client like the run's, and the commits of the code; see records.note_memory

@@ -15,9 +15,9 @@ from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
+from ..strategies.masked import Secure
 from ..strategies.noised import Noised
 from ..strategies.replay import Replay
-from ..strategies.secure import Secure
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
 from . import own_code

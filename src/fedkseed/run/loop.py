@@ -28,12 +28,12 @@ from ..round import Report
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..wire.codec import encode
-from .best import best_round, exhausted
-from .chain import Receipt
+from .best_round import best_round, exhausted
+from .digest_chain import Receipt
 from .divergence import diverged, lowers_loss, lowest_round, suspicious
-from .privacy import about, exhausted_budget, spent
+from .privacy_plan import about, exhausted_budget, spent
+from .progress import Progress, Silent
 from .store import DIVERGED, REACH, STOPPED, Store
-from .watchers import Progress, Silent
 
 ADVICE = "take a smaller lr, or let `fedkseed tune` find one"
 UNDONE = "undone"  # the fact with the rounds that the guard has undone

@@ -19,10 +19,10 @@ from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
+from ..models.hidden_states import Remembered, can_remember
 from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
-from ..models.remembered import Remembered, can_remember
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, chosen
 from ..recipe.schema import VALIDATION, Recipe
@@ -30,13 +30,13 @@ from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled, Weights
 from ..weights.full import Free
-from ..weights.hold import hold
 from ..weights.layout import Layout
+from ..weights.modes import hold
 from ..wire.records import Run
 from .loop import NEWCOMER, Finished, provenance
-from .privacy import private_steps
+from .privacy_plan import private_steps
+from .progress import Progress, Silent
 from .store import Store
-from .watchers import Progress, Silent
 
 if TYPE_CHECKING:
     from ..secure.member import Member

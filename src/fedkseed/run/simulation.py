@@ -17,24 +17,24 @@ from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.algorithms import chosen
-from ..recipe.basis import with_basis
+from ..recipe.basis_digest import with_basis
 from ..recipe.reading import own_recipe
 from ..recipe.schema import Recipe
 from ..round import Decode, Report, Transport, answer, decode_once, run_round
-from ..strategies.secure import simulated_key
+from ..strategies.masked import simulated_key
 from ..strategy import Strategy
 from ..wire.codec import decode, encode
 from ..wire.delta import lack, restore
-from .chain import Receipt
+from .activity import Now
 from .cohort import Step, asynchronous, durations, synchronous
-from .earlier import base_scores
+from .digest_chain import Receipt
+from .known_scores import base_scores
 from .loop import Federation, Result, work
-from .now import Now
-from .privacy import kept_secret, new_secret, with_noise
+from .privacy_plan import kept_secret, new_secret, with_noise
+from .progress import Progress, Silent
 from .setup import Stopwatch, WithModel, build, tokenizer_of
 from .store import Store
 from .trackers import Trackers
-from .watchers import Progress, Silent
 from .workers import Answer, Workers, computing_with
 
 if TYPE_CHECKING:

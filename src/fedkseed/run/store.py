@@ -40,9 +40,9 @@ from ..files import border, exclusive, private, read_whole, sweep, write_atomica
 from ..recipe.reading import MAX_BYTES, load_recipe
 from ..recipe.schema import Recipe
 from ..round import Report
-from . import chain
-from .best import best_round
-from .chain import Receipt
+from . import digest_chain as chain
+from .best_round import best_round
+from .digest_chain import Receipt
 
 State = TypeVar("State")
 LARGE = 1 << 20  # bytes of a state that gets a file of its own

@@ -26,9 +26,9 @@ from ..recipe.algorithms import ALGORITHMS
 from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategies.kseed import State, importance
-from .metrics import SUMS, values
+from .progress import Passing, Progress
+from .round_metrics import SUMS, values
 from .store import Store
-from .watchers import Passing, Progress
 
 CURVES = {"loss": "loss/held-out", "rouge": "Rouge-L"}  # other metrics: held-out/TITLE
 TRACKED = "tracked"  # the fact with the id, the number of rounds and the head of each tracker's copy

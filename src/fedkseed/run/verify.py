@@ -29,11 +29,11 @@ from ..strategy import COEFFICIENTS, Strategy
 from ..weights.adapter import Adapter
 from ..wire.codec import decode, encode, kind_of
 from ..wire.records import Run, Subtotal
-from . import chain
-from .chain import Receipt
+from . import digest_chain as chain
 from .cohort import over_shards
+from .digest_chain import Receipt
 from .loop import NEWCOMER, Coefficients, announced, provenance
-from .privacy import kept_secret, with_noise
+from .privacy_plan import kept_secret, with_noise
 from .store import Store, pack
 
 # Whether a signature is that of a client: (rounds done before, client, broadcast, upload, signature).

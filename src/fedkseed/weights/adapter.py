@@ -24,8 +24,8 @@ from ..directions import Pool
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
-from .basis import MAX_BYTES as MAX_BASIS
-from .basis import entries, from_entries, shown
+from .basis_file import MAX_BYTES as MAX_BASIS
+from .basis_file import entries, from_entries, shown
 
 if TYPE_CHECKING:  # a server without a model writes an adapter, too
     from torch import nn

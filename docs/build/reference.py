@@ -1,0 +1,124 @@
+"""The reference of all keys of a recipe, made from the schema: types, limits, defaults, and the comments beside them.
+
+python -m docs.build.reference > docs/recipe.md
+"""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel
+
+from fedkseed.recipe.reading import table_of
+from fedkseed.recipe.schema import Recipe
+
+HEAD = """# All keys of a recipe
+
+A recipe is a TOML file with these tables and keys; all but `[model] name` have defaults. This page is made from
+`src/fedkseed/recipe/schema.py` by `python -m docs.build.reference`, and a test compares the two. Which algorithm
+reads which key: [algorithms.md](algorithms.md#what-a-recipes-settings-mean-to-them). `fedkseed init` writes a recipe
+for your data, and values can be given on the command line: [commands.md](commands.md).
+"""
+FIELD = re.compile(r"    (\w+): .*?(?:  # (.*))?$")
+NUMBERS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}  # of JSON Schema
+KINDS = {"integer": "whole number", "number": "number", "boolean": "true or false", "string": "text"}
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join([HEAD, _rows(Recipe), *_tables(Recipe, ())])
+
+
+def _tables(kind: type[BaseModel], place: tuple[str, ...]) -> Iterator[str]:
+    """The sections of the tables inside a table, each followed by those inside of it."""
+    for name, field in kind.model_fields.items():
+        inner = table_of(field.annotation)
+        if inner is None:
+            continue
+        path = (*place, name)
+        several = "list[" in str(field.annotation)
+        title = f"[[{'.'.join(path)}]]" if several else f"[{'.'.join(path)}]"
+        about = (inspect.getdoc(inner) or "").replace("\n\n", "\n").split("\n")
+        optional = "" if several or not _optional(field.annotation) else "\nWithout the table it is off.\n"
+        yield f"## {title}\n\n" + "\n".join(about) + "\n" + optional
+        yield _rows(inner)
+        yield from _tables(inner, path)
+
+
+def _rows(kind: type[BaseModel]) -> str:
+    """The table of a table's keys, without the tables inside of it."""
+    schema, said = kind.model_json_schema(), comments(kind)
+    known = schema.get("$defs", {})
+    lines = ["| key | values | default | meaning |", "|---|---|---|---|"]
+    for name, field in kind.model_fields.items():
+        if table_of(field.annotation) is not None:
+            continue
+        values = _values(schema["properties"][name], known)
+        default = "needed" if field.is_required() else _written(field.default)
+        meaning = said.get(name) or field.description or ""
+        lines.append(f"| `{name}` | {_cell(values)} | {_cell(default)} | {_cell(meaning)} |")
+    return "\n".join(lines) + "\n"
+
+
+def comments(kind: type[BaseModel]) -> dict[str, str]:
+    """The comments above and beside the fields of a table in its source."""
+    found, above = {}, list[str]()
+    for line in inspect.getsource(kind).splitlines():
+        if line.startswith("    # "):
+            above.append(line[6:])
+            continue
+        if (field := FIELD.fullmatch(line)) is not None and field[1] in kind.model_fields:
+            found[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
+        above.clear()
+    return found
+
+
+def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
+    """The values that a key may have, in words, from its JSON Schema."""
+    if "anyOf" in schema:
+        kinds = [one for one in schema["anyOf"] if one.get("type") != "null"]
+        return " or ".join(dict.fromkeys(_values(one, known) for one in kinds))
+    if "$ref" in schema:
+        return _values(known[schema["$ref"].rpartition("/")[2]], known)
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{_toml(value)}`" for value in schema.get("enum", [schema.get("const")]))
+    match schema.get("type"):
+        case "array":
+            return f"list of {_values(schema['items'], known)}"
+        case "object":
+            return "table of texts"
+    limits = [f"{sign} {_short(schema[name])}" for name, sign in NUMBERS.items() if name in schema]
+    limits += [f"of at most {schema['maxLength']} characters"] if "maxLength" in schema else []
+    limits += ["of 64 hexadecimal digits"] if "pattern" in schema else []
+    return " ".join([KINDS.get(schema.get("type", ""), "value"), ", ".join(limits)]).strip()
+
+
+def _short(limit: float) -> str:
+    """A limit in a few characters."""
+    return f"2^{limit.bit_length() - 1}" if isinstance(limit, int) and limit > 1 << 32 else f"{limit:g}"
+
+
+def _written(value: Any) -> str:
+    return "none" if value is None else f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
+    """A value as TOML writes it."""
+    if value == {}:
+        return "{}"
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+
+
+def _optional(annotation: Any) -> bool:
+    return type(None) in getattr(annotation, "__args__", ())
+
+
+def _cell(text: str) -> str:
+    """A text inside a Markdown table."""
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,1 @@
+"""All commands, a file for each family."""

@@ -1,0 +1,1 @@
+"""Several machines: what is said, and over what."""

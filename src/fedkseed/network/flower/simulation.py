@@ -1,0 +1,133 @@
+"""Many virtual clients on Flower's simulation engine, with the same tuned model, bit for bit, as in one process.
+
+Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from importlib.util import find_spec
+from os import environ
+from pathlib import Path
+from tomllib import loads
+from typing import Any
+
+import torch
+
+from ...errors import FedKSeedError
+from ...recipe.reading import parse
+from ...recipe.schema import Network, Recipe
+from ...round import answer
+from ...run.activity import Now
+from ...run.loop import Result, work
+from ...run.privacy_plan import kept_secret
+from ...run.progress import Progress
+from ...run.simulation import Simulation
+from ...run.store import Store
+from ...run.trackers import Trackers
+from ...run.workers import computing_with
+from ..protocol.client.worker import Worker
+from ..protocol.envelope import Task
+from .compat import QUIET, require_flower
+
+DAY = 86_400.0  # seconds; deadline of a round, which can't be missed for want of a network
+
+
+class Virtual:
+    """The clients of a recipe in one of the engine's processes, any of which may be asked there."""
+
+    def __init__(self, recipe: bytes) -> None:
+        self.simulation = Simulation(parse(loads(recipe.decode())), serves=False)
+
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
+    ) -> tuple[bytes, bytes]:
+        simulation = self.simulation
+        parts = simulation.shares.clients
+        with computing_with(_threads(simulation.recipe)):
+            client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)
+            client = replace(client, member=simulation.members.get(task.client))
+            return task.message, answer(simulation.strategy, task.message, client)
+
+    def afterwards(self) -> None: ...
+
+
+# Of this process: models stay loaded from round to round. Server and clients have one owner, who may read all texts.
+_worker = Worker(Virtual, disclose=lambda code, text: text)
+
+
+def _answer(task: bytes, context: Any) -> bytes:
+    return _worker.reply(task).encode()
+
+
+def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collection[str] = ()) -> Result:
+    """Run a recipe in a new directory; `fedkseed resume` can continue the run without Flower, to the same model.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
+    """
+    private = recipe.privacy
+    if private is not None and (private.unit == "example" or recipe.secure is not None):
+        raise FedKSeedError(
+            "clients that add the noise of [privacy] need a secret, and the engine's processes share none: use "
+            "--engine own"
+        )
+    require_flower()
+    if find_spec("ray") is None:
+        raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")
+    Store.require_new(directory)
+    environ.update(QUIET | {"FLWR_HOME": str(directory.resolve() / "flower")})  # before Flower reads them
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    from ..protocol.server.clients import Numbers, Remote
+    from .client.app import client_app
+    from .server.carrier import GridCarrier
+
+    copies = Trackers([*recipe.report.to, *trackers], progress)
+    now = Now(copies)
+    simulation = Simulation(recipe.absolute(), now)
+    recipe = simulation.recipe
+    if simulation.setup.algorithm.remembers:
+        raise FedKSeedError(
+            f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
+            "process to process: use --engine own"
+        )
+    count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
+
+    created = Store.create(directory, recipe.to_toml())
+    with created as store, copies.copying(directory), now.shown_in(directory):
+        kept_secret(recipe, directory, simulation.secret)
+
+        @app.main()
+        def main(grid: Grid, context: Any) -> None:
+            try:
+                numbers, text = Numbers(directory, count), recipe.to_toml().encode()
+                remote = Remote(GridCarrier(grid), numbers, text, count, Network(deadline=DAY, attempts=1), now)
+
+                def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
+                    return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)
+
+                simulation.carry = carry
+                remote.gather()
+                outcome.append(work(store, simulation.federation))
+            except BaseException as error:
+                outcome.append(error)
+                raise
+
+        threads, at_once = _threads(recipe), recipe.clients.at_once
+        resources = {
+            "client_resources": {"num_cpus": threads, "num_gpus": 0.0},
+            "init_args": {"num_cpus": threads * at_once, "include_dashboard": False, "_node_ip_address": "127.0.0.1"},
+        }
+        try:
+            run_simulation(app, client_app(_answer), num_supernodes=count, backend_config=resources)
+        except Exception as error:
+            outcome.append(error)
+        found = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
+        if isinstance(found, BaseException):
+            raise found
+    return found
+
+
+def _threads(recipe: Recipe) -> int:
+    return recipe.clients.threads or max(1, torch.get_num_threads() // recipe.clients.at_once)

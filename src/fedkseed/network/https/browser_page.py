@@ -1,0 +1,96 @@
+"""The page on which a browser takes part: its files, and those of the model (docs/browser.md).
+
+    GET /                    the page; beside it its style and scripts, by their names
+    GET /model/files.json    size and version of each file of the model, if the server gives them away
+    GET /model/NAME          one of them
+
+Nothing of it is made by the server. The page may connect to this server alone, and load nothing from elsewhere.
+"""
+
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from ...errors import FedKSeedError
+
+KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MODEL = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+# WebAssembly needs a word of its own; there is no way for a page to evaluate text.
+POLICY = (
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
+KEPT = {"cache-control": "public, max-age=31536000, immutable"}  # of a file of the model, whose address has its version
+
+
+def folder() -> Path:
+    """The folder of the page's files: in the package, or in a checkout."""
+    for found in (
+        Path(str(files("fedkseed.network.https") / "browser")),
+        Path(__file__).parents[4] / "clients" / "browser",
+    ):
+        if (found / "index.html").exists():
+            return found
+    raise FedKSeedError("this installation of fedkseed lacks the page for browsers: install it again")
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page for clients in browsers.
+
+    Args:
+        model: folder whose files are given to whoever asks; None: each visitor needs copies.
+
+    Raises:
+        FedKSeedError: a file of the model is missing.
+    """
+
+    model: Path | None = None
+
+    def __post_init__(self) -> None:
+        lacking = [name for name in MODEL if self.model is not None and not (self.model / name).is_file()]
+        if lacking:
+            raise FedKSeedError(
+                f"{self.model} has no {lacking[0]}; the page runs Llamas from a folder with {', '.join(MODEL)}"
+            )
+
+    @property
+    def offer(self) -> str:
+        """The way in which visitors get the model, in words."""
+        return "visitors need the model's files" if self.model is None else f"anybody gets the files of {self.model}"
+
+    def routes(self) -> list[Route]:
+        """The routes of the page, its scripts and the model."""
+        own = {path.name: path for path in sorted(folder().iterdir()) if path.suffix in KINDS}
+        found = [_static("/", own["index.html"]), *(_static(f"/{name}", path) for name, path in own.items())]
+        if self.model is None:
+            return found
+        paths = {name: self.model / name for name in MODEL}
+
+        async def listing(request: Request) -> Response:
+            stats = {name: path.stat() for name, path in paths.items()}
+            about = {name: {"size": s.st_size, "version": f"{s.st_mtime_ns:x}"} for name, s in stats.items()}
+            return JSONResponse(about, headers=HEADERS)
+
+        return [*found, Route("/model/files.json", listing)] + [
+            _static(f"/model/{name}", path, KEPT) for name, path in paths.items()
+        ]
+
+
+def _static(address: str, path: Path, more: dict[str, str] | None = None) -> Route:
+    async def given(request: Request) -> Response:
+        kind = KINDS.get(path.suffix, "application/octet-stream")
+        return FileResponse(path, media_type=kind, headers={**HEADERS, **(more or {})})
+
+    return Route(address, given)

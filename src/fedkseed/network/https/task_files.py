@@ -1,0 +1,90 @@
+"""Stubs: tasks whose large parts, the same for all clients, are files named by their SHA-256.
+
+    stub    key of the task (16 bytes), SHA-256 of its recipe, of its certificate and of its message (32 each; zeros: an
+            empty part), then the encoded task without these three parts
+
+A file of a digest never changes, so that any cache may keep it, and a client checks it by its name. The task that is
+put together has the same bytes as over any other transport, and the server's signature is of these.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ...errors import FedKSeedError
+from ..protocol.envelope import HEAD, LINK, TASK, UNSIGNED, Task
+
+KEY, DIGEST = 16, 32  # bytes
+NOTHING = bytes(DIGEST)  # in place of the digest of an empty part
+PARTS = ("recipe", "certificate", "message")  # in the order of their digests
+LARGEST = KEY + DIGEST * len(PARTS) + HEAD.size + TASK.size + len(UNSIGNED) + LINK * 65535  # bytes of a stub
+
+
+@dataclass(frozen=True, slots=True)
+class Stub:
+    """A task in parts.
+
+    Args:
+        names: digest of each of `PARTS`.
+        rest: the encoded task without them.
+    """
+
+    key: bytes
+    names: tuple[bytes, bytes, bytes]
+    rest: bytes
+
+    @classmethod
+    def of(cls, key: bytes, data: bytes) -> tuple["Stub", Mapping[bytes, bytes]]:
+        """The stub of an encoded task, and the files that it names: digest -> bytes.
+
+        Raises:
+            FedKSeedError: the task is not whole.
+        """
+        task = Task.decode(data)
+        parts = task.recipe, task.certificate, task.message
+        files = {hashlib.sha256(part).digest(): part for part in parts if part}
+        recipe, certificate, message = (hashlib.sha256(part).digest() if part else NOTHING for part in parts)
+        begin = HEAD.size + TASK.size
+        end = len(data) - len(UNSIGNED) - len(task.message)
+        rest = data[:begin] + data[begin + len(task.recipe) + len(task.certificate) : end] + data[-len(UNSIGNED) :]
+        return cls(key, (recipe, certificate, message), rest), files
+
+    def encode(self) -> bytes:
+        return b"".join((self.key, *self.names, self.rest))
+
+    @classmethod
+    def decode(cls, data: bytes) -> "Stub":
+        """The stub encoded in `data`.
+
+        Raises:
+            FedKSeedError: it is too short or too long.
+        """
+        begin = KEY + DIGEST * len(PARTS)
+        least = begin + HEAD.size + TASK.size + len(UNSIGNED)
+        if not least <= len(data) <= LARGEST:
+            raise FedKSeedError(f"a task without its files has {least} to {LARGEST} bytes, got {len(data)}")
+        recipe, certificate, message = (bytes(data[at : at + DIGEST]) for at in range(KEY, begin, DIGEST))
+        return cls(bytes(data[:KEY]), (recipe, certificate, message), bytes(data[begin:]))
+
+    def task(self, file: Callable[[bytes], bytes]) -> bytes:
+        """The whole task, encoded.
+
+        Args:
+            file: returns the file of a digest.
+
+        Raises:
+            FedKSeedError: a file is another than its name says.
+        """
+        parts = []
+        for what, name in zip(PARTS, self.names, strict=True):
+            part = b"" if name == NOTHING else file(name)
+            if name != NOTHING and hashlib.sha256(part).digest() != name:
+                raise FedKSeedError(
+                    f"the task's {what} is the file {name.hex()}, and {len(part)} other bytes came under that name: "
+                    "a cache on the way is broken, or somebody has changed them"
+                )
+            parts.append(part)
+        recipe, certificate, message = parts
+        begin, end = HEAD.size + TASK.size, len(self.rest) - len(UNSIGNED)
+        links, signature = self.rest[begin:end], self.rest[end:]
+        return b"".join((self.rest[:begin], recipe, certificate, links, message, signature))

@@ -1,0 +1,330 @@
+"""Identities of a federation's parties: a certificate authority, the server's certificate, a key for each client.
+
+ca.pem, ca.key            the authority; every client gets a copy of ca.pem; ca.key signs server.pem, and is needed for
+                          nothing else: keep it elsewhere
+server.pem, server.key    the server's certificate, for the names that clients dial
+client-0.pub …            public keys of clients 0, 1, … in OpenSSH's format
+client-0 …                private keys, where clients have not made their own: client 0 gets client-0
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from ...errors import FedKSeedError
+from ...files import border
+from .masking import COMMENT, comment, masking_public
+from .signatures import certificate, fingerprint, private_key, public_key
+
+OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
+HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
+SOON = timedelta(days=30)
+AUTHORITY = timedelta(days=3650)  # every client has a copy: it must outlive many certificates of the server
+SKEW = timedelta(hours=1)  # certificates begin this long before they are made: clocks of clients may be behind
+
+
+def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
+    """Make the missing keys and certificates of a federation; existing files are never overwritten.
+
+    Args:
+        clients: number of clients that have a public key in the end; whoever makes the private keys here could act as
+            these clients, and `request` and `add` do without.
+        hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
+        days: number of days for which the server's certificate is valid. To renew it, remove server.pem and
+            server.key first. The authority is valid for ten years, and clients need nothing new until then.
+
+    Returns:
+        The files made.
+
+    Raises:
+        FedKSeedError: the directory can't be written, a pair of files is incomplete, the server's certificate is for
+            other hosts, or the authority has expired.
+    """
+    now = now or datetime.now(UTC)
+    made: list[Path] = []
+    with border(f"can't make {directory}"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    made += _authority(directory, now)
+    made += _server(directory, hosts, now, days)
+    for number in range(clients):
+        private, public = directory / f"client-{number}", directory / f"client-{number}.pub"
+        if private.exists() and not public.exists():
+            raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
+        if not public.exists():
+            key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
+            made.append(_write(private, _pem(key, serialization.PrivateFormat.OpenSSH)))
+            made.append(_write(public, _line(key)))
+    return made
+
+
+def request(path: Path) -> Path:
+    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it.
+
+    Raises:
+        FedKSeedError: one of the two files exists, or can't be written.
+    """
+    public = path.with_name(path.name + ".pub")
+    for file in (path, public):
+        if file.exists():
+            raise FedKSeedError(
+                f"there is a file {file} already, and keys are never written over; choose another --key"
+            )
+    with border(f"can't make {path.parent}"):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = ec.generate_private_key(ec.SECP256R1())
+    _write(path, _pem(key, serialization.PrivateFormat.OpenSSH))
+    return _write(public, _line(key))
+
+
+def add(directory: Path, file: Path) -> Path:
+    """Give the owner of a public key the next number, and return the key's file in a server's directory.
+
+    Raises:
+        FedKSeedError: the file holds no public key on P-256, or one that has a number already; or the directory lacks
+            the key of a client, or can't be written.
+    """
+    with border(f"can't read {file}"):
+        line = file.read_bytes()
+    key, masks = public_key(line, file), masking_public(line.decode(errors="replace"))
+    numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
+    for known in numbered:
+        if fingerprint(public_key(known.read_bytes(), known)) == fingerprint(key):
+            raise FedKSeedError(f"the key in {file} has a number already: it is {known}")
+    own = _openssh(key) if masks is None else f"{_openssh(key).decode()} {COMMENT}{masks.hex()}".encode()
+    return _write(directory / f"client-{len(numbered)}.pub", own + b"\n")
+
+
+def revoke(directory: Path, number: int) -> Path:
+    """Take a client's public key out of a server's directory, and return the place where it is kept.
+
+    A server with a round under way refuses the key within seconds, and takes it never again for its run.
+
+    Raises:
+        FedKSeedError: there is no such key, or it can't be moved.
+    """
+    path = directory / f"client-{number}.pub"
+    if not path.is_file():
+        raise FedKSeedError(f"there is no {path}: client {number} has no key here (any more)")
+    kept = directory / "revoked" / f"client-{number}-{shown(path).replace(':', '')[:16]}.pub"
+    with border(f"can't move {path}"):
+        kept.parent.mkdir(mode=0o700, exist_ok=True)
+        path.replace(kept)
+    return kept
+
+
+def shown(public: Path) -> str:
+    """The fingerprint of a public file, for two people to compare."""
+    return fingerprint(public_key(public.read_bytes(), public)).hex(":", 4)
+
+
+def members(directory: Path) -> str:
+    """The public lines of clients 0, 1, …, for their owners to compare with each other and to give to `--members`."""
+    return "".join(path.read_text().strip() + "\n" for path in public_keys(directory))
+
+
+def public(path: Path) -> str:
+    """The line of a private key's public file, with the key of masked uploads.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds no private key on P-256.
+    """
+    return _line(private_key(path)).decode()
+
+
+def _authority(directory: Path, now: datetime) -> list[Path]:
+    private, public = directory / "ca.key", directory / "ca.pem"
+    if public.exists():  # ca.key may be elsewhere
+        return []
+    if private.exists():
+        raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
+    builder = _builder(name, name, key.public_key(), key, now, now + AUTHORITY, ca=True)
+    return [_write(private, _pem(key)), _write(public, _signed(builder, key))]
+
+
+def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> list[Path]:
+    path, path_of_key = directory / "server.pem", directory / "server.key"
+    alternatives = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
+    if _pair(path, path_of_key):
+        if missing := {*hosts} - {*names(certificate(path))}:
+            raise FedKSeedError(
+                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
+                "clients need nothing new"
+            )
+        return []
+    if not hosts:
+        raise FedKSeedError(f"{path} is to be made: under which name do clients reach the server? Give --host")
+    if not (directory / "ca.key").exists():
+        raise FedKSeedError(f"{path} is to be made, and {directory / 'ca.key'} must sign it: bring it back until then")
+    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
+    require_valid(directory / "ca.pem", ca, now)
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
+    builder = (
+        _builder(
+            subject,
+            ca.subject,
+            key.public_key(),
+            ca_key,
+            now,
+            min(now + timedelta(days=days), ca.not_valid_after_utc),
+            ca=False,
+        )
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    )
+    return [_write(path_of_key, _pem(key)), _write(path, _signed(builder, ca_key))]
+
+
+def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> Path:
+    """Sign a certificate for a client's own key, and return its file: with it, the client can serve other peers.
+
+    It has no extended key usage, so that no client takes it for the certificate of a server that hands out tasks.
+
+    Args:
+        hosts: names and addresses under which others reach the client; none, if it only dials them.
+
+    Raises:
+        FedKSeedError: ca.key or the client's public key is missing, the authority has expired, or the file exists.
+    """
+    now, path = now or datetime.now(UTC), directory / f"client-{number}.pub"
+    for needed in (path, directory / "ca.key", directory / "ca.pem"):
+        if not needed.is_file():
+            raise FedKSeedError(f"there is no {needed}, which is needed to sign a certificate for client {number}")
+    made = directory / f"client-{number}.pem"
+    if made.exists():
+        raise FedKSeedError(f"there is a file {made} already; remove it to sign another")
+    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
+    require_valid(directory / "ca.pem", ca, now)
+    key, end = public_key(path.read_bytes(), path), min(now + timedelta(days=days), ca.not_valid_after_utc)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedkseed peer {number}")])
+    names = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
+    builder = _builder(subject, ca.subject, key, ca_key, now, end, ca=False)
+    return _write(made, _signed(builder.add_extension(x509.SubjectAlternativeName(names), critical=False), ca_key))
+
+
+def check(directory: Path, now: datetime | None = None) -> str | None:
+    """Check that the server's certificate is valid now; returns a warning if it expires within 30 days.
+
+    Raises:
+        FedKSeedError: files are missing, or a certificate has expired or is not valid yet.
+    """
+    for name in ("ca.pem", "server.pem", "server.key"):
+        if not (directory / name).is_file():
+            raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
+    now, path = now or datetime.now(UTC), directory / "server.pem"
+    own = certificate(path)
+    require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
+    require_valid(path, own, now)
+    left = own.not_valid_after_utc - now
+    return (
+        f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
+    )
+
+
+def public_keys(directory: Path) -> list[Path]:
+    """The public keys of clients 0, 1, … in the order of their numbers.
+
+    Raises:
+        FedKSeedError: there is no key, or the key of one client is missing.
+    """
+    found = {path.name for path in directory.glob("client-*.pub")}
+    ordered = [f"client-{number}.pub" for number in range(len(found))]
+    if not found or set(ordered) != found:
+        lacking = next((name for name in ordered if name not in found), "client-0.pub")
+        raise FedKSeedError(f"there is no {directory / lacking}; add it with: fedkseed certs add {directory} FILE.pub")
+    return [directory / name for name in ordered]
+
+
+def names(own: x509.Certificate) -> list[str]:
+    """The hosts that a certificate is for."""
+    extension = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [*extension.get_values_for_type(x509.DNSName), *map(str, extension.get_values_for_type(x509.IPAddress))]
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey,
+    now: datetime, end: datetime, ca: bool,
+) -> x509.CertificateBuilder:  # fmt: skip
+    usage = dict.fromkeys(
+        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
+         "decipher_only"), False,
+    )  # fmt: skip
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - SKEW)
+        .not_valid_after(end)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
+        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
+        .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
+    )
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        if not HOST.fullmatch(host):
+            raise FedKSeedError(
+                f"no host can be called {host!r}; give a name as fl.example.org, or an address"
+            ) from None
+        return x509.DNSName(host)
+
+
+def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _pem(
+    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
+) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
+    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+
+
+def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
+    """The line of a public file, with the key of masked uploads as its comment."""
+    return _openssh(key.public_key()) + f" {comment(key)}\n".encode()
+
+
+def require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
+    begin, end = own.not_valid_before_utc, own.not_valid_after_utc
+    if not begin <= now <= end:
+        raise FedKSeedError(
+            f"{path} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and today is {now:%Y-%m-%d}; make another, or "
+            "set the clock right"
+        )
+
+
+def _pair(first: Path, second: Path) -> bool:
+    """Whether both files exist; one without the other is refused."""
+    if first.exists() != second.exists():
+        there, lacking = (first, second) if first.exists() else (second, first)
+        raise FedKSeedError(f"there is {there} but no {lacking}; bring it back, or remove the other to make both anew")
+    return first.exists()
+
+
+def _write(path: Path, data: bytes) -> Path:
+    """Write a new file that only this user can read."""
+    with border(f"can't write {path}"):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "wb") as stream:
+            stream.write(data)
+    return path

@@ -1,0 +1,210 @@
+"""Consent of a client: a recipe that came over the network decides how to train, but never what to open or run.
+
+What it may ask of the rows is the owner's policy (policy.py). All that was asked for is kept in a journal.
+"""
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....data.file_formats import SAMPLES, is_saved
+from ....errors import FedKSeedError
+from ....files import border, private, read_table, write_table
+from ....recipe.reading import parse, tables, typed
+from ....recipe.schema import Recipe
+from ..envelope import Code, RefusedError, digest_of, refusing, shown
+from ..history import History
+from ..networked_recipe import require_networked
+from ..signatures import ClientSigning, certificate, private_key
+from .policy import Policy, View
+
+SETTINGS, ASKED = "owner.json", "asked.jsonl"  # in the directory of a client
+MAX_ASKED = 1 << 24  # bytes of a journal: 10,000 recipes of usual size
+MOST = {  # limits of settings that take memory or threads at once, whatever the policy says
+    ("clients", "count"): 1 << 20,
+    ("clients", "threads"): 256,
+    ("peft", "rank"): 1 << 12,
+    ("peft", "virtual_tokens"): 1 << 12,
+    ("evaluation", "max_new_tokens"): 1 << 10,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """The settings that the owner of a client decides, and no server."""
+
+    data: str  # the client's own file, or a folder that `save_to_disk` wrote
+    model: str | None = None  # the base model: folder, file or name; None: one in an installed package
+    device: str = "auto"
+    policy: Policy = field(default_factory=Policy)
+    secret: int | None = None  # seed of the client's batches; None: the recipe's
+    basis: str | None = None  # file with the basis of informed directions; a server can't name one
+    members: str | None = None  # file with the public lines of clients 0, 1, …: whose keys masks are made with
+
+    def __post_init__(self) -> None:
+        path = Path(self.data).expanduser()
+        if self.data not in SAMPLES and not path.is_file() and not is_saved(path):  # and so never a name on the hub
+            raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The settings of a worker, in a file in its directory."""
+
+    owner: Owner
+    idle: float = 1800.0  # seconds without a task after which the worker ends
+    key: str | None = None  # file of the private key that signs answers
+    ca: str | None = None  # file of the authority; None, as the key: tasks need no signature, and answers get none
+
+    def __post_init__(self) -> None:
+        if (self.key is None) != (self.ca is None):
+            raise FedKSeedError(f"a client has a key and a ca, or neither; got key = {self.key}, ca = {self.ca}")
+
+    def write(self, directory: Path) -> None:
+        """Make the directory, for this user alone, and write the settings into it."""
+        with border(f"can't make {directory}"):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.chmod(0o700)
+        text = json.dumps(asdict(self), default=lambda policy: policy.model_dump())
+        write_table(directory / SETTINGS, json.loads(text))
+
+    @classmethod
+    def read(cls, directory: Path) -> "Settings":
+        """The settings that `write` has written, or a person.
+
+        Raises:
+            FedKSeedError: the file can't be read, is damaged, or holds something else.
+        """
+        table = read_table(directory / SETTINGS, by_hand=True)
+        try:
+            owner = table.pop("owner")
+            return cls(Owner(**{**owner, "policy": typed(Policy, owner.get("policy", {}))}), **table)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise FedKSeedError(f"{directory / SETTINGS} holds no settings of a client: {error!r}") from error
+
+    def signing(self, directory: Path) -> ClientSigning | None:
+        """The verification of tasks and signing of answers by the files of these settings.
+
+        Args:
+            directory: of the client, in which it keeps the histories that it has seen.
+
+        Raises:
+            FedKSeedError: a file can't be read.
+        """
+        if self.key is None or self.ca is None:
+            return None
+        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), History(directory))
+
+
+class Journal:
+    """All recipes that servers have asked a client to follow, each once as text, with the decisions on them.
+
+    A line is a JSON object: `time`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view` of a
+    recipe that is followed.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / ASKED
+        self._known, self.views = set[str](), set[View]()
+        with border(f"can't read {self.path}"):
+            text = self.path.read_text(errors="replace") if self.path.exists() else ""
+        self._cut = text[-1:] not in ("", "\n")  # then the next line would be one with the last, and both be lost
+        for line in text.split("\n"):
+            # One that was cut short as the machine went down, or damaged.
+            with suppress(ValueError, KeyError, TypeError, RecursionError):
+                entry = json.loads(line)
+                self._known |= {entry["digest"]} if "recipe" in entry else set()
+                self.views |= {View(**entry["view"])} if "view" in entry else set()
+
+    def asked(self, recipe: bytes) -> None:
+        """Note that a recipe was asked for, before it can do anything.
+
+        Raises:
+            RefusedError: the journal is full, and a recipe that can't be noted is not followed.
+        """
+        digest = digest_of(recipe).hex()
+        if digest not in self._known:
+            self._write(digest, recipe=recipe.decode(errors="replace"))
+            self._known.add(digest)
+
+    def decided(self, recipe: bytes, decision: str, view: View | None = None) -> None:
+        """Note the decision on a recipe."""
+        self._write(digest_of(recipe).hex(), decision=decision, **({"view": asdict(view)} if view else {}))
+        self.views |= {view} if view else set()
+
+    def require_room(self, view: View, most: int) -> None:
+        """Refuse another view of the rows where the owner's number of them has been answered.
+
+        Raises:
+            RefusedError: this would be one more.
+        """
+        if view not in self.views and len(self.views) >= most:
+            raise RefusedError(
+                Code.POLICY,
+                f"the recipe wants to see the rows in another way than {len(self.views)} earlier ones, the policy says "
+                f"max_views = {most}: raise it, or remove {self.path}",
+            )
+
+    def _write(self, digest: str, **more: Any) -> None:
+        line = json.dumps({"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "digest": digest, **more}) + "\n"
+        with border(f"can't write {self.path}"), open(self.path, "a", opener=private) as file:
+            if file.tell() + len(line) > MAX_ASKED:
+                raise RefusedError(
+                    Code.POLICY, f"{self.path} has {file.tell():,} bytes, more than {MAX_ASKED:,} are not kept: move it"
+                )
+            file.write("\n" * self._cut + line)
+            self._cut = False
+
+
+def consented(recipe: bytes, owner: Owner) -> Recipe:
+    """The recipe that a client follows: the server's, with the owner's file, columns, model and device.
+
+    Raises:
+        RefusedError: the bytes are no recipe, or the recipe would run or open something on this machine, can't be
+            followed by a client with a file of its own, or asks for more than the owner's policy allows.
+    """
+    with refusing(Code.RECIPE):
+        try:
+            wished = parse(tables(recipe))
+        except FedKSeedError as error:
+            raise FedKSeedError(f"the server's recipe can't be read: {shown(str(error))}") from error
+        require_networked(wished)
+    with refusing(Code.POLICY):
+        for (table, name), most in MOST.items():
+            if ((value := getattr(getattr(wished, table), name)) or 0) > most:
+                raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
+        owner.policy.require(wished)
+        model = owner.model or _carried(wished.model.name)
+    directions = wished.directions
+    if directions.informed and owner.basis is None:
+        raise RefusedError(
+            Code.BASIS,
+            f"the server's recipe needs the basis {directions.basis_digest}: get that file from its owner, and start "
+            "the client with --basis FILE",
+        )
+    basis = owner.basis if directions.informed else None
+    followed = owner.policy.followed(wished)
+    return followed.model_copy(
+        update={
+            "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
+            "directions": directions.model_copy(update={"basis": basis}),
+            "data": followed.data.model_copy(update={"source": owner.data}),
+        }
+    )
+
+
+def _carried(name: str) -> str:
+    """The name of a model in an installed package, the only kind of model that a server may choose.
+
+    Loading such a model reads no other file of this machine, and downloads none.
+    """
+    _, _, file = name.removeprefix("package:").partition("/")
+    if not name.startswith("package:") or ".." in Path(file).parts or Path(file).is_absolute():
+        raise FedKSeedError(
+            f"the server's recipe names the base model {name!r}, and a client opens or downloads no model by a "
+            "server's wish; start the client with --model, the name or the place of the same model"
+        )
+    return name

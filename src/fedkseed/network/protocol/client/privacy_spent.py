@@ -1,0 +1,60 @@
+"""The privacy that a client has given away, over all rounds of all runs, and the most that its owner allows.
+
+Every answer under [privacy] spends 1 / noise² (secure/accounting.py): amounts add up exactly, whatever the order and
+whoever asks, so that a server gains nothing by a new run of the same recipe.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ....errors import FedKSeedError
+from ....files import read_table, write_table
+
+SPENT = "privacy.json"  # in the directory of a client
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """A client's account, in a file of its directory: run -> broadcast -> 1 / noise² of the answer."""
+
+    directory: Path
+
+    def spend(self, run: bytes, asked: bytes, amount: float, epsilon: float | None, delta: float) -> float:
+        """Note an answer before it leaves this machine; the second leg of a round, or a repeated task, costs nothing.
+
+        Args:
+            asked: digest of the broadcast: another one of the same round has another answer.
+            amount: 1 / noise² of the answer.
+            epsilon: the most that all answers together may spend, at `delta`; None: no limit.
+
+        Returns:
+            ε of all answers so far.
+
+        Raises:
+            FedKSeedError: more would be spent than is allowed, and nothing is noted; or the file can't be read.
+        """
+        from ....secure.accounting import epsilon_of
+
+        path = self.directory / SPENT
+        table = read_table(path) if path.exists() else {}
+        try:
+            known = {name: {of: float(cost) for of, cost in answers.items()} for name, answers in table.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise FedKSeedError(
+                f"{path} holds no account of what this client has answered: {error}; get it back from a copy: without "
+                "it nothing says how much was spent, and a server could have it spent again"
+            ) from error
+        answers, name = known.setdefault(run.hex(), {}), asked.hex()
+        before = answers.get(name, 0.0)
+        answers[name] = max(amount, before)
+        total = math.fsum(cost for answers in known.values() for cost in answers.values())
+        found = epsilon_of(1.0, total, delta)
+        if epsilon is not None and found > epsilon * (1 + 1e-9):
+            raise FedKSeedError(
+                f"this answer would bring what the client has spent to epsilon = {found:.4g} at delta = {delta:g}, and "
+                f"the policy says epsilon = {epsilon:g}; {path} has what was answered"
+            )
+        if amount > before:
+            write_table(path, known)
+        return found

@@ -1,0 +1,127 @@
+"""The history of a run as a client knows it: a log that the server can add to and never change.
+
+With each task come a head of the run's chain (run/digest_chain.py) and the links since the last round that the server
+knows the client to have seen. The client computes the head from the one that it has kept, and refuses another: a server
+that has changed a round, left out an upload afterwards, gone back in silence, or shows its clients different runs has
+to show one of them two histories. The client signs the head with its upload, so that whoever has the signed uploads of
+two clients can prove it (`fedkseed verify`). A server that goes back by `fedkseed rollback` begins another history,
+with another nonce, and clients can see in their files that it did.
+
+The last link is made of the broadcast, too. So a round of a run has one broadcast, for all clients and each time that
+one of them is asked. A client has one number and one recipe in a run. All of that is kept in its file, so that a worker
+which is started again knows it.
+"""
+
+import operator
+from dataclasses import astuple, dataclass
+from pathlib import Path
+
+from ...errors import FedKSeedError
+from ...files import read_table, write_table
+from ...run import digest_chain as chain
+from .envelope import LINK, Task
+
+KEPT = "history.json"  # in the directory of a client
+RUNS = 256  # of which a client keeps the history: 80 KB; a server could have it write without end, else
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The last that a client has seen of one run."""
+
+    done: int  # rounds
+    head: bytes  # after them
+    link: bytes  # the last one
+    client: int  # number of the client in the run
+    recipe: bytes  # digest of the recipe of the run
+
+
+class History:
+    """The last head that a client knows of each run, in its directory.
+
+    None is forgotten: a server could have a run driven out by made-up ones, and ask for its rounds with other models.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / KEPT
+        self._runs = seen(self.path) if self.path.exists() else {}
+
+    def follow(self, task: Task) -> bool:
+        """Check a task's history against the one that is known, and keep its head.
+
+        Returns:
+            Whether the task has the links that are needed; else the server has to send all of them.
+
+        Raises:
+            FedKSeedError: the task's history is another than the one that is known, or it is for another number or
+                with another recipe than the run's tasks before, or of a run for which there is no room.
+        """
+        links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
+        known = self._runs.get(task.nonce.hex())
+        if known is None and len(self._runs) >= RUNS:
+            raise FedKSeedError(f"{self.path} has {RUNS} runs, and more are not kept: give this client a new --state")
+        at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
+        if known is not None and task.client != known.client:  # other batches, directions
+            raise FedKSeedError(f"this client is {known.client} in this run, and the task is for {task.client}")
+        if known is not None and task.digest != known.recipe:
+            raise FedKSeedError(
+                f"this run began with a recipe of digest {known.recipe.hex()}, and the task is for one of "
+                f"{task.digest.hex()}: a run has one recipe; {self.path} has what was seen"
+            )
+        if task.done < at:
+            raise FedKSeedError(f"the server is back at round {task.done}, this client has seen the state after {at}")
+        if task.since > at + 1:
+            return False
+        for link in links[at + 1 - task.since :]:
+            head = chain.head(head, link)
+        if head != task.head:
+            raise FedKSeedError(
+                f"the run's history up to round {task.done} is another than the one that this client saw up to {at}: "
+                f"the server has changed it, or shows its clients different ones; {self.path} has what was seen"
+            )
+        if task.done > at and head is not None:
+            self._keep(task.nonce.hex(), Seen(task.done, head, link, task.client, task.digest))
+        return True
+
+    def require_bound(self, task: Task, broadcast: bytes) -> None:
+        """Refuse a broadcast that is not the one in the history of its task, which was followed.
+
+        Args:
+            broadcast: SHA-256 of the whole message with which the client would train.
+
+        Raises:
+            FedKSeedError: it is another.
+        """
+        known = self._runs.get(task.nonce.hex())
+        if known is None or known.done != task.done or known.link != chain.link(task.stem, broadcast):
+            raise FedKSeedError(
+                f"the broadcast of round {task.done + 1} is not the one in the run's history: the server asks with "
+                f"different ones, or its history is made up; {self.path} has what was seen"
+            )
+
+    def _keep(self, nonce: str, now: Seen) -> None:
+        self._runs[nonce] = now
+        write_table(self.path, {nonce: _fields(one) for nonce, one in self._runs.items()})
+
+
+def seen(path: Path) -> dict[str, Seen]:
+    """The last that a client has seen of each run: by its nonce, hexadecimal.
+
+    Raises:
+        FedKSeedError: the file can't be read, or is no such table.
+    """
+    table = read_table(path)
+    try:
+        return {nonce: _seen(*entry) for nonce, entry in table.items()}
+    except (ValueError, TypeError) as error:
+        raise FedKSeedError(f"{path} holds no history of a client: {error}") from error
+
+
+def _fields(one: Seen) -> list[int | str]:
+    return [value.hex() if isinstance(value, bytes) else value for value in astuple(one)]
+
+
+def _seen(done: int, head: str, link: str, client: int, recipe: str) -> Seen:
+    return Seen(
+        operator.index(done), bytes.fromhex(head), bytes.fromhex(link), operator.index(client), bytes.fromhex(recipe)
+    )

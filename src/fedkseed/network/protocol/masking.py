@@ -1,0 +1,102 @@
+"""Keys of masked uploads over a network, and what a client must not forget about them.
+
+The X25519 key of a client follows from its identity's private key, so there is no second file to keep. Its public half
+stands as the comment in the line of its public file: `ecdsa-sha2-nistp256 AAAA… fedkseed-masks:HEX`.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from ...errors import FedKSeedError
+from ...files import read_table, read_whole, write_table
+from ...wire.records import KEY
+
+COMMENT = "fedkseed-masks:"
+MEMORY = "masks.json"  # in the directory of a client
+RUNS = 256  # whose last masked round is remembered; more are refused
+
+
+def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
+    """The private X25519 key that goes with an identity, 32 bytes."""
+    scalar = identity.private_numbers().private_value.to_bytes(KEY, "big")
+    return HKDF(hashes.SHA256(), KEY, None, b"fedkseed, version 1: the key of masked uploads").derive(scalar)
+
+
+def comment(identity: ec.EllipticCurvePrivateKey) -> str:
+    """The comment in an identity's public file."""
+    public = X25519PrivateKey.from_private_bytes(masking_key(identity)).public_key()
+    return COMMENT + public.public_bytes_raw().hex()
+
+
+def masking_public(line: str) -> bytes | None:
+    """The public X25519 key in a line of OpenSSH's format; None if its comment holds none."""
+    words = [word.removeprefix(COMMENT) for word in line.split() if word.startswith(COMMENT)]
+    try:
+        key = bytes.fromhex(words[0]) if words else b""
+    except ValueError:
+        return None
+    return key if len(key) == KEY else None
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """The last masked round of each run, in a file of a client's directory.
+
+    Args:
+        run: nonce of the run.
+    """
+
+    directory: Path
+    run: bytes
+
+    def once(self, round_: int, leg: str, value: bytes) -> None:
+        """Note a value for a leg of a round, before anything that follows from it leaves this machine.
+
+        Raises:
+            FedKSeedError: another value stands there, or the run has had a later round with masks.
+        """
+        path, name = self.directory / MEMORY, self.run.hex()
+        table = read_table(path) if path.exists() else {}
+        if name not in table and len(table) >= RUNS:  # a run that is forgotten could be asked again
+            raise FedKSeedError(
+                f"this client has masked uploads in {RUNS} runs, and forgets none: {path}; start it with a new --state "
+                "and a new key, since with this key the old rounds could be asked again"
+            )
+        last = table.get(name, {"round": -1})
+        if last["round"] > round_:
+            raise FedKSeedError(
+                f"round {round_} of this run is over: round {last['round']} was masked since; {path} has what was"
+            )
+        digest = hashlib.sha256(value).hexdigest()
+        legs = last["legs"] if last["round"] == round_ else {}
+        if legs.get(leg, digest) != digest:
+            raise FedKSeedError(
+                f"round {round_} was answered with another {leg}: from both answers the server could tell this "
+                f"client's numbers; it must go on with the first, or begin a new run; {path} has what was answered"
+            )
+        table[name] = {"round": round_, "legs": legs | {leg: digest}}
+        write_table(path, table)
+
+
+def require_member(file: Path, number: int, key: bytes) -> None:
+    """Refuse a key for masks that is not in a client's own list of the federation's members.
+
+    Args:
+        file: a line of OpenSSH's format for each of clients 0, 1, ….
+
+    Raises:
+        FedKSeedError: the file can't be read, or says that the client has another key or none.
+    """
+    lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
+    known = masking_public(lines[number]) if number < len(lines) else None
+    if known != key:
+        raise FedKSeedError(
+            f"the server says that client {number} has the key {key.hex()}, {file} says "
+            f"{known.hex() if known else 'nothing of it'}: with keys of its own the server could take masks off"
+        )

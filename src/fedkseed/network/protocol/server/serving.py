@@ -1,0 +1,95 @@
+"""The remaining rounds of a run with clients on other machines, whatever carries its messages."""
+
+import secrets
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from ....errors import FedKSeedError
+from ....evaluation.statistics import Gain
+from ....recipe.algorithms import algorithm_of
+from ....recipe.schema import Recipe
+from ....run.activity import Now
+from ....run.loop import NEWCOMER, Result, work
+from ....run.privacy_plan import kept_secret, with_noise
+from ....run.progress import Progress
+from ....run.store import GAINS, NONCES, Store
+from ....run.trackers import Trackers
+from ....strategies.tree import Tree
+from ....strategy import Strategy
+from ....wire.codec import encode
+from ..carrier import Carrier
+from ..envelope import NO_NONCE
+from ..networked_recipe import recipe_for_clients
+from ..signatures import ServerSigning
+from .clients import Numbers, Remote
+from .rounds import federation
+
+
+def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) -> Result:
+    """Carry out the remaining rounds of a run with the clients behind a carrier.
+
+    Args:
+        folder: the transport's own in the run's directory, with what signs and the clients' keys.
+
+    Raises:
+        FedKSeedError: there is no run, another process works on the run, its model or data have changed, or too few
+            clients have answered. All finished rounds are kept.
+    """
+    store = Store(directory)
+    trackers = Trackers(store.load_recipe().report.to, progress)
+    now = Now(trackers)
+    with store.locked(), trackers.copying(directory), now.shown_in(directory):
+        recipe = store.load_recipe()
+        shards = recipe.network.shards
+        if shards is not None and (here := Numbers.registered(directory)) not in (0, len(shards)):
+            raise FedKSeedError(
+                f"[network] shards has {len(shards)} shards, and {here} keys are registered: one for each"
+            )
+        numbers = Numbers(directory, recipe.clients.count if shards is None else len(shards))
+        count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
+        recipe = with_noise(recipe, count)
+        minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
+        text = recipe_for_clients(recipe, count)
+        remote = Remote(carrier, numbers, text, minimum, recipe.network, now)
+        remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
+        parts = federation(recipe, remote, now, remote.signing, kept_secret(recipe, directory))
+        remote.history = None if remote.signing is None else store.history
+        result = work(store, parts)
+        if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
+            hand_out(store, parts.strategy, remote, measuring=asks_for_gains(recipe, progress))
+        return replace(result, gains=[Gain.of(table) for table in store.recall(GAINS) or ()])
+
+
+def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
+    """True if clients are to be asked what they gained; says so if masked uploads keep them from being asked."""
+    if recipe.evaluation.clients is not None and recipe.secure is not None:
+        progress.note("[secure] hides what is of one client: each measures its own gain, and the server is sent none")
+    return recipe.evaluation.clients is not None and recipe.secure is None
+
+
+def hand_out(store: Store, strategy: Strategy[Any], remote: Remote, measuring: bool = False) -> None:
+    """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
+    state = store.state(strategy.state, store.tuned)
+    message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+    kept = remote.hand_out(store.rounds, message, measuring)
+    who = "shards have sent their clients" if isinstance(strategy, Tree) else "clients have kept"
+    remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model")
+    sent = [found.gain(client) for client, found in sorted(kept.items()) if found is not None]
+    if measuring:
+        names = {gain.client for gain in sent}
+        before = [table for table in store.recall(GAINS) or () if table["client"] not in names]
+        store.remember(GAINS, before + [asdict(gain) for gain in sent])
+        remote.progress.note(f"{len(sent)} of them have sent what they gained, as their owners allow")
+
+
+def current_nonce(store: Store) -> bytes:
+    """The random bytes that tell this run's tasks and answers from those of any other run, and of any other history.
+
+    They are drawn when there are none since the beginning, or since the last rollback.
+    """
+    known = store.recall(NONCES) or [[0, None]]
+    if known[-1][1] is None:
+        known[-1][1] = secrets.token_bytes(len(NO_NONCE)).hex()
+        store.remember(NONCES, known)
+    return bytes.fromhex(known[-1][1])

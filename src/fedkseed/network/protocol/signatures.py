@@ -1,0 +1,333 @@
+"""Signatures of tasks by the server and of uploads by clients: ECDSA on P-256 over SHA-256, 64 raw bytes r ‖ s.
+
+    statement of a task      TASKS, nonce (16), issued u64, fingerprint of the client's public key (32), SHA-256 of the
+                             encoded task without its signature
+    statement of an upload   UPLOADS, nonce (16), client u32, head of the run's history (32), SHA-256 of the broadcast,
+                            SHA-256 of the upload
+
+The nonce belongs to a run. The fingerprint is not sent, since each client knows its own key: a task that is forwarded
+to another client is refused there. The broadcast is the whole message with which a client has trained, or for a `Lack`
+the message as it was received.
+"""
+
+import hashlib
+import struct
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from ...errors import FedKSeedError
+from ...files import border, read_table, write_table
+from .carrier import TRANSPORTS
+from .envelope import UNSIGNED, Reply, Status, Task
+from .history import RUNS, History
+from .masking import masking_public
+
+# Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
+TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
+UPLOADS = b"fedkseed, version 2: a client answers a broadcast of the server\n"
+HASH = ec.ECDSA(hashes.SHA256())
+HALF = len(UNSIGNED) // 2  # bytes of r, and of s
+SIGNING = "signing.json"  # in the folder of a transport
+
+
+def task_statement(task: Task, fingerprint: bytes) -> bytes:
+    """The statement that a server signs: a task, and the fingerprint of the key of the client that is to answer it."""
+    return TASKS + task.nonce + struct.pack("<Q", task.issued) + fingerprint + task.hashed()
+
+
+def upload_statement(nonce: bytes, client: int, head: bytes, broadcast: bytes, upload: bytes) -> bytes:
+    """The statement that a client signs: its answer to a broadcast of a run, after the history that it knows."""
+    digests = hashlib.sha256(broadcast).digest() + hashlib.sha256(upload).digest()
+    return UPLOADS + nonce + struct.pack("<I", client) + head + digests
+
+
+def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:
+    """The signature of a statement, 64 bytes."""
+    r, s = decode_dss_signature(key.sign(statement, HASH))
+    return r.to_bytes(HALF, "big") + s.to_bytes(HALF, "big")
+
+
+def verify(key: ec.EllipticCurvePublicKey, statement: bytes, signature: bytes) -> bool:
+    """Whether a signature is of this statement and by the private half of `key`."""
+    if len(signature) != len(UNSIGNED):
+        return False
+    r, s = (int.from_bytes(half, "big") for half in (signature[:HALF], signature[HALF:]))
+    try:
+        key.verify(encode_dss_signature(r, s), statement, HASH)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
+    """SHA-256 of a public key, as X.509 encodes it."""
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()
+
+
+def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
+    """The public key in a line of OpenSSH's format.
+
+    Args:
+        where: the place of the text, for the error.
+
+    Raises:
+        FedKSeedError: the text is no public key on the curve P-256.
+    """
+    try:
+        return _on_p256(serialization.load_ssh_public_key(text), where)
+    except (ValueError, UnsupportedAlgorithm) as error:
+        raise FedKSeedError(
+            f"{where} holds no public key in OpenSSH's format ({error}); `fedkseed certs request` makes one"
+        ) from error
+
+
+def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """The private key in a file, in PEM or OpenSSH's format.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds no private key on the curve P-256, or a locked one.
+    """
+    with border(f"can't read {path}"):
+        data = path.read_bytes()
+    openssh = b"BEGIN OPENSSH" in data
+    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+    try:
+        key = load(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedKSeedError(f"{path} holds a key of another kind than elliptic curves; fedkseed takes the curve P-256")
+    _on_p256(key.public_key(), path)
+    return key
+
+
+def _on_p256(key: object, where: object) -> ec.EllipticCurvePublicKey:
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise FedKSeedError(
+            f"{where} holds a key of another kind than ecdsa-sha2-nistp256; `fedkseed certs request` makes one"
+        )
+    return key
+
+
+def certificate(path: Path) -> x509.Certificate:
+    """The certificate in a PEM file.
+
+    Raises:
+        FedKSeedError: the file can't be read, or holds none.
+    """
+    try:
+        with border(f"can't read {path}"):
+            return x509.load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise FedKSeedError(f"{path} holds no certificate that can be read: {error}") from error
+
+
+class ServerSigning:
+    """The signing of a server's tasks, and the verification of its clients' answers.
+
+    Args:
+        clients: public keys of clients 0, 1, …; None for one whose key was removed.
+        nonce: 16 bytes drawn once for the run.
+        masks: public X25519 keys of the clients that have one, for masked uploads.
+    """
+
+    def __init__(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        certificate: x509.Certificate,
+        clients: Sequence[ec.EllipticCurvePublicKey | None],
+        nonce: bytes,
+        masks: Mapping[int, bytes] | None = None,
+    ) -> None:
+        self.key, self.clients, self.nonce, self.masks = key, tuple(clients), nonce, masks or {}
+        self.certificate = certificate.public_bytes(serialization.Encoding.DER)
+        self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
+        self._issued = 0
+
+    @staticmethod
+    def write(folder: Path, certs: Path, clients: Sequence[str]) -> None:
+        """Write down in a transport's folder which files sign, and the public keys that are registered.
+
+        Args:
+            clients: public keys by number; empty for a client whose key was removed. Keys that were replaced are kept
+                as `former` ones: by them, uploads of earlier rounds are verified.
+        """
+        former: list[list[str]] = [[] for _ in clients]
+        if (folder / SIGNING).exists():
+            old = read_table(folder / SIGNING)
+            for number, (before, key) in enumerate(zip(old["clients"], clients, strict=False)):
+                former[number] = old["former"][number] + ([before] if before and before != key else [])
+        table = {"key": str(certs / "server.key"), "certificate": str(certs / "server.pem")}
+        write_table(folder / SIGNING, table | {"clients": [*clients], "former": former})
+
+    @classmethod
+    def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
+        """The signing that `write` has written down; None if it has not: tasks then travel unsigned.
+
+        Raises:
+            FedKSeedError: a file can't be read, or a key is of another kind.
+        """
+        path = folder / SIGNING
+        if not path.exists():
+            return None
+        table = read_table(path)
+        clients = [
+            public_key(text.encode(), f"the entry of client {k}") if text else None
+            for k, text in enumerate(table["clients"])
+        ]
+        # A client whose key was removed keeps its place in masked rounds and is missing there: by their recipe, the
+        # others expect it (`require_cohort`).
+        lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
+        masks = {number: key for number, text in enumerate(lines) if (key := masking_public(text)) is not None}
+        return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce, masks)
+
+    def signed(self, task: Task) -> Task:
+        """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too."""
+        self._issued = max(self._issued + 1, time.time_ns())
+        dated = replace(
+            task, nonce=self.nonce, issued=self._issued, certificate=self.certificate if task.recipe else b""
+        )
+        return replace(dated, signature=sign(self.key, task_statement(dated, self._fingerprints[task.client])))
+
+    def require(self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes) -> None:
+        """Refuse an answer that is not signed with its client's key.
+
+        Args:
+            head: of the history that the client was sent.
+
+        Raises:
+            FedKSeedError: the signature is missing or wrong.
+        """
+        if signature == UNSIGNED:
+            raise FedKSeedError(f"its answer is not signed; client {client} must run `fedkseed client`, with its key")
+        key = self.clients[client]
+        if key is None or not verify(key, upload_statement(self.nonce, client, head, broadcast, upload), signature):
+            raise FedKSeedError(
+                f"its answer is not signed with the key of client {client} for this run and broadcast; it is left out"
+            )
+
+
+def keys_of_run(directory: Path) -> list[list[ec.EllipticCurvePublicKey]]:
+    """The public keys that each client of a run has had, from the folder of its transport; empty if they have none."""
+    kept = next((path for folder in TRANSPORTS if (path := directory / folder / SIGNING).exists()), None)
+    if kept is None:
+        return []
+    table = read_table(kept)
+    return [
+        [public_key(text.encode(), f"an entry of client {number}") for text in (*former, now) if text]
+        for number, (now, former) in enumerate(zip(table["clients"], table["former"], strict=True))
+    ]
+
+
+@dataclass(slots=True)
+class ClientSigning:
+    """The verification of a server's tasks, and the signing of a client's answers.
+
+    Args:
+        ca: the authority that must have signed the server's certificate.
+        history: what the client knows of the runs that it took part in; None: tasks' histories are not checked.
+    """
+
+    key: ec.EllipticCurvePrivateKey
+    ca: x509.Certificate
+    history: History | None = None
+    _server: x509.Certificate | None = None  # of the last task that was accepted with one
+    _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
+
+    def refusal(self, task: Task, now: datetime | None = None) -> Reply | None:
+        """The reply to a task that must not be answered; None for a task of the server, meant for this client, and new.
+
+        A task that is older than the last one is FAILED and not REFUSED: two messages may have overtaken each other,
+        and a server that asks again signs another task.
+        """
+        if task.signature == UNSIGNED:
+            return Reply(Status.REFUSED, text="the task is not signed; this client takes tasks of `fedkseed server`")
+        try:
+            server = _certificate(task.certificate) if task.certificate else self._server
+            if server is None:
+                return Reply(Status.UNPREPARED)
+            key = _key_of_a_server(server, self.ca, now or datetime.now(UTC))
+            if not verify(key, task_statement(task, fingerprint(self.key.public_key())), task.signature):
+                raise FedKSeedError(
+                    "the task is not signed by the server for this client; a client with another key can't take it"
+                )
+        except FedKSeedError as error:
+            return Reply(Status.REFUSED, text=str(error))
+        if task.issued <= (last := self._issued.get(task.nonce, 0)):
+            return Reply(
+                Status.FAILED,
+                text=f"the task was issued at {task.issued}, this client has taken one of {last} (ns since 1970): it "
+                "comes a second time, or the server's clock was set back",
+            )
+        self._server, self._issued[task.nonce] = server, task.issued
+        for old in [*self._issued][:-RUNS]:  # of the runs that began first
+            del self._issued[old]
+        try:
+            known = self.history is None or self.history.follow(task)
+        except FedKSeedError as error:
+            return Reply(Status.REFUSED, text=str(error))
+        return None if known else Reply(Status.UNPREPARED)
+
+    def require_bound(self, task: Task, broadcast: bytes) -> None:
+        """Refuse a broadcast that is not the one in the history of its task.
+
+        Args:
+            broadcast: its SHA-256.
+
+        Raises:
+            FedKSeedError: it is another.
+        """
+        if self.history is not None:
+            self.history.require_bound(task, broadcast)
+
+    def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
+        """The signature of the answer to a task.
+
+        Args:
+            broadcast: the message with which the client has trained.
+        """
+        return sign(self.key, upload_statement(task.nonce, task.client, task.head, broadcast, upload))
+
+
+def _certificate(data: bytes) -> x509.Certificate:
+    try:
+        return x509.load_der_x509_certificate(data)
+    except (ValueError, x509.InvalidVersion) as error:
+        raise FedKSeedError(f"the server's certificate in the task can't be read: {error}") from error
+
+
+def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: datetime) -> ec.EllipticCurvePublicKey:
+    """The public key of a server's certificate.
+
+    Raises:
+        FedKSeedError: another authority has signed the certificate, it is not valid now, or not one of a server.
+    """
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
+        raise FedKSeedError("the server's certificate is not signed by the authority of this client's --ca") from error
+    begin = max(certificate.not_valid_before_utc, ca.not_valid_before_utc)
+    end = min(certificate.not_valid_after_utc, ca.not_valid_after_utc)
+    if not begin <= now <= end:
+        raise FedKSeedError(
+            f"the server's certificate is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}, and here it is "
+            f"{now:%Y-%m-%d}; renew it (docs/deployment.md), or set the clock right"
+        )
+    try:
+        usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        usage = ()
+    if ExtendedKeyUsageOID.SERVER_AUTH not in usage:
+        raise FedKSeedError("the certificate in the task is not one of a server; `fedkseed certs` makes server.pem")
+    return _on_p256(certificate.public_key(), "the server's certificate")

@@ -1,0 +1,139 @@
+"""The costs of a run before it is begun: from its data, its messages and a few measured local steps."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from ..randomness import Purpose, generator
+from ..recipe.schema import Recipe
+from ..round import answer
+from ..run.loop import NEWCOMER, peak_memory
+from ..run.progress import Progress
+from ..run.setup import Stopwatch
+from ..run.simulation import Simulation
+from ..wire.codec import encode
+
+STEPS = 2  # local steps that are measured, after a first, which has the sync and compiles kernels
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The size of a run and its costs, as far as a few steps show them."""
+
+    algorithm: str
+    weights: int  # that are tuned
+    clients: int
+    examples: tuple[int, ...]  # of a client: the fewest, the median, the most
+    tokens: int  # of all training examples
+    held_out: int
+    too_long: int  # examples left out
+    rounds: int
+    cohort: int
+    steps: int  # of a client of the first round
+    bytes_down: int  # to a client and round, at most
+    bytes_up: int
+    peak_memory: int  # bytes, of this process with the model loaded and a client's steps taken
+    step_seconds: float
+    evaluations: int
+    evaluation_seconds: float  # of one evaluation; written answers are not counted
+
+    @property
+    def bytes_of_a_run(self) -> int:
+        """All bytes between server and clients."""
+        return self.rounds * self.cohort * (self.bytes_down + self.bytes_up)
+
+    @property
+    def seconds(self) -> float:
+        """The time of a run, with one client at a time."""
+        return self.rounds * self.cohort * self.steps * self.step_seconds + self.evaluations * self.evaluation_seconds
+
+
+def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
+    """Load a recipe's data and model, measure a few local steps of one client, and count the rest.
+
+    Nothing is written. Memory is that of a run in this process; on a GPU it is the part outside of the GPU.
+
+    Raises:
+        FedKSeedError: the recipe can't be run.
+    """
+    simulation = Simulation(recipe.absolute(), progress)
+    recipe, shares = simulation.recipe, simulation.shares
+    cohort = simulation.cohort(0)
+    number, settings = cohort[0], recipe.evaluation
+    down, up = _bytes(simulation, cohort)
+    step_seconds, evaluation_seconds = _step_seconds(simulation, number), _evaluation_seconds(simulation)
+    sizes = sorted(len(share) for share in shares.clients)
+    between = (recipe.training.rounds - 1) // settings.every if settings.every else 0
+    return Forecast(
+        algorithm=recipe.training.algorithm,
+        weights=simulation.setup.weights.layout.size,
+        clients=len(sizes),
+        examples=(sizes[0], int(median(sizes)), sizes[-1]),
+        tokens=sum(len(example.tokens) for share in shares.clients for example in share),
+        held_out=len(shares.held_out) + sum(len(one.examples) for one in shares.sets.values()),
+        too_long=shares.too_long,
+        rounds=recipe.training.rounds,
+        cohort=len(cohort),
+        steps=simulation.steps(number),
+        bytes_down=down,
+        bytes_up=up,
+        peak_memory=peak_memory(),
+        step_seconds=step_seconds,
+        evaluations=2 + between,
+        evaluation_seconds=evaluation_seconds,
+    )
+
+
+def _bytes(simulation: Simulation, cohort: Sequence[int]) -> tuple[int, int]:
+    """The encoded sizes of a broadcast and of an upload in the second round; random numbers replace trained ones."""
+    strategy = simulation.strategy
+    state = strategy.init()
+    uploads = [_example(simulation, number) for number in cohort]
+    up = max(len(encode(upload)) for upload in uploads)
+    if simulation.recipe.secure is None and simulation.recipe.asynchronous is None:
+        state = strategy.aggregate(state, uploads)
+        return len(encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])), up
+    return max(len(encode(message)) for message in strategy.broadcast(state, cohort).values()), up
+
+
+def _example(simulation: Simulation, number: int) -> Any:
+    client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, 0, number)
+    return simulation.strategy.example(0, number, client.examples, client.graph is not None, rng)
+
+
+def _step_seconds(simulation: Simulation, number: int) -> float:
+    """The median time of a local step after the first; a single step is measured with the sync before it."""
+    strategy, watch, begin = simulation.strategy, _Short(), time.perf_counter()
+    message = strategy.broadcast(strategy.init(), simulation.cohort(0))[number]
+    with suppress(_EnoughError):
+        answer(strategy, encode(message), simulation.client(number, watch))
+    return median(watch.steps) if watch.steps else time.perf_counter() - begin
+
+
+class _EnoughError(Exception):
+    """The end of a client's steps, once enough are measured."""
+
+
+class _Short(Stopwatch):
+    """A stopwatch that ends what it measures."""
+
+    def tick(self) -> None:
+        super().tick()
+        if len(self.steps) >= STEPS:
+            raise _EnoughError
+
+
+def _evaluation_seconds(simulation: Simulation) -> float:
+    """The time of one evaluation, from that of one batch of held-out examples."""
+    setup, shares = simulation.setup, simulation.shares
+    batch = shares.held_out[: simulation.recipe.evaluation.batch_size]
+    if not batch:
+        return 0.0
+    setup.load(simulation.strategy.init())
+    begin = time.perf_counter()
+    setup.score(batch, "held-out examples", False, simulation.metrics)
+    seconds = time.perf_counter() - begin
+    return seconds * (len(shares.held_out) + sum(len(one.examples) for one in shares.sets.values())) / len(batch)

@@ -1,0 +1,248 @@
+"""A basis of directions: the leading singular vectors of a model's mean gradient on public examples.
+
+Gradients of different texts have much in common, so vectors from public text hold more of a client's gradient than
+random ones do. The loss is far steeper along some of them than along others, and the steepest limit the learning rate
+of all; so each is made shorter the steeper it is on the same text.
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ..data.batches import Encoded, collate
+from ..data.natural_instructions import subsample
+from ..data.sources import Example, read
+from ..data.wording import Wording, encode_all, packed
+from ..directions.factors import Basis, Factor, Matrix
+from ..directions.pool import Pool
+from ..errors import FedKSeedError
+from ..models.load import load_model
+from ..models.loss import graph_loss
+from ..randomness import Purpose, generator
+from ..recipe.schema import Recipe
+from ..run.progress import Progress
+from ..run.setup import tokenizer_of
+from ..weights.layout import Layout
+from ..weights.lazy import Lazy
+from ..weights.modes import hold
+
+LARGEST = 127  # of int8; −128 is not used, so that a column and its negative are alike
+WIDEST = 64  # rank of one tensor, at most
+OVERDRAWN = 8  # times the examples wanted are tokenised: some are longer than the limit
+
+
+def make_basis(
+    model: nn.Module,
+    patterns: Sequence[str],
+    examples: Sequence[Encoded],
+    *,
+    size: int,
+    pad: int,
+    rank: int | None = None,
+    about: dict[str, Any] | None = None,
+    on_example: Callable[[], None] = lambda: None,
+) -> Basis:
+    """Factors of the tuned tensors of a model whose weights are dense.
+
+    Ranks are shared out so that the singular values squared, per coefficient, that the next rank of a tensor adds are
+    as large as can be: rank r of a tensor takes r² coefficients, so the next one takes 2 r + 1.
+
+    Args:
+        size: K, the most coefficients of all tensors together.
+        pad: the token that fills up batches.
+        rank: the same rank for every tensor instead (less for a tensor that has less), as far as `size` goes.
+
+    Raises:
+        FedKSeedError: there are no examples, the model is quantised, or no gradient is finite and above 0.
+    """
+    layout = Layout(model, patterns)
+    if not examples:
+        raise FedKSeedError("a basis is made from examples; the data has none within the token limit")
+    if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
+        raise FedKSeedError("a basis is made from gradients, which dense weights have: set [model] storage = 'dense'")
+    found = {name: leading(g) for name, g in gradients(model, layout, examples, pad, on_example)}
+    found = {name: parts for name, parts in found.items() if len(parts[1])}
+    ranks = shared_out({name: values for name, (_, values, _) in found.items()}, size, rank)
+    if not ranks:
+        raise FedKSeedError("no gradient of the examples is finite and above 0; is the loss one of the tuned weights?")
+    factors, first = dict[str, Factor](), 0
+    for name in sorted(ranks):
+        left, _, right = found[name]
+        (u, su), (v, sv) = quantised(left[:, : ranks[name]]), quantised(right[:, : ranks[name]])
+        factors[name] = Factor(len(u), len(v), first, u, v, su, sv)
+        first = factors[name].directions.stop
+    return Basis(factors, about or {})
+
+
+def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
+    """The basis with other scales of its columns, so that the loss is about as steep along each direction.
+
+    F_j = mean over examples of (∂L/∂c_j)² is the diagonal of the empirical Fisher matrix, which stands in for the
+    curvature. Direction (a, b) of a tensor is multiplied by l_a r_b: log l_a + log r_b is the least-squares fit to
+    −½ log F_ab over the tensor, up to a constant that is the same for all tensors and makes the geometric mean of
+    F_j^−½ 1. F_j counts as 10⁻⁶ of the median of those above 0, at least.
+
+    Args:
+        slopes: of each example along each direction, at c = 0, shape (N, K).
+
+    Raises:
+        FedKSeedError: no example has finite slopes that are not all 0.
+    """
+    steep = np.square(slopes[np.isfinite(slopes).all(1)]).sum(0)  # N F: a factor drops out
+    if not steep.any():
+        raise FedKSeedError("no example has finite slopes above 0, which give directions their scales; use --no-scaled")
+    logs = -0.5 * np.log(np.maximum(steep, 1e-6 * np.median(steep[steep > 0])))
+    logs -= logs.mean()
+    factors = dict[str, Factor]()
+    for name, factor in basis.factors.items():
+        own = logs[factor.directions].reshape(factor.ranks)
+        left, right = np.exp(own.mean(1)), np.exp(own.mean(0) - own.mean())
+        factors[name] = replace(
+            factor,
+            left_scale=(factor.left_scale * left).astype(np.float32),
+            right_scale=(factor.right_scale * right).astype(np.float32),
+        )
+    return Basis(factors, {**basis.about, "scaled": True})
+
+
+def basis_of(
+    recipe: Recipe, data: str, examples: int, rank: int | None, progress: Progress, scaled: bool = True
+) -> Basis:
+    """The basis for a recipe's model and number of directions, from public instruction data.
+
+    Args:
+        data: a file as `[data] source` names it, or an archive of Super-NaturalInstructions, of which each task of the
+            training list gives its first example.
+        examples: the most examples to use, drawn from those that are within the recipe's limit of tokens.
+        rank: see `make_basis`.
+        scaled: whether columns get the scales of `rescaled`; else they have length 1.
+
+    Raises:
+        FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
+    """
+    options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
+    found = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
+    order = generator(recipe.seed, Purpose.BASIS).permutation(len(found))[: OVERDRAWN * examples]
+    encoded = encode_all([found[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
+    limit, texts = recipe.data.max_tokens, [one for one in encoded if one.example.plain]
+    whole = [one for one in encoded if not one.example.plain and len(one.tokens) <= limit]
+    chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
+    model = load_model(options.name, options.dtype, "dense", options.device)
+    progress.begin("gradients", len(chosen) * (1 + scaled))
+    made = make_basis(
+        model,
+        options.tuned or ["*"],
+        chosen,
+        size=recipe.directions.size,
+        pad=tokenizer.pad_token_id,
+        rank=rank,
+        about={
+            "model": Path(options.name).name if Path(options.name).is_absolute() else options.name,
+            "dtype": options.dtype,
+            "data": Path(data).name,
+            "examples": len(chosen),
+            "max_tokens": limit,
+            "template": recipe.data.template,
+            "separator": recipe.data.separator,
+            "seed": recipe.seed,
+        },
+        on_example=lambda: progress.advance(1),
+    )
+    if not scaled:
+        return made
+    weights, slopes = hold(model, Pool(0, made.size, "informed", made.digest()), basis=made), list[NDArray[Any]]()
+    for example in chosen:
+        batch = collate([example], tokenizer.pad_token_id)
+        loss, slope = weights.gradient(lambda batch=batch: graph_loss(model, batch))
+        slopes.append(slope if isfinite(loss) else np.full_like(slope, np.nan))
+        progress.advance(1)
+    return rescaled(made, np.stack(slopes))
+
+
+def tasks(archive: str, seed: int) -> list[Example]:
+    """The first example of each training task of Super-NaturalInstructions that has enough."""
+    return [task.examples[0] for task in subsample(archive, seed).clients]
+
+
+def gradients(
+    model: nn.Module, layout: Layout, examples: Sequence[Encoded], pad: int, on_example: Callable[[], None]
+) -> Iterator[tuple[str, Tensor]]:
+    """The gradient of the mean of the examples' losses, tensor by tensor, as float32 matrices."""
+    places = [entry.places[0] for entry in layout.tuned]
+    parameters = [parameter for module, name in places if (parameter := module._parameters[name]) is not None]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        for example in examples:
+            with torch.enable_grad():
+                loss = graph_loss(model, collate([example], pad))
+                if bool(torch.isfinite(loss.detach())):
+                    loss.backward()
+            on_example()
+        for entry, parameter in zip(layout.tuned, parameters, strict=True):
+            if parameter.grad is not None:
+                matrix = Matrix.of(entry.tensor.shape)
+                yield entry.name, parameter.grad.float().view(matrix.rows, matrix.columns)
+                parameter.grad = None
+    finally:
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+            parameter.grad = None
+
+
+def leading(g: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """The leading singular vectors and values of a matrix: (o, r), (r,), (i, r).
+
+    They are the eigenvectors of the smaller one of GᵀG and GGᵀ, in float64.
+    """
+    if not bool(torch.isfinite(g).all()):
+        return np.empty((len(g), 0)), np.empty(0), np.empty((g.shape[1], 0))
+    wide = g.shape[1] > g.shape[0]
+    tall = (g.T if wide else g).double()  # (n, m), m ≤ n
+    squares, vectors = torch.linalg.eigh(tall.T @ tall)  # ascending
+    squares, vectors = squares.flip(0)[:WIDEST], vectors.flip(1)[:, :WIDEST]
+    kept = squares > 1e-12 * squares[:1].clamp(min=1e-300)  # what float64 tells from 0
+    values, small = squares[kept].sqrt(), vectors[:, kept]
+    large = tall @ small / values
+    left, right = (small, large) if wide else (large, small)
+    return left.cpu().numpy(), values.cpu().numpy(), right.cpu().numpy()
+
+
+def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | None) -> dict[str, int]:
+    """The rank of each tensor; tensors without one are left out.
+
+    Args:
+        values: singular values of each tensor, in descending order.
+    """
+    ranks = dict.fromkeys(sorted(values), 0)
+    left = size
+
+    def gain(name: str) -> float:
+        r = ranks[name]
+        return float(values[name][r]) ** 2 / (2 * r + 1) if rank is None else -r * 1e6 - list(ranks).index(name)
+
+    queue = [(-gain(name), name) for name in ranks]
+    heapq.heapify(queue)
+    while queue:
+        _, name = heapq.heappop(queue)
+        price = 2 * ranks[name] + 1
+        if price > left:
+            continue  # a smaller one may still fit
+        ranks[name], left = ranks[name] + 1, left - price
+        if ranks[name] < min(len(values[name]), rank or WIDEST):
+            heapq.heappush(queue, (-gain(name), name))
+    return {name: r for name, r in ranks.items() if r}
+
+
+def quantised(columns: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
+    """Unit columns as int8 with one scale each: column = int8 · scale, to half a unit."""
+    scales = (np.abs(columns).max(0) / LARGEST).astype(np.float32)
+    return np.rint(columns / scales).clip(-LARGEST, LARGEST).astype(np.int8), scales

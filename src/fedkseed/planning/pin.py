@@ -1,0 +1,48 @@
+"""The digests of base model and basis, written into a recipe: parties can check theirs, and a server needs none."""
+
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+
+from ..files import border, write_atomically
+from ..recipe.algorithms import chosen
+from ..recipe.basis_digest import with_basis
+from ..recipe.reading import load_recipe
+from ..run.progress import Progress, Silent
+from ..run.setup import build, tokenizer_of
+
+
+def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
+    """Load the model of a recipe's file, and write `digest` into the file's table [model].
+
+    Where the algorithm tunes the output layer, the names of that layer's weights are written, too, as `tuned`; where
+    a basis has the directions, its digest, as `basis_digest` of [directions]. Comments and order of the file stay.
+
+    Returns:
+        The keys written, and their values, by table.
+
+    Raises:
+        FedKSeedError: the recipe can't be read or written, or its model can't be loaded.
+    """
+    recipe, progress = load_recipe(path), progress or Silent()
+    algorithm, model = chosen(recipe), recipe.model
+    own = recipe.directions
+    unpinned = {
+        "model": model.model_copy(update={"digest": None}),
+        "directions": own.model_copy(update={"basis_digest": None}) if own.basis else own,
+    }
+    anew, basis = with_basis(recipe.model_copy(update=unpinned))
+    setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
+    found: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
+    if algorithm.tuned == "output" and model.tuned is None:
+        found["model"]["tuned"] = list(setup.patterns)
+    if basis is not None:
+        found["directions"] = {"basis_digest": anew.directions.basis_digest}
+    with border(f"can't read the recipe {path}"):
+        document = tomlkit.parse(path.read_bytes().decode())
+    for name, keys in found.items():
+        table: Any = document[name]
+        table.update(keys)
+    write_atomically(path.resolve(), tomlkit.dumps(document).encode(), 0o666)
+    return found

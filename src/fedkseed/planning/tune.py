@@ -1,0 +1,295 @@
+"""A range test that finds a perturbation scale and a learning rate for a recipe; docs/tune.md has the reasons.
+
+Held-out examples are not used: they could not judge a recipe that was chosen by them.
+"""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import FedKSeedError
+from ..evaluation.evaluate import evaluate
+from ..evaluation.statistics import Estimate, paired_change
+from ..local.work import LocalWork
+from ..randomness import Purpose, generator
+from ..recipe.algorithms import algorithm_of
+from ..recipe.schema import Recipe
+from ..run.eps_ladder import Clock, Scalars, measure
+from ..run.progress import Progress
+from ..run.simulation import Simulation
+from ..strategy import Strategy
+
+EXAMPLES = 64  # number of the clients' training examples on which trials are compared
+LOCAL_STEPS = 32  # of all clients of a trial together
+FACTOR = 4  # between learning rates; the best one times and over √FACTOR are tried last
+TRIALS = 12  # at most
+ROOM = 1.5  # times the usual norm of a client's change
+RARE = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One short round from the base model with one learning rate."""
+
+    lr: float
+    losses: list[float]  # of the examples after the round; empty if the round failed
+    failure: str = ""
+
+    @property
+    def mean(self) -> float:
+        return sum(self.losses) / len(self.losses) if self.losses else math.inf
+
+    def change(self, before: Sequence[float]) -> Estimate:
+        """Change from other losses of the same examples; infinite where the trial failed."""
+        return paired_change(before, self.losses) if math.isfinite(self.mean) else Estimate(math.inf, 0.0)
+
+
+@dataclass(slots=True)
+class Tuning:
+    """The results of a range test."""
+
+    recipe: Recipe
+    cohort: list[int]  # clients of a trial
+    steps: int  # local steps of each client in a trial
+    alone: float | None = None  # largest η at which one client's steps can lower the loss on average
+    together: float | None = None  # the same for a whole cohort
+    scalars: Scalars | None = None  # None for algorithms that backpropagate
+    before: list[float] = field(default_factory=list)  # losses of the base model
+    trials: list[Trial] = field(default_factory=list)
+    spent: bool = False  # whether the time limit ended the trials
+
+    @property
+    def eps(self) -> float | None:
+        return None if self.scalars is None else self.scalars.eps
+
+    @property
+    def clip(self) -> float | None:
+        """A largest |ρ| that honest clients hardly ever reach; None where no scalars travel, or the recipe has one."""
+        training = self.recipe.training
+        if self.scalars is None or training.clip is not None or training.wire == "sign" or not self.scalars.square:
+            return None
+        return float(f"{RARE * math.sqrt(self.scalars.square):.1g}")
+
+    @property
+    def norm(self) -> float | None:
+        """A norm that the change of c by a client hardly passes, for `table`; None where no scalars travel.
+
+        Along directions that hardly meet, τ steps of P probes add up to η √(τ / P · mean ρ²).
+        """
+        training = self.recipe.training
+        if self.table is None or self.scalars is None or not self.scalars.square:
+            return None
+        square = 1.0 if training.wire == "sign" else self.scalars.square
+        usual = (self.lr or self.own) * math.sqrt(training.steps / training.probes * square)
+        return float(f"{ROOM * usual:.1e}")
+
+    @property
+    def table(self) -> str | None:
+        """The table of the recipe that has the norm of a client's change; None if none has."""
+        if self.recipe.secure is not None:
+            return "secure"
+        privacy = self.recipe.privacy
+        return "privacy" if privacy is not None and privacy.unit == "client" else None
+
+    @property
+    def best(self) -> Trial:
+        return min(self.trials, key=lambda trial: (trial.mean, trial.lr))
+
+    @property
+    def lr(self) -> float | None:
+        """The best learning rate that lowered the loss by two standard errors; None if none did.
+
+        A larger rate may have lowered the mean more without being that sure: by luck, or near divergence.
+        """
+        changes = [(trial.change(self.before), trial.lr) for trial in self.trials]
+        sure = [(change.mean, lr) for change, lr in changes if change.mean < -2 * change.error]
+        return min(sure)[1] if sure else None
+
+    def worse(self, trial: Trial) -> bool:
+        """Whether a trial is worse than the best, or than no training, by more than two standard errors."""
+        changes = [trial.change(losses) for losses in (self.best.losses, self.before)]
+        return any(change.mean > 2 * change.error for change in changes)
+
+    @property
+    def alike(self) -> list[float]:
+        """Learning rates that lowered the loss and are not worse than the best."""
+        lower = [trial for trial in self.trials if trial.change(self.before).mean < 0]
+        return [trial.lr for trial in lower if not self.worse(trial)]
+
+    @property
+    def suggested(self) -> Recipe:
+        """The recipe with the values found in place of its own eps and lr, and with a clip if it has none."""
+        found = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
+        update = {name: value for name, value in found.items() if value is not None}
+        table = "derivatives" if derives(self.recipe) else "training"
+        tables = {table: getattr(self.recipe, table).model_copy(update=update)}
+        if self.table is not None and self.norm is not None:
+            tables[self.table] = getattr(self.recipe, self.table).model_copy(update={"norm": self.norm})
+        return self.recipe.model_copy(update=tables)
+
+    @property
+    def own(self) -> float:
+        """The recipe's learning rate."""
+        if derives(self.recipe):
+            return self.recipe.derivatives.lr
+        return self.recipe.training.lr or algorithm_of(self.recipe.training.algorithm).lr
+
+
+def tune(
+    recipe: Recipe,
+    minutes: float = 5.0,
+    steps: int | None = None,
+    progress: Progress | None = None,
+    clock: Clock = time.monotonic,
+) -> Tuning:
+    """Find eps and lr for a recipe by measurements on the base model.
+
+    Args:
+        minutes: time limit, loading included; no trial is begun that would pass it.
+        steps: local steps of a client in a trial; by default the recipe's, but at most 32 for all clients together.
+
+    Raises:
+        FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
+    """
+    begin, training = clock(), recipe.training
+    one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
+    # Masks leave the mean change as it is, and of noise nothing is known that would be worth its trials.
+    clear = recipe.model_copy(update={"clients": one, "secure": None, "privacy": None})
+    with closing(Simulation(clear, progress)) as simulation:
+        cohort = simulation.cohort(0)
+        own = (derives(recipe) and recipe.derivatives.steps) or training.steps
+        found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
+        if not algorithm_of(training.algorithm).differentiates:
+            scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
+            size = scalars.best.scalar if training.wire == "sign" else 1.0
+            found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort, size)
+        try_rates(simulation, found, begin + 60 * minutes, clock)
+    return found
+
+
+def limits(
+    curvature: Estimate, probes: int, simulation: Simulation, cohort: Sequence[int], size: float = 1.0
+) -> tuple[float | None, float | None]:
+    """The largest η at which steps can lower the loss on average: those of one client, and those of a cohort.
+
+    A step changes the loss by about −η |g|² + η²/2 E[ρ²] tr H / P, and E[ρ²] ≥ |g|². The average of n clients'
+    steps has 1/n of the second term (1/n = Σ (n_i / Σ n)², n_i examples). None without positive curvature.
+
+    Args:
+        size: mean |ρ| where uploads hold signs alone: the change is then −η E|ρ| + η²/2 tr H / P, which is below 0 up
+            to an η that is `size` times as large.
+    """
+    if not curvature.mean > 2 * curvature.error:
+        return None, None
+    alone = size * 2 * probes / curvature.mean
+    held = np.array([len(simulation.shares.clients[number]) for number in cohort])
+    return alone, alone / float(np.sum((held / held.sum()) ** 2))
+
+
+def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock = time.monotonic) -> None:
+    """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
+    training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
+    recipe = simulation.recipe
+    strategy = _with(recipe, simulation.strategy, steps=found.steps, eps=found.eps or training.eps)
+    found.before = bench.losses(strategy.init(), "training examples, base model")
+    for lr in rates(found, found.own):
+        begin = clock()
+        found.spent = begin + longest > until
+        if found.spent:
+            break
+        found.trials.append(trial := bench.trial(_with(recipe, strategy, lr=lr), lr))
+        change = trial.change(found.before)
+        simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.text('+', 5)}"))
+        longest = max(longest, clock() - begin)
+    simulation.setup.load(simulation.strategy.init())
+
+
+def rates(found: Tuning, own: float) -> Iterator[float]:
+    """The learning rates to try, each chosen after the trial of the one before has been added to the results.
+
+    All are the recipe's own rate times a power of FACTOR. They start one step below that rate, or two below the
+    measured limit, climb until the loss is worse by two standard errors, and go down while the lowest is the best. Two
+    rates halfway between the best and its neighbours come last.
+    """
+    lr = own / FACTOR
+    if found.together is not None:  # batches of few examples are noisy: their best rate is well below the limit
+        lr = own * FACTOR ** (round(math.log(found.together / own, FACTOR)) - 2)
+    for _ in range(TRIALS):
+        yield _short(lr)
+        if found.worse(found.trials[-1]):
+            break
+        lr *= FACTOR
+    while len(found.trials) < TRIALS and found.best.lr == (lowest := min(trial.lr for trial in found.trials)):
+        yield _short(lowest / FACTOR)
+    best = found.best.lr
+    yield _short(best / math.sqrt(FACTOR))
+    yield _short(best * math.sqrt(FACTOR))
+
+
+class Bench:
+    """A comparison of trials: on the same examples, from the same start, with the same batches and directions."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        everyone = [example for share in simulation.shares.clients for example in share]
+        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:EXAMPLES]
+        self.examples = [everyone[i] for i in order]
+        self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.remembers else None
+
+    def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
+        """One round of a strategy, from the base model."""
+        self.simulation.strategy = strategy
+        try:
+            state, _ = self.simulation.round(strategy.init())
+            losses = self.losses(state, f"training examples, lr {lr:g}")
+        except FedKSeedError as error:  # a round raises it where numbers are out of range
+            return Trial(lr, [], str(error))
+        finally:
+            self._forget()
+        return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
+
+    def losses(self, state: Any, what: str) -> list[float]:
+        simulation, size = self.simulation, self.simulation.recipe.evaluation.batch_size
+        simulation.setup.load(state)
+        simulation.progress.begin(what, len(self.examples))
+        advance = simulation.progress.advance
+        return evaluate(
+            simulation.setup.model, simulation.setup.tokenizer, self.examples, batch_size=size, on_progress=advance
+        ).losses
+
+    def _forget(self) -> None:
+        """Reset the model that clients of replaying algorithms remember: each trial begins before the first round."""
+        if self._base is not None:
+            self.simulation.setup.weights.rewind(self._base)
+
+
+def derives(recipe: Recipe) -> bool:
+    """Whether the recipe's clients take derivatives in R^K; then their learning rate is that of [derivatives]."""
+    algorithm = algorithm_of(recipe.training.algorithm)
+    return algorithm.pooled and algorithm.differentiates
+
+
+def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
+    """The same strategy with other settings of local steps; in a mixed federation, those of its forward-only clients.
+
+    A changed number of steps holds for all clients of the federation.
+    """
+    tuned = "derivatives" if derives(recipe) else "local"
+    if not isinstance(getattr(strategy, tuned, None), LocalWork):
+        raise FedKSeedError(
+            f"{type(strategy).__name__} has no LocalWork in a field {tuned!r}: a trial changes its lr and eps"
+        )
+    changed = {tuned: replace(getattr(strategy, tuned), epochs=None, **settings)}
+    if tuned == "local" and "steps" in settings and (work := getattr(strategy, "derivatives", None)) is not None:
+        changed["derivatives"] = replace(work, epochs=None, steps=settings["steps"])
+    return replace(strategy, **changed)
+
+
+def _short(number: float) -> float:
+    """A learning rate rounded to two digits: trials are not precise enough for more."""
+    return float(f"{number:.1e}")

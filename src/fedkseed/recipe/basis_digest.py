@@ -1,0 +1,28 @@
+"""The basis of a recipe's directions: read once, and its digest written into the recipe."""
+
+from pathlib import Path
+
+from ..directions.factors import Basis
+from ..errors import FedKSeedError
+from ..weights.basis_file import load_basis
+from .schema import Recipe
+
+
+def with_basis(recipe: Recipe) -> tuple[Recipe, Basis | None]:
+    """The recipe with its basis' digest, and the basis.
+
+    A recipe that names a digest and no file is returned as it is, without a basis: a party that adds up K numbers needs
+    no more.
+
+    Raises:
+        FedKSeedError: the file can't be read, or has another digest than the recipe says.
+    """
+    own = recipe.directions
+    if own.basis is None:
+        return recipe, None
+    basis = load_basis(Path(own.basis).expanduser())
+    if own.basis_digest not in (None, digest := basis.digest().hex()):
+        raise FedKSeedError(
+            f"[directions] basis_digest is {own.basis_digest}, the basis {own.basis} has {digest}: get the run's file"
+        )
+    return recipe.model_copy(update={"directions": own.model_copy(update={"basis_digest": digest})}), basis

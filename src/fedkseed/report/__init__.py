@@ -1,0 +1,1 @@
+"""Looking at runs: page, charts, terminal, tables, watching."""

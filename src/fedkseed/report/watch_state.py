@@ -1,0 +1,137 @@
+"""The state of a run as its directory shows it: not begun, running, stopped or ended, and how far.
+
+Nothing here writes into the directory or takes the run's lock, and the store is read only after it has changed.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
+
+from ..errors import FedKSeedError
+from ..evaluation.statistics import Evaluation
+from ..files import locked
+from ..run.activity import Moment, moment_of
+from ..run.store import STOPPED, Store
+
+State: TypeAlias = Literal["not begun", "running", "stopped", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The state of a run at one moment."""
+
+    name: str
+    state: State = "not begun"
+    text: str = ""  # the state in words, with its reason
+    about: str = ""  # algorithm and model
+    planned: int = 0  # rounds; 0: the run has no directory yet
+    done: int = 0
+    sent: int = 0  # bytes of all rounds and clients, down and up
+    left: float | None = None  # seconds until the last round, about; None where nothing is known of it, or all is done
+    moment: Moment | None = None
+    reports: Sequence[Mapping[str, Any]] = ()  # of the rounds, as the store keeps them
+    means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # of evaluations, by rounds done and metric
+    best: int | None = None
+    version: str = ""  # of what the store holds; another one: a round or an evaluation has come, or was undone
+
+    @property
+    def notes(self) -> list[str]:
+        """The latest notes of the process that works on the run, each with its time of day."""
+        known = self.moment.notes if self.moment else []
+        return [f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}" for at, text in known]
+
+
+class Watched:
+    """A run that is looked at again and again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._known = View(directory.resolve().name)
+
+    def look(self) -> View:
+        """The run's present state. A store that can't be read now, as amid a rollback, is read at the next look."""
+        directory, trouble = self.directory, ""
+        if (directory / "recipe.toml").is_file():
+            version = _version(directory / "run.sqlite")  # before reading: a commit between makes the next look read
+            if version != self._known.version:
+                try:
+                    self._known = _read(directory, version)
+                except FedKSeedError as error:
+                    trouble = f" (it can't be read at this moment: {error})"
+        else:
+            self._known = View(self._known.name)
+        return _judged(self._known, directory, trouble)
+
+
+def remaining(view: View, moment: Moment | None, now: float) -> float | None:
+    """The seconds until the last round, from the pace of this process or else of the rounds that are done.
+
+    The first round of a run has no pace: the share of its clients that have answered stands in for it.
+    """
+    left = view.planned - view.done
+    if not left or moment is None:
+        return None
+    gone, pace = max(0.0, now - moment.since), moment.pace
+    if pace is None and view.reports:
+        pace = fmean(report.get("seconds", 0.0) for report in view.reports)
+    if not pace and (answered := len(moment.clients.get("answered", ()))):
+        pace = gone * sum(map(len, moment.clients.values())) / answered
+    return max(0.0, pace * left - gone) if pace else None
+
+
+def duration(seconds: float) -> str:
+    """A time in words: 12 s, 3 min 20 s, 5 h 7 min."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def _version(database: Path) -> str:
+    try:
+        found = database.stat()
+    except FileNotFoundError:
+        return "new"
+    return f"{found.st_mtime_ns} {found.st_size}"
+
+
+def _read(directory: Path, version: str) -> View:
+    store = Store(directory, looks=True)
+    recipe, reports = store.load_recipe(), store.reports()
+    model = Path(recipe.model.name).name
+    return View(
+        name=directory.resolve().name,
+        text=store.recall(STOPPED) or "",
+        about=f"{recipe.training.algorithm} tunes {model}",
+        planned=recipe.training.rounds,
+        done=len(reports),
+        sent=sum(report["bytes_total"] for report in reports),
+        reports=reports,
+        means={done: Evaluation.of(found).means for done, found in store.evaluations().items()},
+        best=store.tuned,
+        version=version,
+    )
+
+
+def _judged(known: View, directory: Path, trouble: str) -> View:
+    """The view with its state in words, what the process that works on the run does, and the time that is left."""
+    if not known.planned:
+        return replace(known, text=f"{directory} holds no run yet{trouble}")
+    working, moment = locked(directory / "lock"), moment_of(directory)
+    if working:
+        left = remaining(known, moment, time.time())
+        return replace(known, state="running", text=f"running{trouble}", moment=moment, left=left)
+    if moment is None and (known.text or known.done == known.planned):
+        text = f"ended early: {known.text}" if known.text else "ended"
+        return replace(known, state="ended", text=text + trouble)
+    if known.version == "new" or (not known.reports and moment is None):
+        return replace(known, text=f"not begun{trouble}")
+    why = f": {moment.error}" if moment and moment.error else ""
+    served = any((directory / transport / "server.lock").exists() for transport in ("flower", "https"))
+    again = "; the same command of the server goes on" if served else f"; it goes on with: fedkseed resume {directory}"
+    return replace(known, state="stopped", text=f"stopped{why}{again}{trouble}", moment=moment)

@@ -1,0 +1,135 @@
+"""The file now.json in a run's directory: what the process that works on it does, for `fedkseed watch`.
+
+The watcher `Now` replaces the file as the run goes on, so that a reader finds it whole at any time, and removes it at
+the end. A run that was killed or refused leaves it behind, with the reason where there is one. It is a copy for people:
+nothing is computed from it, it needs no sync to disk, and a full disk does not stop the run for its sake.
+
+It has no text of an example, no loss and no scalar: in a private run those would be what the noise has to hide.
+"""
+
+import json
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import get_args
+
+from ..errors import FedKSeedError
+from ..files import part_of, private, sweep
+from ..round import Report
+from .progress import Passing, Progress, Standing
+from .time_left import Pace
+
+FILE = "now.json"
+EVERY = 0.5  # seconds between two versions that differ in steps alone: a step of a small model takes a millisecond
+FEW = 100  # clients of whom each piece of news is written at once; ten thousand would write a gigabyte a round
+NOTES = 30  # kept; the oldest go first
+
+
+@dataclass(slots=True)
+class Moment:
+    """The content of the file; times are seconds since 1970."""
+
+    activity: str = ""
+    done: int = 0  # steps of it, or of the clients of a network that were asked
+    total: int = 0
+    since: float = 0.0  # when the present round began
+    pace: float | None = None  # seconds, see `Pace`; None: this process has done no round
+    clients: dict[Standing, list[int]] = field(default_factory=dict)  # of the present round, or of the last one
+    notes: list[tuple[float, str]] = field(default_factory=list)
+    error: str = ""  # with which the run was refused
+
+
+class Now(Passing):
+    """A watcher that writes the file, and passes calls on to another."""
+
+    def __init__(self, inner: Progress) -> None:
+        super().__init__(inner)
+        self.moment = Moment(since=time.time())
+        self._path: Path | None = None  # while this process holds the run's lock
+        self._written = 0.0
+        self._pace = Pace()
+        self._standing: dict[int, Standing] = {}  # of the clients of the present round, or of the last one
+        self._round_over = True  # and no client of the next one has been named
+
+    @contextmanager
+    def shown_in(self, directory: Path) -> Iterator[None]:
+        """Write into a run's directory, whose lock the caller holds, until the end of the `with` block."""
+        sweep(directory, FILE)
+        self._path, self.moment.since = directory / FILE, time.time()
+        self._write()
+        try:
+            yield
+        except BaseException as error:
+            known = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self.moment.error = str(error) if isinstance(error, FedKSeedError) else known
+            self._write()
+            raise
+        else:
+            with suppress(OSError):
+                self._path.unlink(missing_ok=True)
+        finally:
+            self._path = None
+
+    def note(self, text: str) -> None:
+        self.moment.notes = [*self.moment.notes[1 - NOTES :], (time.time(), text)]
+        self._write()
+        super().note(text)
+
+    def begin(self, what: str, total: int) -> None:
+        self.moment.activity, self.moment.done, self.moment.total = what, 0, total
+        self._write()
+        super().begin(what, total)
+
+    def advance(self, count: int = 1, loss: float | None = None) -> None:
+        self.moment.done += count
+        if time.monotonic() - self._written >= EVERY:
+            self._write()
+        super().advance(count, loss)
+
+    def clients(self, numbers: Collection[int], standing: Standing) -> None:
+        if not numbers:
+            return
+        if self._round_over:
+            self._standing.clear()
+        if self._round_over and self._pace.seconds is None:
+            self.moment.since = time.time()  # before the first round, a base model is evaluated
+        self._round_over = False
+        for one in numbers:
+            self._standing.pop(one, None)  # so that clients stand in the order of their last news
+            self._standing[one] = standing
+        if len(self._standing) <= FEW or time.monotonic() - self._written >= EVERY:
+            self._write()
+        super().clients(numbers, standing)
+
+    def round_done(self, report: Report) -> None:
+        self._pace.round_done(report.seconds)
+        self.moment.since, self.moment.pace, self._round_over = self._pace.since, self._pace.seconds, True
+        self._write()
+        super().round_done(report)
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        found: dict[Standing, list[int]] = {kind: [] for kind in get_args(Standing)}
+        for one, standing in self._standing.items():
+            found[standing].append(one)
+        self.moment.clients = {kind: of for kind, of in found.items() if of}
+        self._written, part = time.monotonic(), part_of(self._path)
+        with suppress(OSError):
+            try:
+                with open(part, "x", encoding="utf-8", opener=private) as file:
+                    json.dump(asdict(self.moment), file)
+                part.replace(self._path)
+            finally:
+                part.unlink(missing_ok=True)
+
+
+def moment_of(directory: Path) -> Moment | None:
+    """The present activity of the process that works on a run; None if the file is not there, or not one of ours."""
+    try:
+        found = json.loads((directory / FILE).read_bytes())
+        return Moment(**found | {"notes": [(float(at), str(text)) for at, text in found["notes"]]})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,182 @@
+"""The noise of a recipe with [privacy], from its epsilon and the plan of its rounds, and what they have spent."""
+
+import hashlib
+import math
+import secrets
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import FedKSeedError
+from ..files import read_table, write_table
+from ..randomness import Purpose, generator
+from ..recipe.schema import Privacy, Recipe
+from .cohort import IN_TURNS, cohort
+
+if TYPE_CHECKING:  # noise needs `cryptography`
+    from ..local.private_steps import Private
+
+SLACK = 1e-9  # of ε, relative: for the rounding of its computation
+NOISE_KEY = "noise.key"  # in a run's directory: who has it can take the noise off the run's sums
+SIZE = 32  # bytes of a secret
+
+
+def with_noise(recipe: Recipe, clients: int) -> Recipe:
+    """The recipe with the noise that its epsilon needs, and the rounds in which one client takes part at most.
+
+    Args:
+        clients: number of clients of the federation.
+
+    Raises:
+        FedKSeedError: the recipe names another number of such rounds than its plan has.
+    """
+    privacy = recipe.privacy
+    if privacy is None:
+        return recipe
+    times = participations(recipe, privacy, clients, recipe.training.rounds)
+    if privacy.times not in (None, times):
+        raise FedKSeedError(
+            f"[privacy] times = {privacy.times}, and in the plan of {recipe.training.rounds} rounds a client takes "
+            f"part in up to {times}: leave times out"
+        )
+    found: dict[str, float] = {"times": times}
+    if privacy.unit == "client" and privacy.noise is None and privacy.epsilon is not None:
+        from ..secure.accounting import noise_for
+
+        found["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
+    return recipe.model_copy(update={"privacy": privacy.model_copy(update=found)})
+
+
+def participations(recipe: Recipe, privacy: Privacy, clients: int, rounds: int) -> int:
+    """The largest number of rounds in which one client takes part, of a run's first rounds."""
+    size, draw, simulated = recipe.clients.cohort_of(clients), recipe.clients.draw, privacy.simulated
+    if simulated is not None:
+        return math.ceil(rounds / (simulated.clients // simulated.cohort))
+    if draw == IN_TURNS:  # a client takes part once in each turn that has begun
+        return math.ceil(rounds / (clients // size))
+    times = Counter(client for done in range(rounds) for client in cohort(recipe.seed, done, clients, size, draw))
+    return max(times.values(), default=0)
+
+
+def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret: bytes) -> "Private | None":
+    """The noise of a client's own local steps; None where no single example is protected.
+
+    In a round of τ steps an example takes part in at most ⌈τ / ⌊n / B⌋⌉ (`private_batches`), in a run in that many for
+    each round of the client.
+
+    Args:
+        number, examples: the client's, n of them.
+        steps: τ, of the client in a round.
+        secret: of the run; empty: none is known, which is refused.
+
+    Raises:
+        FedKSeedError: a package or a secret is missing.
+    """
+    privacy = recipe.privacy
+    if privacy is None or privacy.unit != "example":
+        return None
+    if privacy.epsilon is None or privacy.norm is None or privacy.times is None:
+        raise FedKSeedError("[privacy] times is missing: a run fills it in, see `with_noise`")
+    try:
+        from ..local.private_steps import Private
+    except ModuleNotFoundError as error:
+        raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
+    from ..secure.accounting import noise_for
+
+    a_pass = examples // min(recipe.training.batch_size, examples)
+    noise = noise_for(privacy.epsilon, privacy.delta, privacy.times * math.ceil(steps / a_pass))
+    own = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""
+    return Private(noise, privacy.norm, own)
+
+
+def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
+    """ε of the client that has taken part most often after a number of rounds; None where there is no noise."""
+    privacy = recipe.privacy
+    if privacy is None or (noise := noise_of_a_round(privacy)) is None:
+        return None
+    from ..secure.accounting import epsilon_of
+
+    return epsilon_of(noise, participations(recipe, privacy, clients, rounds), privacy.delta)
+
+
+def noise_of_a_round(privacy: Privacy) -> float | None:
+    """The noise of one round for one unit; None: there is none.
+
+    Of an example it is that of the round's steps in which it takes part, taken together: the same for all clients,
+    since each adds the more noise to a step, the more steps there are.
+    """
+    if privacy.unit == "client" or privacy.epsilon is None or privacy.times is None:
+        return privacy.noise
+    from ..secure.accounting import noise_for
+
+    return noise_for(privacy.epsilon, privacy.delta, privacy.times)
+
+
+def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
+    """The reason why a run must end before it has done a number of rounds; None if it may go on."""
+    privacy = recipe.privacy
+    if privacy is None or privacy.epsilon is None or (found := spent(recipe, clients, rounds)) is None:
+        return None
+    if found <= privacy.epsilon * (1 + SLACK):
+        return None
+    return (
+        f"round {rounds} would spend epsilon = {found:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
+        f"{privacy.delta:g}: the run ends with {rounds - 1} rounds; in a new run take more noise, fewer rounds or more "
+        "clients"
+    )
+
+
+def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
+    """The promise that a tuned model carries: at most this ε for one unit, after a number of rounds."""
+    privacy = recipe.privacy
+    if privacy is None:
+        return {}
+    found: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
+    if (noise := noise_of_a_round(privacy)) is not None and privacy.times is not None:
+        from ..secure.accounting import epsilon_of
+
+        found |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}
+        found["epsilon"] = epsilon_of(noise, min(privacy.times, rounds), privacy.delta)
+    if privacy.simulated is not None:
+        found["simulated"] = privacy.simulated.model_dump()
+    return {"privacy": found}
+
+
+def new_secret(recipe: Recipe) -> bytes:
+    """The secret from which a run's noise follows; empty where it has none.
+
+    It does not follow from the recipe, which adapters name the seed of. A simulation that stands for another federation
+    protects nobody, and its noise follows from the seed, so that others find the same.
+    """
+    if recipe.privacy is None:
+        return b""
+    if recipe.privacy.simulated is not None:
+        return generator(recipe.seed, Purpose.NOISE).bytes(SIZE)
+    return secrets.token_bytes(SIZE)
+
+
+def kept_secret(recipe: Recipe, directory: Path, drawn: bytes = b"", *, reads: bool = False) -> bytes:
+    """The secret of a run's noise, kept in its directory.
+
+    Args:
+        drawn: the secret to keep, if there is none yet; empty: a new one.
+        reads: whether none is made, and none is needed where clients add the noise.
+
+    Raises:
+        FedKSeedError: the file holds something else, or is missing and must not be made.
+    """
+    if recipe.privacy is None or (reads and recipe.privacy.unit == "example"):
+        return b""
+    path = directory / NOISE_KEY
+    if reads and not path.exists():
+        raise FedKSeedError(f"{path} is missing: without the secret of its noise a round can't be computed again")
+    if not path.exists():
+        write_table(path, {"secret": (drawn or new_secret(recipe)).hex()})
+    table = read_table(path)
+    try:
+        secret = bytes.fromhex(table["secret"])
+    except (KeyError, TypeError, ValueError):
+        secret = b""
+    if len(secret) != SIZE:
+        raise FedKSeedError(f"{path} holds no secret of {SIZE} bytes; without it the run's noise can't be made again")
+    return secret

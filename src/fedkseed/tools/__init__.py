@@ -1,1 +1,0 @@
-"""Tools around runs: comparisons, range tests, fuzzing, reports, output on the terminal."""

@@ -1,0 +1,1 @@
+"""Tuning a user's own model and loss from Python: `fk.Trainer` and `fk.tune`."""

@@ -1,0 +1,1 @@
+"""Finished models: load, export, card, endpoint, evaluation."""

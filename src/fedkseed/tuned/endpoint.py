@@ -1,0 +1,95 @@
+"""An OpenAI-compatible endpoint for a tuned model beside its base model, by the server of `transformers`."""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..files import border
+from .load import TunedModel
+
+# Name -> a model and its tokenizer.
+Models = Mapping[str, tuple[Any, Any]]
+
+
+def require_server() -> None:
+    """Refuse, before a model is loaded, where the packages of the server are missing."""
+    try:
+        import transformers.cli.serving.server  # noqa: F401
+        from transformers.utils.import_utils import is_serve_available
+    except ImportError as error:
+        raise FedKSeedError(f"{error}; pip install 'fedkseed[serve]'") from error
+    if not is_serve_available():
+        raise FedKSeedError(
+            "serving a model needs the packages fastapi, uvicorn and openai: pip install 'fedkseed[serve]'"
+        )
+
+
+def load(tuned: TunedModel) -> Models:
+    """The tuned model, and the base model where it is known, under the names `tuned` and `base`.
+
+    Both are asked in the words on which the tuned one was tuned.
+    """
+    tokenizer = tuned.tokenizer()
+    tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
+    found = {"base": tuned.load_base} if tuned.base is not None else {}
+    models: dict[str, Any] = {name: make() for name, make in (found | {"tuned": tuned.load}).items()}
+    for model in models.values():
+        settings = model.generation_config
+        settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
+    return {name: (model, tokenizer) for name, model in models.items()}
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket at an address; port 0 is any free one.
+
+    Raises:
+        FedKSeedError: the address can't be had.
+    """
+    with border(f"can't listen at {host}:{port}"):
+        return socket.create_server((host, port))
+
+
+def serve(models: Models, at: socket.socket) -> None:
+    """Answer requests until Ctrl-C."""
+    import uvicorn
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it warns of each request
+    uvicorn.Server(uvicorn.Config(application(models), log_level="warning")).run(sockets=[at])
+
+
+def application(models: Models) -> Any:
+    """The server's FastAPI application, for models that are loaded already and no others."""
+    from fastapi import HTTPException
+    from transformers.cli.serving.chat_completion import ChatCompletionHandler
+    from transformers.cli.serving.completion import CompletionHandler
+    from transformers.cli.serving.model_manager import ModelManager
+    from transformers.cli.serving.response import ResponseHandler
+    from transformers.cli.serving.server import build_server
+    from transformers.cli.serving.systemone import SystemOneHandler
+    from transformers.cli.serving.transcription import TranscriptionHandler
+    from transformers.cli.serving.utils import GenerationState
+
+    class Loaded(ModelManager):
+        """The server's table of models, which would otherwise look for names on the hub."""
+
+        def load_model_and_processor(self, model_id_and_revision: str, *_: Any, **__: Any) -> tuple[Any, Any]:
+            name = model_id_and_revision.partition("@")[0]  # the server adds a revision
+            if name not in models:
+                raise HTTPException(404, f"no model is called {name!r}; choose {' or '.join(models)}")
+            return models[name]
+
+        def get_gen_models(self, cache_dir: str | None = None) -> list[dict]:  # type: ignore[override]
+            return [{"id": name, "object": "model", "created": 0, "owned_by": "fedkseed"} for name in models]
+
+    manager, state = Loaded(device="cpu"), GenerationState()
+    return build_server(
+        manager,
+        ChatCompletionHandler(manager, state),
+        CompletionHandler(manager, state),
+        ResponseHandler(manager, state),
+        TranscriptionHandler(manager, state),
+        SystemOneHandler(manager, state),
+        state,
+    )

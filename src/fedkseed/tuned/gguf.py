@@ -1,0 +1,278 @@
+"""A model as a GGUF file, which llama.cpp, Ollama and LM Studio load; and a LoRA as one, to load beside a base model.
+
+Names and the order of rows are those that transformers undoes when it reads such files. Of a base model that is a GGUF
+file itself, all fields are copied: description, tokenizer and chat template.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from gguf import GGMLQuantizationType as Type
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, ReaderTensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+from ..errors import FedKSeedError
+from ..files import border
+from ..models.gguf_tokenizer import add_tokenizer
+from ..weights.lazy import Lazy
+from .lora import PREFIX, Lora
+
+# By the name on the command line: the type of matrices, and the number that stands in the file for it.
+KINDS = {
+    "f32": (Type.F32, LlamaFileType.ALL_F32),
+    "f16": (Type.F16, LlamaFileType.MOSTLY_F16),
+    "bf16": (Type.BF16, LlamaFileType.MOSTLY_BF16),
+    "q8_0": (Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q4_1": (Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
+    "q4_0": (Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+}
+ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # config's -> llama.cpp's
+WORDS = ("token_embd.weight", "output.weight")  # matrices of the vocabulary: kept at 8 bits where others get 4
+SKIPPED = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")  # written anew
+BLOCK = 32  # weights of a row that share a scale
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The tensors of a model by their names in a GGUF file.
+
+    Args:
+        architecture: llama.cpp's name of it.
+        names: a file's name -> the model's.
+    """
+
+    architecture: str
+    names: dict[str, str]
+    processor: Any
+
+    @classmethod
+    def of(cls, config: Any) -> "Names":
+        """The names for a model of a configuration.
+
+        Raises:
+            FedKSeedError: such models can't be written.
+        """
+        architecture = ARCHITECTURES.get(config.model_type)
+        if architecture is None:
+            raise FedKSeedError(
+                f"a model of the type {config.model_type!r} can't be written as GGUF, only {', '.join(ARCHITECTURES)}; "
+                "export with --format hf, and convert the folder with llama.cpp's own program"
+            )
+        if config.hidden_act != "silu":
+            raise FedKSeedError(
+                f"llama.cpp has the activation silu in models of the type {config.model_type!r}, this one has "
+                f"{config.hidden_act!r}; export with --format hf"
+            )
+        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+        with init_empty_weights():
+            empty: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        empty.tie_weights()
+        names = get_gguf_hf_weights_map(empty, processor, model_type=architecture)
+        if config.tie_word_embeddings:  # llama.cpp takes the embeddings where there is no matrix for logits
+            names.pop("output.weight", None)
+        if absent := {name for name, _ in empty.named_parameters()} - {*names.values()}:
+            raise FedKSeedError(f"GGUF has no name for {min(absent)} in a model of the type {config.model_type!r}")
+        return cls(architecture, names, processor)
+
+    def rows(self, name: str, count: int) -> NDArray[np.int64]:
+        """The model's row for each of a tensor's `count` rows in the file."""
+        from ..models.quantised import row_order
+
+        order = row_order(self.processor, name, count)
+        if order is None:
+            raise FedKSeedError(f"the order of {name}'s rows in a GGUF file is not known")
+        return np.argsort(order)
+
+
+@dataclass(slots=True)
+class Writing:
+    """A GGUF file that is being written: first all fields and descriptions of tensors, then their values in turn."""
+
+    writer: GGUFWriter
+    tensors: list[tuple[str, Type]] = field(default_factory=list)
+
+    def announce(self, name: str, shape: tuple[int, ...], kind: Type) -> None:
+        size = gguf.quant_shape_to_byte_shape(shape, kind)
+        self.writer.add_tensor_info(name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=kind)
+        self.tensors.append((name, kind))
+
+    def finish(self, path: Path, values: Iterator[NDArray[Any]]) -> None:
+        """Write the file; `values` are the tensors' bytes, in the order in which they were announced."""
+        with border(f"can't write {path}"):
+            try:
+                self.writer.write_header_to_file(path)
+                self.writer.write_kv_data_to_file()
+                self.writer.write_ti_data_to_file()
+                for value in values:
+                    self.writer.write_tensor_data(value)
+            finally:
+                self.writer.close()
+
+
+def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: Path | None = None) -> None:
+    """Write a model as a GGUF file, one tensor in memory at a time.
+
+    Matrices are of the kind that is asked for; vectors are float32, matrices whose rows are no whole blocks float16,
+    and those of the vocabulary Q8_0 where the others have 4 bits.
+
+    Args:
+        kind: one of KINDS.
+        source: the base model's own GGUF file, if it is one. Tensors that were not tuned stay as they are in it, where
+            it is of the same kind.
+
+    Raises:
+        FedKSeedError: the model or its tokenizer can't be written.
+    """
+    config: Any = model.config
+    names, parameters = Names.of(config), dict(model.named_parameters(remove_duplicate=False))
+    writing, (matrices, number) = Writing(GGUFWriter(None, names.architecture)), KINDS[kind]
+    values: dict[str, Tensor | ReaderTensor]  # of the model, or as the base model's file has them
+    if source is None:
+        values = {**describe(writing.writer, model, names.architecture)}
+        add_tokenizer(writing.writer, tokenizer, config)
+        values |= {name: parameters[own] for name, own in names.names.items()}
+    else:
+        reader = GGUFReader(source)
+        template = getattr(tokenizer, "chat_template", None)
+        _copy_fields(writing.writer, reader, (Keys.Tokenizer.CHAT_TEMPLATE,) if isinstance(template, str) else ())
+        if isinstance(template, str):
+            writing.writer.add_chat_template(template)
+        own_kind = reader.fields.get("general.file_type")
+        keeps, values = own_kind is not None and own_kind.contents() == number, {}
+        for stored in reader.tensors:
+            value = parameters[names.names[stored.name]] if stored.name in names.names else None
+            values[stored.name] = stored if value is None or (keeps and _is_same(names, stored, value)) else value
+    writing.writer.add_file_type(number)
+    writing.writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for name, value in values.items():
+        if isinstance(value, Tensor):
+            writing.announce(name, value.shape, _type(name, value.shape, matrices))
+        else:
+            writing.announce(name, tuple(map(int, reversed(value.shape))), value.tensor_type)
+
+    def contents() -> Iterator[NDArray[Any]]:
+        for name, kind in writing.tensors:
+            value = values[name]
+            yield gguf.quantize(_in_order(names, name, value), kind) if isinstance(value, Tensor) else value.data
+
+    writing.finish(path, contents())
+
+
+def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
+    """Write a LoRA as a GGUF file, for llama.cpp to load beside the base model's.
+
+    Args:
+        config: of the base model.
+
+    Raises:
+        FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
+    """
+    if lora.saved or lora.biases:
+        held = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
+        raise FedKSeedError(
+            f"{held[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, or "
+            "export with --format gguf"
+        )
+    if lora.tied:
+        raise FedKSeedError(
+            "the embeddings were tuned, which make the logits, too, and llama.cpp adapts only one of the two uses: "
+            "leave them out by [model] tuned, or export with --format gguf"
+        )
+    names = Names.of(config)
+    paths = {model.removesuffix(".weight"): name for name, model in names.names.items()}
+    writing, values = Writing(GGUFWriter(None, names.architecture)), list[NDArray[np.float32]]()
+    writing.writer.add_type("adapter")
+    writing.writer.add_string("adapter.type", "lora")
+    writing.writer.add_float32("adapter.lora.alpha", 0.0)  # llama.cpp scales by alpha over rank, and by 1 if it is 0
+    for module in lora.ranks:
+        name = paths[module]
+        for part, value in zip("ab", _pair(lora.tensors, PREFIX + module), strict=True):
+            if part == "b" and name not in WORDS:
+                value = value[names.rows(name, len(value))]
+            writing.announce(f"{name}.lora_{part}", value.shape, Type.F32)
+            values.append(np.ascontiguousarray(value))
+    writing.finish(path, iter(values))
+
+
+def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[str, Tensor]:
+    """Write the fields that describe a model; returns a tensor of factors, where its rotary frequencies are scaled.
+
+    Raises:
+        FedKSeedError: its positions are encoded in a way that the architecture has not in llama.cpp.
+    """
+    config: Any = model.config
+    heads: int = config.num_attention_heads
+    rotary: Any = next(module for module in model.modules() if hasattr(module, "inv_freq"))
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    frequencies = rotary.inv_freq.detach().cpu().double().numpy()
+    theta, kind = config.rope_parameters["rope_theta"], config.rope_parameters.get("rope_type", "default")
+    plain = theta ** (-np.arange(len(frequencies)) / len(frequencies))
+    factors = (plain / frequencies).astype(np.float32)
+    scaled = not np.allclose(factors, 1, rtol=1e-5, atol=0)  # both are computed in float32 elsewhere
+    if kind not in ("default", "linear", "llama3") or (scaled and architecture != "llama"):
+        raise FedKSeedError(
+            f"rotary positions of the type {kind!r} can't be written as GGUF for a model of the type "
+            f"{config.model_type!r}; export with --format hf, and convert the folder with llama.cpp's own program"
+        )
+    context, window = config.max_position_embeddings, getattr(config, "sliding_window", None)
+    writer.add_name(Path(str(config.name_or_path)).name or config.model_type)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_context_length(min(context, window or context))  # llama.cpp's of these types has no window
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(width)
+    writer.add_value_length(width)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_dimension_count(2 * len(frequencies))
+    writer.add_rope_freq_base(theta)
+    return {"rope_freqs.weight": torch.from_numpy(factors)} if scaled else {}
+
+
+def _pair(tensors: Mapping[str, Tensor], path: str) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """A module's two matrices as llama.cpp has them: (r × inputs) and (outputs × r); (words × r) for embeddings."""
+    if f"{path}.lora_embedding_A" in tensors:
+        a, b = tensors[f"{path}.lora_embedding_A"].T, tensors[f"{path}.lora_embedding_B"]
+    else:
+        a, b = tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]
+    return a.float().numpy(), b.float().numpy()
+
+
+def _copy_fields(writer: GGUFWriter, reader: GGUFReader, skipped: tuple[str, ...]) -> None:
+    for name, found in reader.fields.items():
+        value = found.contents()
+        if not name.startswith((*SKIPPED, *skipped)) and value not in ([], ""):
+            inner = found.types[-1] if found.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, found.types[0], inner)
+
+
+def _type(name: str, shape: tuple[int, ...], kind: Type) -> Type:
+    if len(shape) < 2:
+        return Type.F32
+    if gguf.GGML_QUANT_SIZES[kind][0] > 1 and shape[-1] % BLOCK:
+        return Type.F16
+    return Type.Q8_0 if name in WORDS and kind in (Type.Q4_0, Type.Q4_1) else kind
+
+
+def _in_order(names: Names, name: str, value: Tensor) -> NDArray[np.float32]:
+    """A tensor's values in the order of the file."""
+    whole = value.whole() if isinstance(value, Lazy) else value.detach()
+    exact = whole.cpu().float().numpy()
+    return exact[names.rows(name, len(exact))] if name in names.names else exact
+
+
+def _is_same(names: Names, stored: Any, value: Tensor) -> bool:
+    """Whether a tensor is as it is stored in the base model's file."""
+    there = torch.from_numpy(np.array(gguf.dequantize(stored.data, stored.tensor_type))).to(value.dtype).float().numpy()
+    return np.array_equal(there, _in_order(names, stored.name, value))

@@ -1,0 +1,163 @@
+"""Scores by lm-evaluation-harness on a tuned model and on its base model: the harness's tasks, or files of own ones."""
+
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..evaluation.statistics import Estimate, paired_change
+from .load import TunedModel
+
+TASKS = Path(__file__).parents[1] / "evaluation" / "tasks"  # tasks whose data is in this package
+SEED = 1234  # the harness's own, of the draw of few-shot examples
+BATCH = 8  # rows at a time
+
+
+@dataclass(frozen=True, slots=True)
+class TaskScore:
+    """The score of a task, or of a group of tasks, by one of its metrics."""
+
+    task: str
+    metric: str  # as the harness names it, followed by the name of its filter where there is one
+    tuned: Estimate
+    base: Estimate | None = None
+    change: Estimate | None = None  # paired by example; None where the metric is no mean over examples
+
+
+def require_harness() -> None:
+    """Refuse, before anything is loaded, where the package is missing."""
+    try:
+        import lm_eval.models.huggingface  # noqa: F401
+    except ImportError as error:
+        raise FedKSeedError(f"tasks need lm-evaluation-harness: pip install 'fedkseed[harness]' ({error})") from error
+
+
+def scores(
+    tuned: TunedModel,
+    names: Sequence[str],
+    *,
+    own: Path | None = None,
+    shots: int | None = None,
+    examples: int | None = None,
+    as_tuned: bool = False,
+    beside_base: bool = False,
+) -> list[TaskScore]:
+    """Scores of the tuned model by the harness, which is given it as a model of `transformers`.
+
+    Args:
+        names: of tasks or groups of tasks, or paths of YAML files.
+        own: folder of further YAML files, as the harness reads them.
+        shots: solved examples before each question; None: as the task says.
+        examples: number of each task's, the first ones; None: all.
+        as_tuned: put requests in the words on which the model was tuned, in place of the task's own alone.
+
+    Raises:
+        FedKSeedError: a package, a task or its data is missing, or a model can't be loaded.
+    """
+    require_harness()
+    tasks = load_tasks(names, own, shots)
+    tokenizer = tuned.tokenizer()
+    if as_tuned:
+        tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
+    before = evaluate(tuned.load_base(), tokenizer, tasks, examples, as_tuned) if beside_base else None
+    return _compared(before, evaluate(tuned.merged(), tokenizer, tasks, examples, as_tuned))
+
+
+def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None = None) -> Any:
+    """Tasks with their data, as the harness's `evaluate` takes them.
+
+    Raises:
+        FedKSeedError: no task has a name, or its data can't be read.
+    """
+    from lm_eval.tasks import TaskManager
+
+    folders: list[str | Path] = [TASKS] if own is None else [TASKS, own]
+    manager = TaskManager(include_path=folders, include_defaults=False)
+    if unknown := _unknown(names, manager):  # the harness has thousands of files, which take seconds to read
+        manager = TaskManager(include_path=folders)
+        unknown = _unknown(names, manager)
+    if unknown:
+        near = get_close_matches(unknown[0], manager.all_tasks, n=3)
+        raise FedKSeedError(
+            f"no task is called {unknown[0]!r}; "
+            + (f"near to it are {', '.join(near)}" if near else "docs/evaluation.md says where there are lists of them")
+        )
+    try:
+        with _quiet():
+            found = manager.load(list(names))
+    except Exception as error:  # of the hub, of YAML, of a task's own code
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FedKSeedError(
+            f"the tasks {', '.join(names)} can't be loaded: {reason}; the harness's own tasks get their data from the "
+            "hub; general_knowledge, and tasks over files of yours (--tasks-from), need no network"
+        ) from error
+    for task in found["tasks"].values():
+        fixed = task.get_config("num_fewshot")
+        if fixed is None or (shots is not None and fixed != 0):  # 0: the task is for no examples
+            task.set_config(key="num_fewshot", value=shots or 0)
+        task.set_fewshot_seed(seed=SEED)
+    return found
+
+
+def _unknown(names: Sequence[str], manager: Any) -> list[str]:
+    known = set(manager.all_tasks)
+    return [name for name in names if name not in known and not Path(name).is_file()]
+
+
+def evaluate(model: Any, tokenizer: Any, tasks: Any, examples: int | None, as_tuned: bool) -> Mapping[str, Any]:
+    """The harness's results of a model, with a record of each example."""
+    import lm_eval
+    from lm_eval.models.huggingface import HFLM
+
+    make: Any = HFLM  # its registry hides its arguments
+    with _quiet():
+        wrapped = make(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
+        found: Any = lm_eval.evaluate(
+            wrapped, tasks, limit=examples, apply_chat_template=as_tuned, fewshot_as_multiturn=as_tuned
+        )
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep the harness from warning that a model has no name, and that a task leaves settings to their defaults."""
+    logger = logging.getLogger("lm_eval")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _compared(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[TaskScore]:
+    """The scores of a tuned model, beside those of its base model where these are known."""
+    first, rows = {} if before is None else _table(before), []
+    for (task, metric), (found, values) in _table(after).items():
+        base, known = first.get((task, metric), (None, None))
+        change = paired_change(known, values) if known and values else None
+        rows.append(TaskScore(task, metric, found, base, change))
+    return rows
+
+
+def _table(results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[Estimate, list[float] | None]]:
+    """By task and metric: the score, and those of the examples where it is their mean."""
+    table = {}
+    for task, found in {**results["results"], **results.get("groups", {})}.items():
+        for key, score in found.items():
+            metric, _, of = key.partition(",")  # as "acc,none" and "acc_stderr,none": of is the name of a filter
+            if not of or metric.endswith("_stderr"):
+                continue
+            error = found.get(f"{metric}_stderr,{of}")
+            estimate = Estimate(float(score), float(error) if isinstance(error, int | float) else math.inf)
+            samples = [one for one in results["samples"].get(task, ()) if one["filter"] == of]
+            values = [float(one[metric]) for one in samples if isinstance(one.get(metric), int | float)]
+            mean = len(values) == len(samples) > 1 and math.isclose(fmean(values), score, abs_tol=1e-9)
+            table[task, metric if of == "none" else f"{metric}, {of}"] = estimate, values if mean else None
+    return table

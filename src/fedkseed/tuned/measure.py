@@ -1,0 +1,78 @@
+"""Scores of a tuned model, and of its base model, on any file of examples."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+
+from ..data.federated import whole_set
+from ..evaluation.evaluate import evaluate
+from ..evaluation.metrics import metrics_of
+from ..evaluation.statistics import NOT_EVALUATED, Evaluation
+from ..recipe import schema
+from ..recipe.own_code import absolute
+from ..recipe.reading import typed
+from ..run.progress import Progress
+from .load import TunedModel
+
+
+def measure(
+    tuned: TunedModel,
+    data: str,
+    metrics: Sequence[str],
+    progress: Progress,
+    *,
+    examples: int | str = "all",
+    generated: int = 0,
+    max_tokens: int | None = None,
+    beside_base: bool = False,
+) -> tuple[Evaluation, Evaluation]:
+    """Scores of the base model, empty unless it is asked for, and of the tuned one.
+
+    The wording is that of the run, and so are the columns of the data and the lengths of texts, where the run is there.
+
+    Args:
+        data: a file or folder of examples, read as [data] source is.
+        metrics: names as in [evaluation] metrics; the loss is always measured.
+        examples: number of rows to draw, or `all`.
+        generated: number of answers to write, for metrics that score them.
+        max_tokens: longer examples are left out.
+
+    Raises:
+        FedKSeedError: the data or a model can't be read, or no metric has a name.
+    """
+    recipe = _recipe(tuned, data, metrics, examples, generated, max_tokens)
+    tokenizer = tuned.tokenizer()
+    held_out = whole_set(recipe, tokenizer, progress.note)
+    settings = recipe.evaluation
+    asked = metrics_of(settings, held_out.options)
+
+    def scores(model: nn.Module, what: str) -> Evaluation:
+        progress.begin(what, asked.work(held_out.examples, settings.generated if asked.written else 0))
+        return evaluate(
+            model,
+            tokenizer,
+            held_out.examples,
+            metrics=asked,
+            generated=settings.generated if asked.written else 0,
+            max_new_tokens=settings.max_new_tokens,
+            batch_size=settings.batch_size,
+            on_progress=progress.advance,
+        )
+
+    before = scores(tuned.load_base(), "base model") if beside_base else NOT_EVALUATED
+    return before, scores(tuned.load(), "tuned model")
+
+
+def _recipe(
+    tuned: TunedModel, data: str, metrics: Sequence[str], examples: int | str, generated: int, max_tokens: int | None
+) -> schema.Recipe:
+    """The run's recipe, or a default one, with this data and these metrics."""
+    known = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.Model(name=""))
+    wording: dict[str, Any] = {"template": tuned.wording.template, "separator": tuned.wording.separator}
+    limit = max_tokens or known.evaluation.max_tokens or known.data.max_tokens
+    table = known.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
+    asked = {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
+    settings = typed(schema.Evaluation, table | asked)
+    update = {"source": data, "max_tokens": limit, **wording}
+    return known.model_copy(update={"data": known.data.model_copy(update=update), "evaluation": settings})

@@ -1,0 +1,176 @@
+"""The card of a tuned model: a README.md with the front matter of Hugging Face, of facts that the run has kept.
+
+Files are named without their folders, and no row of the data is in it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from gguf import GGUFReader
+from huggingface_hub import ModelCardData
+from huggingface_hub.repocard import metadata_load
+
+from .. import __version__
+from ..data.layouts import Example
+from ..errors import FedKSeedError
+from ..evaluation.statistics import Evaluation, estimate, named, paired_change, title_of
+from ..models.load import find
+from ..run.privacy_plan import about as promise
+from ..run.store import Store
+from .load import CARD, OWN, TunedModel
+
+TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
+UNKNOWN = "unknown"  # as Hugging Face has it, of a licence
+LIBRARIES = {"hf": "transformers", "peft": "peft", "gguf": "gguf", "lora-gguf": "gguf", "fedkseed": "fedkseed"}
+RELATIONS = {"hf": "finetune", "peft": "adapter", "gguf": "quantized", "lora-gguf": "adapter", "fedkseed": "adapter"}
+
+
+def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: str, notes: Sequence[str] = ()) -> str:
+    """The card of an exported folder.
+
+    Args:
+        format_: of the folder, see `run.export`.
+        command: that made it.
+        dtype: of the weights.
+        notes: sentences on what the folder holds, and how near it is to the tuned model.
+    """
+    unread = {}
+    if tuned.store is not None and (reason := _unreadable(tuned.store)):
+        tuned, unread = replace(tuned, store=None), {"run": reason}
+    base = UNKNOWN if tuned.base is None else shortened(tuned.base)
+    relation: str | None = RELATIONS[format_]
+    title, opening = f"{base.rpartition('/')[2]}, tuned by federated learning", TUNED
+    if tuned.adapter is tuned.store is None:  # any folder, of a model that may never have been tuned
+        base = shortened(tuned.base or tuned.weights or UNKNOWN)
+        title = f"{base.rpartition('/')[2]}, in another format"
+        opening = f"It was made of `{shortened(str(tuned.path))}`, as it was found."
+        relation = "quantized" if format_ == "gguf" else None
+    data = ModelCardData(
+        license=licence(tuned.base or tuned.weights),
+        base_model=base,
+        base_model_relation=relation,
+        library_name=LIBRARIES[format_],
+        pipeline_tag="text-generation",
+        tags=["fedkseed", *(["federated-learning"] if opening == TUNED else []), format_],
+    )
+    data[OWN] = {"template": tuned.wording.template, "separator": tuned.wording.separator, "dtype": dtype}
+    facts = {"base model": f"`{base}`", **_facts(tuned), **unread, "licence of the base model": data["license"]}
+    prompt = tuned.wording.text(Example("INSTRUCTION", ""), tokenizer)
+    parts = [
+        f"---\n{data.to_yaml()}\n---",
+        f"# {title}",
+        " ".join([opening, *notes]),
+        _table(("", ""), facts.items()),
+        *_measured(tuned),
+        f"## Prompt\n\nfedkseed asks it so:\n\n```text\n{prompt}\n```",
+        f"## Made by\n\n    {command}\n\nfedkseed {__version__}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def shortened(name: str) -> str:
+    """A model's or a file's name without the folders of one machine."""
+    path = Path(name).expanduser()
+    return path.name if path.is_absolute() or path.exists() or name.startswith(".") else name
+
+
+def licence(base: str | None) -> str:
+    """The licence that a base model's folder or file names; UNKNOWN if it names none."""
+    if base is None:
+        return UNKNOWN
+    try:
+        source = find(base)
+        if source.gguf is not None:
+            field = GGUFReader(Path(source.name) / source.gguf).fields.get("general.license")
+            return UNKNOWN if field is None else str(field.contents())
+        own = Path(source.name) / CARD
+        found = (metadata_load(own) or {}).get("license") if own.is_file() else None
+    except Exception:  # a base model that has moved, or a card of another's that can't be read, names no licence
+        return UNKNOWN
+    return found if isinstance(found, str) else UNKNOWN
+
+
+def _unreadable(store: Store) -> str | None:
+    """The reason why nothing of a run is in the card; None: it can be read. Its model can be exported in any case."""
+    try:
+        store.require_sound()
+    except FedKSeedError:
+        return "not read: an earlier release made it, or it is damaged; see `fedkseed verify`"
+    return None
+
+
+def _facts(tuned: TunedModel) -> dict[str, str]:
+    """The origin of the model, row by row, as far as it is known."""
+    found: dict[str, str] = {}
+    adapter, recipe, store = tuned.adapter, None, tuned.store
+    rounds: Any = adapter.provenance.get("rounds") if adapter is not None else None
+    spent: Any = adapter.provenance.get("privacy") if adapter is not None else None
+    if adapter is not None:
+        found["digest of the base model"] = f"`{adapter.base}`"
+        found["digest of the tuned model"] = f"`{adapter.tuned or 'unknown: its server had no model'}`"
+        found["algorithm"] = str(adapter.provenance.get("algorithm", "unknown"))
+    if store is not None:
+        recipe, identity = store.load_recipe(), store.recall("identity") or {}
+        rounds = store.rounds if rounds is None else rounds
+        found.setdefault("digest of the base model", f"`{identity.get('a base model of digest', 'unknown')}`")
+        found.setdefault("algorithm", recipe.training.algorithm)
+        found["data"] = f"`{shortened(recipe.data.source)}`"
+        holdings, reports = store.recall("clients") or {}, store.reports()[:rounds]
+        count = len(holdings.get("examples", ())) or recipe.clients.count
+        most = max((len(report["clients"]) for report in reports), default=0)
+        found["clients"] = f"{count or 'unknown'}, {most} a round at most"
+        found["traffic of all rounds"] = f"{sum(r['bytes_total'] for r in reports):,} bytes"
+        found["digest of the run"] = f"`{store.head(rounds).hex()}`"
+        spent = spent or promise(recipe, rounds).get("privacy")
+    if rounds is not None:
+        found["rounds"] = str(rounds)
+    if found:
+        found["differential privacy"] = _protection(spent)
+    return found
+
+
+def _protection(spent: Any) -> str:
+    if not spent:
+        return "none"
+    epsilon, delta, unit = spent["epsilon"], spent["delta"], spent["unit"]
+    clients = "; simulated for a larger federation: no protection of these clients" if spent.get("simulated") else ""
+    return f"epsilon {epsilon:.3g}, delta {delta:g}, for one {unit}{clients}"
+
+
+def _measured(tuned: TunedModel) -> list[str]:
+    """The table of metrics before and after, each with its standard error."""
+    if tuned.store is None:
+        return []
+    evaluations = tuned.store.evaluations()
+    rounds = tuned.adapter.provenance.get("rounds") if tuned.adapter is not None else tuned.store.rounds
+    if 0 not in evaluations or rounds not in evaluations:
+        return []
+    before, after = Evaluation.of(evaluations[0]), Evaluation.of(evaluations[rounds])
+    rows = []
+    for of, found in after.every.items():
+        first = before.every[of].measures if of in before.every else {}
+        for name, values in found.measures.items():
+            known = first.get(name, [])
+            change = str(paired_change(known, values)) if len(known) == len(values) else ""
+            title = f"{named(of, title_of(name))} ({len(values):,})"
+            rows.append((title, str(estimate(known)) if known else "", str(estimate(values)), change))
+    heads = "held-out metric (examples)", "base model", "tuned", "change, paired"
+    whose = f"Each number is a mean and its standard error, of the model as the run had it, in {tuned.dtype}."
+    return [f"## Measured\n\n{_table(heads, rows)}\n\n{whose}"]
+
+
+def _table(heads: Sequence[str], rows: Any) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def require_known_format(format_: str) -> None:
+    """Refuse the name of a format that no folder has.
+
+    Raises:
+        FedKSeedError: it is none.
+    """
+    if format_ not in LIBRARIES:
+        raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")

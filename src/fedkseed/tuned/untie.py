@@ -1,0 +1,43 @@
+"""A model with an output matrix of its own, in place of one that it shares with the input embedding."""
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ..errors import FedKSeedError
+from ..files import folder
+from ..models.load import load_model, load_tokenizer
+from ..models.loss import output_layer
+
+
+def untie(model: str, output: Path, dtype: str = "float32") -> int:
+    """Write a model whose output matrix is a copy of its input embedding, as a folder; it predicts what it did.
+
+    Where the output layer alone is tuned, the layers before it then stay as they are, and clients run each of their
+    rows through them once, see `Remembered`. All parties take the written folder, or write it themselves.
+
+    Args:
+        model: see `fedkseed.models.load.find`.
+        output: new folder.
+        dtype: of the weights written.
+
+    Returns:
+        The number of weights that it has more.
+
+    Raises:
+        FedKSeedError: the model can't be loaded, has no output matrix or one of its own, or the folder exists.
+    """
+    if output.exists():
+        raise FedKSeedError(f"{output} exists already; choose another folder")
+    tokenizer = load_tokenizer(model)
+    loaded: Any = load_model(model, dtype)
+    layer: Any = output_layer(loaded)
+    if layer.weight is not loaded.get_input_embeddings().weight:
+        raise FedKSeedError(f"the output matrix of {model} has memory of its own already: use the model as it is")
+    layer.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)
+    loaded.config.tie_word_embeddings = False
+    with folder(output, 0o777) as part:
+        loaded.save_pretrained(part)
+        tokenizer.save_pretrained(part)
+    return layer.weight.numel()

@@ -1,0 +1,37 @@
+"""Choice of the way to hold a model's weights."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from ..directions import Pool
+from ..directions.factors import Basis
+from ..errors import FedKSeedError
+from .base import Pooled
+from .factored import Factored
+from .in_memory import InPlace, Materialized
+from .layout import Layout
+from .lazy import Lazy
+from .streamed import Streamed
+
+MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace, "factored": Factored}
+
+
+def hold(
+    model: nn.Module, pool: Pool, tuned: Sequence[str] = ("*",), mode: str = "auto", basis: Basis | None = None
+) -> Pooled:
+    """Take over a model's weights; `auto` makes none for factored directions, and streams them if that is cheap.
+
+    Args:
+        basis: the factors of the pool's directions, for the families that need them.
+    """
+    layout = Layout(model, tuned)
+    pool = pool.fitted(layout.shapes, basis)
+    if mode == "auto" and pool.factored:
+        mode = "factored"
+    if mode == "auto":
+        quantised = any(isinstance(entry.tensor, Lazy) for entry in layout.tuned)
+        mode = "streamed" if pool.transformed or quantised else "in place"
+    if mode not in MODES:
+        raise FedKSeedError(f"no mode is called {mode!r}; choose auto, {' or '.join(MODES)}")
+    return MODES[mode](layout, pool)

@@ -1,0 +1,87 @@
+"""What the command refuses before it loads a model, and the certificates that it needs."""
+
+import os
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from fedkseed.cli.commands import app
+from fedkseed.network.protocol.certs import add, make, request, sign
+
+from ..network.peers.test_roster import START
+
+
+@pytest.fixture
+def files(tmp_path, model_folder, data_file) -> Path:
+    """A folder with all that peer 0 of two needs."""
+    keys = tmp_path / "keys"
+    make(keys, 0, ["localhost"], 2)
+    for number in range(2):
+        add(keys, request(tmp_path / f"key-{number}"))
+        sign(keys, number, [], 2)
+    peers = [{"key": (keys / f"client-{number}.pub").read_text().strip()} for number in range(2)]
+    (tmp_path / "peers.toml").write_text(tomli_w.dumps({"start": START, "seconds": 5, "peers": peers}))
+    recipe = {
+        "model": {"name": str(model_folder)},
+        "clients": {"split": "files", "cohort": 2},
+        "training": {"rounds": 2, "steps": 4, "lr": 1e-3},
+        "data": {"held_out": "capital"},
+    }
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(recipe))
+    (tmp_path / "rows.jsonl").write_text(data_file.read_text())
+    return tmp_path
+
+
+def refusal(files: Path, *changes: str, **options: object) -> str:
+    """The line with which `fedkseed peer` ends."""
+    given: dict[str, object] = {
+        "peers": files / "peers.toml", "data": files / "rows.jsonl", "key": files / "key-0",
+        "cert": files / "keys" / "client-0.pem", "ca": files / "keys" / "ca.pem", "listen": "127.0.0.1:1",
+        "state": files / "state",
+    }  # fmt: skip
+    given |= options
+    arguments = [str(part) for name, value in given.items() for part in (f"--{name}", value)]
+    sets = [part for change in changes for part in ("--set", change)]
+    done = CliRunner().invoke(app, ["peer", str(files / "recipe.toml"), *arguments, *sets], env={"COLUMNS": "400"})
+    assert done.exit_code == 2, done.output
+    return done.output
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "text"),
+    [
+        ([], {"listen": "8443"}, "--listen takes HOST:PORT, as 0.0.0.0:8443, got '8443'"),
+        ([], {"listen": "localhost:99999"}, "--listen takes HOST:PORT"),
+        ([], {"data": "none.jsonl"}, "a client's data is a file of its own"),
+        ([], {"key": "none"}, "there is no file none"),
+        ([], {"peers": "none.toml"}, "can't read the peers' file"),
+        (["clients.count=5", "clients.cohort=2"], {}, "[clients] count = 5, the peers' file has 2: leave count out"),
+        (["training.algorithm=fedkseed-pro"], {}, "peers take fedkseed, fedkseed-plus and"),
+        (["secure.norm=1.0"], {}, "[secure] needs a server"),
+        (["clients.split=even"], {}, "every client has a file of its own: set split = 'files'"),
+    ],
+    ids=["listen", "port", "data", "key", "peers", "count", "pro", "secure", "split"],
+)
+def test_a_command_that_cannot_work_ends_with_one_line(files, changes, options, text):
+    assert text in refusal(files, *changes, **options).replace("\n", " ")
+
+
+def test_keys_and_certificates_that_do_not_fit_are_refused(files):
+    stranger = request(files / "stranger").with_suffix("")
+    assert "is none of the 2 in" in refusal(files, key=stranger)
+    assert "is not for the key" in refusal(files, cert=files / "keys" / "client-1.pem")
+    os.chmod(files / "key-0", 0o644)
+    assert "others can read the key" in refusal(files)
+
+
+def test_certificates_are_signed_by_a_command_once(files):
+    add(files / "keys", request(files / "third"))
+    command = ["certs", "sign", str(files / "keys"), "2", "--host", "peer2.example.org"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0
+    assert (files / "keys" / "client-2.pem").read_text().startswith("-----BEGIN CERTIFICATE")
+    assert "there is a file" in CliRunner().invoke(app, command).output
+    command[3] = "7"
+    assert "client-7.pub, which is needed" in CliRunner().invoke(app, command).output.replace("\n", "")

@@ -1,0 +1,265 @@
+import gzip
+import json
+import tracemalloc
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from datasets import Dataset
+
+from fedkseed import FedKSeedError
+from fedkseed.data import file_formats as formats
+from fedkseed.data.file_formats import MAX_LINE, MAX_RATIO, SMALL
+from fedkseed.data.layouts import Example, Turn
+from fedkseed.data.sources import Reader, read
+
+GOOD = '{"instruction": "a", "response": "b"}'
+
+
+def test_the_sample_that_is_shipped_has_300_rows_of_each_category():
+    examples = read("dolly-sample")
+    categories = [e.category for e in examples]
+    assert len(examples) == 2400
+    assert all(categories.count(c) == 300 for c in set(categories))
+
+
+def test_the_sample_of_intents_is_a_task_of_seven_classes():
+    examples = read("intents")
+    counts = Counter(example.response for example in examples)
+    assert len(examples) == 693
+    assert len(counts) == 7
+    assert min(counts.values()) == 80
+    assert max(counts.values()) == 122
+    assert len({example.instruction for example in examples}) == len(examples)
+    assert all(example.category == example.response and not example.context for example in examples)
+
+
+def test_gzipped_and_plain_files_read_alike_and_blank_lines_do_not_count(tmp_path):
+    text = f"{GOOD}\n\n{GOOD}\n".encode()
+    (tmp_path / "a.jsonl").write_bytes(text)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text))
+    assert read(str(tmp_path / "a.jsonl")) == read(str(tmp_path / "a.jsonl.gz"))
+    assert len(read(str(tmp_path / "a.jsonl"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"instruction": "a", "resp', "line 2: not valid JSON"),
+        ("[1]", "line 2: expected a JSON object, got list"),
+        ('{"instruction": "a", "answer": "b"}', "line 2: no column response; columns found: instruction, answer"),
+        (json.dumps({"instruction": 1, "response": "b"}), "line 2: instruction must be text, got int"),
+        (b"\xff\xfe", "line 2: not valid UTF-8"),
+        ("9" * 5000, "line 2: not valid JSON"),
+        ("[" * 100_000, "line 2: not valid JSON"),
+        ('{"instruction": "a", "response": "\\ud800"}', "half a character"),
+    ],
+)
+def test_a_broken_line_is_refused_with_its_number(tmp_path, line, message):
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(GOOD.encode() + b"\n" + (line if isinstance(line, bytes) else line.encode()))
+    with pytest.raises(FedKSeedError, match=message):
+        read(str(path))
+
+
+def test_missing_empty_and_damaged_files_are_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match="no data file at"):
+        read(str(tmp_path / "none.jsonl"))
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(FedKSeedError, match="holds no examples"):
+        read(str(tmp_path / "empty.jsonl"))
+    (tmp_path / "cut.jsonl.gz").write_bytes(gzip.compress(f"{GOOD}\n".encode() * 1000)[:-20])
+    flipped = bytearray(gzip.compress(f"{GOOD}\n".encode() * 1000))
+    flipped[40] ^= 255
+    (tmp_path / "flipped.jsonl.gz").write_bytes(bytes(flipped))
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1 not")
+    for name in ("cut.jsonl.gz", "flipped.jsonl.gz", "broken.parquet"):
+        with pytest.raises(FedKSeedError, match="can't be read"):
+            read(str(tmp_path / name))
+
+
+def test_parquet_with_other_column_names(tmp_path):
+    Dataset.from_dict({"q": ["1?", "2?"], "a": ["one", "two"], "more": ["x", "y"]}).to_parquet(tmp_path / "a.parquet")
+    columns = {"instruction": "q", "response": "a"}
+    assert read(str(tmp_path / "a.parquet"), columns) == [Example("1?", "one"), Example("2?", "two")]
+    with pytest.raises(FedKSeedError, match="row 1: no column response; columns found: q, a, more"):
+        read(str(tmp_path / "a.parquet"), {"instruction": "q"})
+    with pytest.raises(FedKSeedError, match="no field is called 'answer'"):
+        read(str(tmp_path / "a.parquet"), {"answer": "a"})
+
+
+def lines(*rows: dict) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+ROW, OTHER = {"instruction": "a", "response": "b"}, {"instruction": "c", "response": "d"}
+
+
+def test_rows_without_a_response_are_left_out_and_counted_and_repeated_ones_are_counted(tmp_path):
+    path = tmp_path / "sales.jsonl"
+    path.write_text(lines(ROW, {**ROW, "response": " "}, OTHER, {**ROW, "response": None}, ROW | {"context": None}))
+    part = Reader().part(str(path))
+    assert [part.place(k).removeprefix(str(path)) for k in range(3)] == [", line 1", ", line 3", ", line 5"]
+    assert part.examples == [Example("a", "b"), Example("c", "d"), Example("a", "b")]
+    assert part.said("more") == (
+        "sales.jsonl: 3 rows as instruction and response; 2 without a response left out, 1 repeated, more"
+    )
+    assert read(str(path)) == part.examples
+    path.write_text(lines({**ROW, "response": ""}))
+    with pytest.raises(FedKSeedError, match="holds no examples to learn from: none of its 1 rows has a response"):
+        read(str(path))
+
+
+def test_a_strict_reader_refuses_them_with_their_places(tmp_path):
+    path, strict = tmp_path / "a.jsonl", Reader(strict=True)
+    path.write_text(lines(ROW, OTHER))
+    assert strict.part(str(path)).said() == "a.jsonl: 2 rows as instruction and response"
+    path.write_text(lines(ROW, OTHER, {**ROW, "response": " "}))
+    with pytest.raises(
+        FedKSeedError, match=r"a.jsonl, line 3: the response is empty.*remove the row, or set .data. str"
+    ):
+        strict.part(str(path))
+    path.write_text(lines(ROW, OTHER, ROW))
+    with pytest.raises(FedKSeedError, match=r"a.jsonl, line 3: the row is the same as that of line 1; remove the row"):
+        strict.part(str(path))
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "layout", "title"),
+    [
+        ("a.csv", {}, None, "prompt and completion"),
+        ("a.csv", {"text": "completion"}, None, "plain text"),
+        ("a.csv", {"instruction": "prompt", "response": "completion"}, "alpaca", "instruction, input and output"),
+    ],
+)
+def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path, name, columns, layout, title):
+    pd.DataFrame({"prompt": ["a", "c"], "completion": ["b", "d"]}).to_csv(tmp_path / name)
+    part = Reader(columns, layout).part(str(tmp_path / name))
+    assert part.said() == f"a.csv: 2 rows as {title}"
+    assert [e.response for e in part.examples] == ["b", "d"]
+    assert [e.instruction for e in part.examples] == (["", ""] if "text" in columns else ["a", "c"])
+
+
+def test_conversations_of_a_saved_data_set_are_read(tmp_path):
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+    Dataset.from_dict({"messages": [turns, turns[:1]]}).save_to_disk(tmp_path / "saved")
+    part = Reader().part(str(tmp_path / "saved"))
+    assert part.said() == "saved: 1 row as conversations; 1 without a response left out"
+    assert part.examples == [Example("Hi", "Hello.", turns=(Turn("user", "Hi"),))]
+
+
+def folder(path: Path) -> Path:
+    """The files of four clients: two files, a folder with two files, and a saved data set; beside hidden files."""
+    (path / "legal").mkdir(parents=True)
+    (path / "it.JSONL").write_text(lines(ROW))
+    pd.DataFrame([{"prompt": "q", "completion": "a"}] * 2).to_csv(path / "hr.csv.gz", index=False)
+    for name in ("b.json", "a.jsonl"):
+        (path / "legal" / name).write_text(lines({**ROW, "context": name}))
+    Dataset.from_list([OTHER]).save_to_disk(path / "tax")
+    for hidden in (path / ".DS_Store", path / "legal" / "._a.jsonl"):
+        hidden.write_bytes(b"\0")
+    return path
+
+
+def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
+    found = Reader().folder(str(folder(tmp_path / "all")))
+    assert [*found] == ["hr", "it", "legal", "tax"]
+    assert [part.said() for parts in found.values() for part in parts] == [
+        "hr.csv.gz: 2 rows as prompt and completion; 1 repeated",
+        "it.JSONL: 1 row as instruction and response",
+        "legal/a.jsonl: 1 row as instruction and response",
+        "legal/b.json: 1 row as instruction and response",
+        "tax: 1 row as instruction and response",
+    ]
+    assert [e.context for part in found["legal"] for e in part.examples] == ["a.jsonl", "b.json"]
+
+
+def test_upper_case_endings_are_read(tmp_path):
+    (tmp_path / "it.JSONL").write_text(json.dumps({"instruction": "a", "response": "b"}) + "\n")
+    (tmp_path / "hr.CSV").write_text("prompt,completion\nc,d\n")
+    found = Reader().folder(str(tmp_path))
+    assert {name: [e.response for part in parts for e in part.examples] for name, parts in found.items()} == {
+        "hr": ["d"], "it": ["b"]
+    }  # fmt: skip
+
+
+def test_clients_whose_names_differ_by_their_format_alone_keep_their_whole_names(tmp_path):
+    names = ["hr.json", "hr.json.json", "hr.jsonl", "it.jsonl"]
+    for name in names:
+        (tmp_path / name).write_text(lines(ROW))
+    assert [*Reader().folder(str(tmp_path))] == names
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "it.docx", "legal/more.xlsx", "README", "legal/deeper/a.jsonl"])
+def test_a_file_that_is_not_read_is_refused_by_name_and_never_left_out(tmp_path, name):
+    path = folder(tmp_path / "all") / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(lines(ROW))
+    refused = path.parent if "deeper" in name else path
+    with pytest.raises(FedKSeedError, match=f"{refused} is no data file .*convert it, or move it out"):
+        Reader().folder(str(tmp_path / "all"))
+
+
+def test_folders_without_files_are_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match="no folder with data files"):
+        Reader().folder(str(tmp_path / "none"))
+    (tmp_path / "all" / "hr").mkdir(parents=True)
+    with pytest.raises(FedKSeedError, match=r"the folder of a client, .*/hr, holds no data files"):
+        Reader().folder(str(tmp_path / "all"))
+
+
+def test_what_gzip_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path):
+    line = json.dumps({"instruction": "a", "response": "b" * 10_000}).encode() + b"\n"
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * (SMALL // len(line) + 2)))
+    assert (tmp_path / "bomb.jsonl.gz").stat().st_size * MAX_RATIO < SMALL
+    with pytest.raises(FedKSeedError, match=r"line 16.*: a file has at most 4,194,304 lines"):
+        read(str(tmp_path / "bomb.jsonl.gz"))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, ending):
+    path = tmp_path / f"bomb.{ending}"
+    with gzip.open(path, "wb", 1) if ending.endswith("gz") else path.open("wb") as file:
+        for _ in range(8):
+            file.write(bytes(MAX_LINE))
+    tracemalloc.start()
+    try:
+        with pytest.raises(FedKSeedError, match="line 1: a line has at most 16,777,216 bytes"):
+            read(str(path))
+        assert tracemalloc.get_traced_memory()[1] < 4 * MAX_LINE
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_of_more_rows_than_fit_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(formats, "MAX_ROWS", 2)
+    (tmp_path / "a.jsonl").write_text(f"{GOOD}\n" * 3)
+    Dataset.from_dict({"instruction": ["x"] * 3, "response": ["y"] * 3}).to_parquet(tmp_path / "a.parquet")
+    for name, match in (("a.jsonl", "line 3: a file has at most 2 lines"), ("a.parquet", "at most 2 rows .* has 3 of")):
+        with pytest.raises(FedKSeedError, match=match):
+            read(str(tmp_path / name))
+
+
+def test_a_device_is_no_data_file():
+    with pytest.raises(FedKSeedError, match="no data file at /dev/zero"):
+        read("/dev/zero")
+
+
+def test_files_with_flipped_bytes_are_read_or_refused(tmp_path):
+    """Of each kind of file 200, one byte of which is another."""
+    rng, path = np.random.default_rng(5), tmp_path / "a.jsonl"
+    rows = [{"instruction": f"q{k}", "response": "r" * k, "category": "c"} for k in range(1, 20)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+        whole, damaged = (tmp_path / name).read_bytes(), tmp_path / f"damaged.{name}"
+        for _ in range(200 if name != "a.parquet" else 50):  # parquet's library takes longer
+            flipped = bytearray(whole)
+            flipped[rng.integers(len(whole))] ^= int(rng.integers(1, 256))
+            damaged.write_bytes(flipped)
+            with suppress(FedKSeedError):
+                read(str(damaged))

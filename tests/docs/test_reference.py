@@ -1,0 +1,49 @@
+"""The reference of a recipe's keys: every key of the schema, its limits and default, and the source's comments."""
+
+from pathlib import Path
+
+from docs.build.reference import comments, reference
+from pydantic import BaseModel
+
+from fedkseed.recipe.reading import table_of
+from fedkseed.recipe.schema import Clients, Recipe
+
+PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
+
+
+def keys(kind: type[BaseModel], place: str = "") -> set[str]:
+    found = set()
+    for name, field in kind.model_fields.items():
+        inner = table_of(field.annotation)
+        found |= {f"{place}{name}"} if inner is None else keys(inner, f"{place}{name}.")
+    return found
+
+
+def test_the_page_is_that_of_the_schema():
+    assert PAGE.read_text() == reference(), "python -m docs.build.reference > docs/recipe.md"
+
+
+def test_every_key_has_a_row_under_its_table():
+    place, listed = "", set()
+    for line in reference().splitlines():
+        if line.startswith("## "):
+            place = line.strip("# []") + "."
+        elif line.startswith("| `"):
+            listed.add(place + line.split("`")[1])
+    assert listed == keys(Recipe)
+    assert {"seed", "model.name", "evaluation.sets.path", "privacy.simulated.cohort"} <= listed
+
+
+def test_rows_say_values_defaults_and_meanings():
+    lines = reference().splitlines()
+    for row in (
+        "| `alpha` | number | `0.5` | of the Dirichlet split over categories |",
+        "| `seed` | whole number ≥ 0, < 2^63 | `0` | of all draws: directions, data, cohorts, batches |",
+        '| `held_out` | text or number > 0, < 1 | `"summarization"` | A category, or a share of all rows; for data '
+        "without the category of the default 0.1. |",
+        "| `clip` | number > 0 | none | largest \\|ρ\\|; the paper has no limit |",
+        "| `probes` | whole number ≥ 1 | `1` | P, directions a step |",
+    ):
+        assert row in lines
+    assert comments(Clients)["draw"].startswith("Of a round's cohort: from all clients, or from those that have not")
+    assert lines.count("## [[evaluation.sets]]") == 1

@@ -1,0 +1,152 @@
+"""A federation of three clients with a file each, and the same run in one process to compare with."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from tomllib import loads
+
+import pytest
+from tomli_w import dumps
+
+pytest.importorskip("flwr", reason="the extra `flower` is not installed")
+
+from flwr.app import Message
+
+from fedkseed import encode, start
+from fedkseed.network.flower.client.app import client_app
+from fedkseed.network.flower.loopback import Deliver, LoopbackGrid, to_apps
+from fedkseed.network.flower.server.app import serve
+from fedkseed.network.protocol.client.consent import Owner
+from fedkseed.network.protocol.client.policy import Policy
+from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.envelope import Task, digest_of
+from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.reading import parse, typed
+from fedkseed.recipe.schema import Trust
+from fedkseed.run import digest_chain as chain
+from fedkseed.run.progress import Silent, Standing
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.store import Store
+
+from ...conftest import recipe_text, rows
+
+NODES = (111, 222, 333)  # as Flower names them
+# Of clients with a dozen rows, which answer whatever the tests of the network ask for.
+POLICY = f"""
+[data]
+held_out = ["capital"]
+secret_batches = false
+min_examples = 1
+[training]
+algorithms = {list(ALGORITHMS)}
+min_batch_size = 2
+min_steps = 1
+max_steps = 1000000
+max_numbers = 1000000
+"""
+OPEN = typed(Policy, loads(POLICY))
+
+
+def recorded(task: Task) -> Task:
+    """The task with a history of no rounds, to whose link its message belongs."""
+    link = chain.link(task.stem, chain.digest(task.message))
+    return replace(task, links=link, head=chain.head(None, link))
+
+
+@dataclass
+class Notes(Silent):
+    """Keeps what was told, and how each client stood."""
+
+    told: list[str] = field(default_factory=list)
+    standings: dict[int, list[str]] = field(default_factory=dict)
+
+    def clients(self, numbers: Collection[int], standing: Standing) -> None:
+        for number in numbers:
+            self.standings.setdefault(number, []).append(standing)
+
+    def note(self, text: str) -> None:
+        self.told.append(text)
+
+    def has(self, text: str) -> bool:
+        return any(text in line for line in self.told)
+
+
+@dataclass
+class Setting:
+    """What the tests of a network start from."""
+
+    folder: Path
+    model: Path
+    kept: dict[int, Worker] = field(default_factory=dict)  # models stay loaded from test to test, as in a worker
+
+    @property
+    def files(self) -> list[Path]:
+        return sorted((self.folder / "data").iterdir())
+
+    def text(self, network: str = "", more: str = "", **changes: str) -> str:
+        lines = {
+            "count": 'split = "files"',
+            "cohort": "cohort = 3",
+            "rounds": "rounds = 3",
+            "generated": "generated = 0",
+        } | changes
+        text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
+        # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
+        resolved = networked(parse(loads(text)))
+        trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != Trust() else ""
+        clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
+        return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
+
+    def first(self, client: int, **changes: str) -> Task:
+        """The task of a client in the first round, unsigned and without a history."""
+        recipe = parse(loads(self.text(**changes)))
+        strategy = Simulation(recipe).strategy
+        text = recipe_for_clients(recipe, len(NODES))
+        return Task(client, 600.0, digest_of(text), text, encode(strategy.broadcast(strategy.init(), [client])[client]))
+
+    def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
+        """A new run's directory, as `fedkseed server` makes it."""
+        with Store.create(directory, parse(loads(self.text(network, **changes))).to_toml()):
+            Numbers.register(directory, NODES)
+            return directory
+
+    def workers(self) -> dict[int, Worker]:
+        owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
+        return {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+
+    def deliver(self) -> Deliver:
+        workers = self.kept = self.kept or self.workers()
+        apps = {
+            node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+            for node, worker in workers.items()
+        }
+        return to_apps(apps, {})
+
+    def serve(
+        self,
+        directory: Path,
+        deliver: Callable[[Message], Iterable[Message]] | None = None,
+        nodes: Callable[[], Sequence[int]] = lambda: NODES,
+        notes: Notes | None = None,
+    ):
+        return serve(directory, LoopbackGrid(nodes, deliver or self.deliver()), notes or Notes())
+
+
+@pytest.fixture(scope="session")
+def setting(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Setting:
+    folder = tmp_path_factory.mktemp("network")
+    (folder / "data").mkdir()
+    for number in range(3):
+        part = [row for k, row in enumerate(rows()) if k % 3 == number]
+        (folder / "data" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in part))
+    return Setting(folder, model_folder)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(setting: Setting, tmp_path_factory: pytest.TempPathFactory):
+    """The same recipe in one process."""
+    return start(parse(loads(setting.text())), tmp_path_factory.mktemp("alone") / "run")

@@ -1,0 +1,218 @@
+"""The state of a server's connections: sessions, tasks, replies, keys."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedkseed.network.https.connections import AWAY, FRESH, HELLO, Hub, RequestError
+from fedkseed.network.https.task_files import KEY, Stub
+from fedkseed.network.protocol.carrier import Parcel
+from fedkseed.network.protocol.signatures import fingerprint, sign
+
+from .test_task_files import task
+
+KEYS = [ec.generate_private_key(ec.SECP256R1()) for _ in range(3)]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def hub(clock) -> Hub:
+    return Hub([key.public_key() for key in KEYS], clock)
+
+
+def proof(hub: Hub, key: ec.EllipticCurvePrivateKey, challenge: bytes = b"") -> bytes:
+    challenge = challenge or hub.challenge()
+    name = fingerprint(key.public_key())
+    return challenge + name + sign(key, HELLO + challenge + name)
+
+
+def begun(hub: Hub, number: int) -> str:
+    got, token = hub.session(proof(hub, KEYS[number]))
+    assert got == number
+    return token
+
+
+def refused(status: int, call: Callable[[], object]) -> None:
+    with pytest.raises(RequestError) as refusal:
+        call()
+    assert refusal.value.status == status, str(refusal.value)
+
+
+def waits(hub: Hub, token: str, seconds: float = 0.0, after: bytes = b"") -> bytes | None:
+    return asyncio.run(hub.next(token, after, seconds))
+
+
+def parcel(client: int, seconds: float = 60.0) -> Parcel:
+    return Parcel(client, task(client).encode(), 0, seconds)
+
+
+def test_a_task_goes_to_its_client_and_the_reply_back(hub):
+    token, other = begun(hub, 1), begun(hub, 2)
+    (key,) = hub.send([parcel(1)])
+    stub = Stub.decode(waits(hub, token) or b"")
+    assert stub.key.hex() == key
+    assert stub.task(hub.file) == task(1).encode()
+    assert waits(hub, other) is None
+    assert waits(hub, token, after=stub.key) is None, "it has this one already"
+    assert hub.arrived([key]) == []
+    hub.answer(token, stub.key, b"a reply")
+    (arrival,) = hub.arrived([key])
+    assert (arrival.key, arrival.node, arrival.data, arrival.trouble) == (key, 1, b"a reply", None)
+    assert hub.arrived([key]) == [], "it was taken"
+    assert waits(hub, token) is None, "it was answered"
+
+
+def test_a_client_that_waits_gets_its_task_at_once(hub):
+    token = begun(hub, 0)
+
+    async def both() -> bytes | None:
+        waiting = asyncio.create_task(hub.next(token, b"", 3600))
+        while 0 not in [n for n, seat in hub._seats.items() if seat.waiting]:
+            await asyncio.sleep(0)
+        await asyncio.to_thread(hub.send, [parcel(0)])  # as by the thread of the rounds
+        return await asyncio.wait_for(waiting, 30)
+
+    assert Stub.decode(asyncio.run(both()) or b"").task(hub.file) == task(0).encode()
+
+
+def test_the_last_of_several_tasks_counts_and_an_answer_to_an_earlier_one_too(hub):
+    token = begun(hub, 0)
+    first, second = hub.send([parcel(0), parcel(0)])
+    assert Stub.decode(waits(hub, token) or b"").key.hex() == second
+    hub.answer(token, bytes.fromhex(first or ""), b"to the first")
+    assert [arrival.data for arrival in hub.arrived([first or "", second or ""])] == [b"to the first"]
+
+
+def test_a_task_whose_time_is_over_is_not_handed_out(hub, clock):
+    token = begun(hub, 0)
+    hub.send([parcel(0, seconds=5)])
+    clock.now += 6
+    assert waits(hub, token) is None
+
+
+def test_files_of_tasks_that_are_over_are_forgotten(hub, clock):
+    hub.send([parcel(0, seconds=5)])
+    stub, _ = Stub.of(bytes(KEY), task(0).encode())
+    assert hub.file(stub.names[2]) == task(0).message
+    clock.now += 6
+    hub.send([])
+    refused(404, lambda: hub.file(stub.names[2]))
+
+
+def test_an_answer_is_taken_once_and_from_its_client_alone(hub, clock):
+    token, other = begun(hub, 1), begun(hub, 2)
+    (key,) = hub.send([parcel(1)])
+    name = bytes.fromhex(key or "")
+    refused(410, lambda: hub.answer(other, name, b"by another"))
+    refused(410, lambda: hub.answer(token, bytes(KEY), b"to no task"))
+    hub.answer(token, name, b"a reply")
+    refused(410, lambda: hub.answer(token, name, b"once more"))
+    assert [arrival.data for arrival in hub.arrived([key or ""])] == [b"a reply"]
+
+
+def test_a_challenge_is_signed_once_soon_and_with_a_registered_key(hub, clock):
+    challenge = hub.challenge()
+    good = proof(hub, KEYS[0], challenge)
+    refused(401, lambda: hub.session(good[:-1]))
+    refused(401, lambda: hub.session(bytes(128)))
+    refused(401, lambda: hub.session(bytes([good[0] ^ 1]) + good[1:]))
+    refused(403, lambda: hub.session(good[:-1] + bytes([good[-1] ^ 1])))
+    refused(403, lambda: hub.session(proof(hub, ec.generate_private_key(ec.SECP256R1()))))
+    stolen = good[:32] + fingerprint(KEYS[1].public_key()) + good[64:]
+    refused(403, lambda: hub.session(stolen))
+    assert hub.session(good)[0] == 0
+    refused(401, lambda: hub.session(good))
+    late = proof(hub, KEYS[0])
+    clock.now += FRESH
+    refused(401, lambda: hub.session(late))
+    refused(401, lambda: Hub([KEYS[0].public_key()], clock).session(proof(hub, KEYS[0])))
+
+
+def test_a_new_session_ends_the_one_before(hub):
+    old, new = begun(hub, 0), begun(hub, 0)
+    refused(401, lambda: hub.client(old))
+    refused(401, lambda: waits(hub, old))
+    assert hub.client(new) == 0
+
+
+def test_a_request_that_waits_ends_with_its_session(hub):
+    token = begun(hub, 0)
+
+    async def both() -> None:
+        waiting = asyncio.create_task(hub.next(token, b"", 3600))
+        await asyncio.sleep(0.05)
+        begun(hub, 0)
+        with pytest.raises(RequestError, match="the session has ended"):
+            await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(both())
+
+
+def test_a_server_that_ends_lets_no_request_wait(hub):
+    token = begun(hub, 0)
+
+    async def both() -> None:
+        waiting = asyncio.create_task(hub.next(token, b"", 3600))
+        await asyncio.sleep(0.05)
+        hub.close()
+        with pytest.raises(RequestError, match="about to end"):
+            await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(both())
+
+
+def test_session_after_session_of_one_key_is_refused_and_shown(hub):
+    for _ in range(10):
+        begun(hub, 0)
+    refused(429, lambda: begun(hub, 0))
+    assert hub.notices.popleft() == "client 0 begins session after session: somebody else may have its key"
+    begun(hub, 1)
+
+
+def test_clients_count_as_connected_while_they_wait_and_a_little_after(hub, clock):
+    assert hub.nodes() == []
+    token = begun(hub, 1)
+    assert hub.nodes() == [1]
+    clock.now += AWAY
+    assert hub.nodes() == []
+
+    async def both() -> list[int]:
+        waiting = asyncio.create_task(hub.next(token, b"", 3600))
+        await asyncio.sleep(0.05)
+        clock.now += 10 * AWAY
+        found = hub.nodes()
+        waiting.cancel()
+        return found
+
+    assert asyncio.run(both()) == [1]
+    assert hub.nodes() == [], "its request is gone"
+
+
+def test_a_key_that_is_taken_away_or_replaced_is_refused_at_once(hub):
+    tokens = [begun(hub, number) for number in range(3)]
+    (key,) = hub.send([parcel(1)])
+    another = ec.generate_private_key(ec.SECP256R1())
+    hub.take([KEYS[0].public_key(), None, another.public_key()])
+    assert hub.nodes() == [0]
+    assert hub.client(tokens[0]) == 0
+    refused(401, lambda: hub.answer(tokens[1], bytes.fromhex(key or ""), b"a reply"))
+    for number in (1, 2):
+        refused(401, lambda number=number: hub.client(tokens[number]))
+        refused(403, lambda number=number: begun(hub, number))
+    assert hub.send([parcel(1)]) == [None], "nobody is there to take it"
+    assert hub.session(proof(hub, another))[0] == 2

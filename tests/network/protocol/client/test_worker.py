@@ -1,0 +1,453 @@
+"""The worker as its own process, the socket to it, and the ClientApp that hands it bytes."""
+
+import math
+import os
+import signal
+import socket
+import stat
+import struct
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tomllib import loads
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+
+from fedkseed import FedKSeedError, Simulation, decode, encode
+from fedkseed.files import locked, read_table
+from fedkseed.network.flower.client.app import relay
+from fedkseed.network.protocol.certs import make
+from fedkseed.network.protocol.client import relay as client_relay
+from fedkseed.network.protocol.client import worker as worker_module
+from fedkseed.network.protocol.client import worker_socket as sockets
+from fedkseed.network.protocol.client.consent import Owner, Settings
+from fedkseed.network.protocol.client.policy import Policy
+from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
+from fedkseed.network.protocol.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
+from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients
+from fedkseed.network.protocol.signatures import ServerSigning, certificate, private_key, public_key
+from fedkseed.recipe.reading import parse
+from fedkseed.run.cohort import cohort
+from fedkseed.run.privacy_plan import with_noise
+from fedkseed.secure import member as masks
+from fedkseed.secure.accounting import epsilon_of
+from fedkseed.strategies.masked import simulated_key
+from fedkseed.wire.records import Broadcast, Change, Masked, Upload
+
+from ...flower.conftest import OPEN, recorded
+
+
+def context(directory: Path) -> Context:
+    return Context(run_id=1, node_id=2, node_config={"state": str(directory)}, state=RecordDict(), run_config={})
+
+
+@pytest.fixture(scope="module")
+def first(setting) -> Task:
+    return setting.first(1)
+
+
+@pytest.fixture(scope="module")
+def owner(setting) -> Owner:
+    return Owner(str(setting.files[1]), str(setting.model), policy=OPEN)
+
+
+@pytest.fixture(scope="module")
+def directory(owner, tmp_path_factory):
+    """Of a client whose worker runs on from test to test, as it does in life: starting one takes seconds."""
+    made = tmp_path_factory.mktemp("w") / "c"
+    Settings(owner, idle=60.0).write(made)
+    yield made
+    if locked(made / sockets.LOCK):
+        os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
+    for process in client_relay._started:  # Python warns of those that nobody has waited for
+        process.wait(60)
+
+
+def longer(task: Task, steps: int) -> Task:
+    """The same task with so many local steps."""
+    message, recipe = decode(task.message, Broadcast), task.recipe.replace(b"steps = 3", f"steps = {steps}".encode())
+    return Task(task.client, task.seconds, digest_of(recipe), recipe, encode(replace(message, steps=steps)))
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.02)
+
+
+def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
+    expected = Worker(partial(Member, owner)).reply(first.encode())
+    assert expected.status is Status.DONE
+    assert Reply.decode(relay(first.encode(), context(directory))) == expected
+    pid = (directory / sockets.LOCK).read_text()
+    without = Task(first.client, first.seconds, first.digest, b"", first.message)
+    assert Reply.decode(relay(without.encode(), context(directory))) == expected
+    assert (directory / sockets.LOCK).read_text() == pid
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((directory / sockets.SOCKET).stat().st_mode) == 0o600
+    with pytest.raises(FedKSeedError, match="another worker runs in"):
+        serve(directory)
+
+
+def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_nothing(owner, first, tmp_path):
+    """The real process: the attacker has the node id of client 1, and so reaches its ClientApp."""
+    make(keys := tmp_path / "keys", 2, ["localhost"], 2)
+    Settings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
+    publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
+    genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
+    attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
+    first = recorded(first)
+    try:
+        for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
+            reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
+            assert (reply.status, reply.text) == (Status.REFUSED, "task")
+        assert "is not signed" in (tmp_path / "c" / sockets.LOG).read_text()
+        task = genuine.signed(first)
+        reply = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        genuine.require(1, task.head, task.message, reply.message, reply.signature)
+        again = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        assert (again.status, again.text) == (Status.FAILED, "task")
+    finally:
+        lock = tmp_path / "c" / sockets.LOCK
+        if locked(lock):
+            os.kill(int(lock.read_text()), signal.SIGKILL)
+            client_relay._started[-1].wait(60)
+
+
+def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
+    """By the recipe's seed a server knows each batch: 200 scalars of 40 rows are equations for each row's own."""
+    public = Worker(partial(Member, owner)).reply(first.encode())
+    made = {Worker(partial(Member, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
+    assert len({public.message, *made}) == 3
+    again = Worker(partial(Member, replace(owner, secret=1))).reply(first.encode()).message
+    assert again in made, "of one run, also by a worker that was started again"
+    other = Worker(partial(Member, replace(owner, secret=1))).reply(replace(first, nonce=b"x" * 16).encode()).message
+    assert other not in made, "the attack: another model for the same batches, under another nonce"
+    kept = secret_of(tmp_path)
+    assert secret_of(tmp_path) == kept > 2**64
+    assert stat.S_IMODE((tmp_path / BATCHES).stat().st_mode) == 0o600
+    (tmp_path / BATCHES).write_text("no number")
+    with pytest.raises(FedKSeedError, match="holds no secret"):
+        secret_of(tmp_path)
+    assert Policy().data.secret_batches
+
+
+def private_task(setting, client: int, **changes: str) -> Task:
+    """The task of a client in the first round of a recipe that protects single examples; two of three take part."""
+    more = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n'
+    recipe = with_noise(parse(loads(setting.text(more=more, cohort="cohort = 2"))), 3)
+    text = recipe_for_clients(recipe, 3)
+    for before, after in changes.items():
+        assert before.encode() in text
+        text = text.replace(before.encode(), after.encode())
+    with closing(Simulation(recipe)) as simulation:
+        strategy = simulation.strategy
+        message = encode(strategy.broadcast(strategy.init(), [client])[client])
+    return Task(client, 600.0, digest_of(text), text, message)
+
+
+def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(setting, owner, tmp_path):
+    recipe = parse(loads(setting.text(more='[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n')))
+    inside, other = cohort(recipe.seed, 0, 3, 2, recipe.clients.draw)
+    (outside,) = {0, 1, 2} - {inside, other}
+    task, said = private_task(setting, inside), []
+
+    def replied(asked: Task, secret: int | None = 1) -> Reply:
+        (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
+        follow = partial(Member, replace(owner, secret=secret), ledger=Ledger(folder))
+        return Worker(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
+
+    upload = decode(replied(task).message, Upload)
+    assert math.isnan(upload.loss)
+    assert (upload.examples, upload.skipped) == (1, 0)
+    made = [replied(task).message, replied(task, 2).message, replied(replace(task, nonce=b"x" * 16)).message]
+    assert made[0] == encode(upload)
+    assert len({*made}) == 3
+    spent = read_table(tmp_path / "1" / SPENT)  # of one round of three in each of two runs
+    amounts = [amount for (amount,) in (one.values() for one in spent.values())]
+    assert [epsilon_of(1, 3 * amount, 1e-6) for amount in amounts] == pytest.approx([8, 8])
+    assert replied(task, None).status is Status.REFUSED
+    assert "secret_batches = true" in said[-1]
+    assert replied(private_task(setting, outside)).status is Status.REFUSED
+    assert "has no noise for rounds out of turn" in said[-1]
+    # A server that counts fewer rounds than its plan has would get less noise than was promised.
+    few = replied(private_task(setting, inside, **{"times = 3": "times = 1"}))
+    assert few.status is Status.REFUSED
+    assert "leave times out" in said[-1]
+
+
+@pytest.mark.parametrize("changes", [{"lr": 1e-30}, {"eps": 1.0}, {"clip": 1e-3}])
+def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, first, changes):
+    """With lr near 0, all scalars of a round are of one model."""
+    message = replace(decode(first.message, Broadcast), **changes)
+    reply = Worker(partial(Member, owner)).reply(replace(first, message=encode(message)).encode())
+    assert (reply.status, reply.text) == (Status.REFUSED, "task")
+
+
+def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(directory, first):
+    long, replies = longer(first, 100_000), []
+    thread = threading.Thread(target=lambda: replies.append(Reply.decode(relay(long.encode(), context(directory)))))
+    thread.start()
+    lock = directory / sockets.LOCK
+    wait_for(lambda: lock.exists() and locked(lock) and (directory / sockets.SOCKET).exists())
+    time.sleep(0.5)
+    os.kill(int(lock.read_text()), signal.SIGKILL)
+    thread.join(60)
+    assert replies[0].status is Status.FAILED
+    assert replies[0].text == "worker"
+    assert "the worker ended in the middle of a task" in (directory / sockets.LOG).read_text()
+    wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+
+
+def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    pid = (directory / sockets.LOCK).read_text()
+    with sockets.connected(directory, 60) as connection:
+        sockets.send(connection, longer(first, 1_000_000).encode(), 60)
+        time.sleep(1)
+    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    assert (directory / sockets.LOCK).read_text() == pid
+
+
+def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path):
+    Settings(owner, idle=0.2).write(tmp_path / "c")
+    serve(tmp_path / "c")
+    assert not (tmp_path / "c" / sockets.SOCKET).exists()
+
+
+def test_a_task_whose_time_is_over_is_given_up(first, owner):
+    worker = Worker(partial(Member, owner))
+    assert worker.reply(first.encode()).status is Status.DONE
+    with pytest.raises(AbandonedError):
+        worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
+    fresh = Worker(partial(Member, owner))
+    assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
+
+
+def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
+    member = Member(owner, first.recipe)
+    taken, steps = member.answer, []
+
+    def counting(task, *more):
+        steps.append(task.message)
+        return taken(task, *more)
+
+    member.answer = counting
+    worker = Worker(lambda recipe: member)
+    again = replace(first, seconds=1.0, recipe=b"")
+    assert worker.reply(first.encode()) == worker.reply(again.encode())
+    assert len(steps) == 1
+    worker.reply(replace(first, client=2).encode())
+    assert len(steps) == 2
+
+
+def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_why(first, owner, capsys):
+    worker = Worker(partial(Member, owner))
+    unknown = replace(first, recipe=b"")
+    assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
+    assert worker.reply(b"nonsense of many bytes") == Reply(Status.REFUSED, text="task")
+    assert "starts with b'nons'" in capsys.readouterr().err
+    damaged = replace(first, message=first.message[:-1] + b"\0")
+    assert worker.reply(damaged.encode()).status is Status.REFUSED
+    wrong = Worker(partial(Member, replace(owner, model="/no/model"))).reply(first.encode())
+    assert wrong == Reply(Status.REFUSED, text="model")
+    assert "no model at /no/model" in capsys.readouterr().err
+    assert worker.reply(first.encode()).status is Status.DONE
+
+
+def test_a_worker_that_cannot_start_says_why(tmp_path):
+    (tmp_path / "c").mkdir()
+    reply = Reply.decode(relay(Task(0, 1.0, bytes(16), b"", b"").encode(), context(tmp_path / "c")))
+    assert (reply.status, reply.text) == (Status.FAILED, "worker")
+    assert "the worker ended with code 1: fedkseed: can't read" in (tmp_path / "c" / sockets.LOG).read_text()
+
+
+def test_a_node_without_a_directory_or_with_too_long_a_path_is_refused(tmp_path, first, capsys):
+    bare = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+    refused = Reply(Status.REFUSED, text="worker")
+    assert Reply.decode(relay(first.encode(), bare)) == refused
+    assert "started without --node-config" in capsys.readouterr().err
+    deep = tmp_path / ("x" * 120)
+    deep.mkdir()
+    assert Reply.decode(relay(first.encode(), context(deep))) == refused
+    assert "too long for a socket" in (deep / sockets.LOG).read_text()
+
+
+def test_frames_arrive_whole_or_are_refused():
+    here, there = socket.socketpair()
+    with here, there:
+        data = np.random.default_rng(0).bytes(3 << 20)
+        sender = threading.Thread(target=sockets.send, args=(here, data, 10.0))
+        sender.start()
+        assert sockets.receive(there, 10.0) == data
+        sender.join()
+        here.sendall(struct.pack("<I", sockets.MAX_FRAME + 1))
+        with pytest.raises(FedKSeedError, match="are announced"):
+            sockets.receive(there, 10.0)
+        here.sendall(struct.pack("<I", 5) + b"abc")
+        with pytest.raises(TimeoutError):
+            sockets.receive(there, 0.05)
+        assert not sockets.gone(there)
+        here.sendall(struct.pack("<I", 5))
+        here.close()
+        with pytest.raises(FedKSeedError, match="closed the connection after 0 of 5 bytes"):
+            sockets.receive(there, 10.0)
+        assert sockets.gone(there)
+
+
+def asking(task: Task, **changes: object) -> Task:
+    """The same task, whose message asks for something else than its recipe."""
+    return replace(task, message=encode(replace(decode(task.message, Broadcast), **changes)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"steps": 1, "probes": 1 << 24},  # in a step, between two looks at the clock
+        {"steps": 1},
+        {"steps": 300, "probes": 2},
+        {"wire": "exact"},
+        {"round": 3},
+        {"round": (1 << 32) - 1},
+    ],
+    ids=str,
+)
+def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, capsys, changes):
+    worker = Worker(partial(Member, owner))
+    assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
+    assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
+
+
+def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_after_one_step(setting, owner, capsys):
+    """The attack: no loss after the first step is finite, and K numbers are the derivatives of one batch."""
+    ruinous = 'algorithm = "fedkseed-backprop"\nwire = "exact"'
+    rate = 'max_new_tokens = 4\n[derivatives]\noptimizer = "sgd"\nlr = 1e30'
+    asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
+    had = decode(Worker(partial(Member, owner)).reply(asked.encode()).message, Change)
+    assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
+    training = owner.policy.training.model_copy(update={"min_steps": 3})
+    careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+    assert Worker(partial(Member, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
+    assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
+    usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
+    assert Worker(partial(Member, careful)).reply(usual.encode()).status is Status.DONE
+
+
+def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
+    """The attack: two clients work with the server, which asks the third of them all in a round of three."""
+    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
+    strategy = Simulation(recipe).strategy
+    message = encode(strategy.broadcast(strategy.init(), range(3))[1])
+
+    def asked(count: int) -> Reply:
+        text = recipe_for_clients(recipe, count)
+        worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+        return worker.reply(Task(1, 600.0, digest_of(text), text, message).encode())
+
+    assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
+    for count in (4, 30):
+        assert asked(count) == Reply(Status.REFUSED, text="task")
+        assert f"of {count} clients the recipe's seed draws" in capsys.readouterr().err
+
+
+def masker(seed: int, number: int, nonce: bytes) -> masks.Member:
+    return masks.Member(number, simulated_key(seed, number))
+
+
+def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
+    """The attack: the plain broadcast of the same round, to a client that follows a recipe with [secure]."""
+    recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
+    strategy = Simulation(recipe).strategy
+    message = strategy.broadcast(strategy.init(), range(3))[1]
+    text = recipe_for_clients(recipe, 3)
+    worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+    for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
+        asked = Task(1, 600.0, digest_of(text), text, data)
+        assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
+        assert "message" in capsys.readouterr().err
+
+
+def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
+    reply = Worker(partial(Member, timed(owner, 1e-9))).reply(first.encode())
+    assert reply == Reply(Status.REFUSED, text="policy")
+    assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
+
+
+@pytest.fixture
+def clock(monkeypatch) -> list[float]:
+    """Seconds by which the clock is ahead."""
+    ahead, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + ahead[0])
+    return ahead
+
+
+def timed(owner: Owner, seconds: float) -> Owner:
+    training = owner.policy.training.model_copy(update={"max_seconds": seconds})
+    return replace(owner, policy=owner.policy.model_copy(update={"training": training}))
+
+
+@pytest.mark.parametrize("name", ["tokenizer_of", "build", "own_share"])
+def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, owner, clock, monkeypatch, capsys, name):
+    """The attack: recipe after recipe that wants the model loaded and quantised in another way."""
+    load = getattr(worker_module, name)
+
+    def slow(*args, **options):
+        clock[0] += 5000.0
+        return load(*args, **options)
+
+    monkeypatch.setattr(worker_module, name, slow)
+    worker = Worker(partial(Member, timed(owner, 3600.0)))
+    assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
+    assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
+    clock[0] = 0.0
+    slow_once = Worker(partial(Member, timed(owner, 7200.0)))
+    for number in range(3):
+        task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
+        assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
+
+
+def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
+    """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
+    asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
+    member, passes = Member(timed(owner, 35.0), asked.recipe), []
+
+    def slow(*_):
+        passes.append(clock[0])
+        clock[0] += 10.0
+
+    with member.setup.model.register_forward_pre_hook(slow):
+        reply = Worker(lambda recipe: member).reply(replace(asked, seconds=1e9).encode())
+    assert reply == Reply(Status.REFUSED, text="policy")
+    assert len(passes) == 4
+    assert not member.setup.model._forward_pre_hooks, "none is left behind"
+    assert "longer than the policy's max_seconds = 35" in capsys.readouterr().err
+
+
+def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):
+    """By a GPU that is full, say; PyTorch's texts have sizes, paths and pieces of code."""
+    member = Member(owner, first.recipe)
+    member.examples = []  # no batch can be made of none
+    reply = Worker(lambda recipe: member).reply(first.encode())
+    assert reply == Reply(Status.FAILED, text="error")
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_the_relay_sends_no_text_of_the_systems_either(first, tmp_path):
+    """A directory that is not there any more: the system's error names its path."""
+    gone = tmp_path / "secret-project"
+    assert Reply.decode(relay(first.encode(), context(gone))) == Reply(Status.FAILED, text="worker")
+
+
+def test_a_task_of_another_release_is_refused_as_such(first, tmp_path):
+    (tmp_path / "c").mkdir()
+    other = bytearray(first.encode())
+    other[4] += 1
+    assert Reply.decode(relay(bytes(other), context(tmp_path / "c"))) == Reply(Status.REFUSED, text="release")

@@ -1,0 +1,754 @@
+"""The server's loop on a loopback Grid: ServerApp, ClientApp, worker and store as they are, no network between them."""
+
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from flwr.app import Error, Message
+from transformers import AutoModelForCausalLM
+
+from fedkseed import Adapter, FedKSeedError, apply
+from fedkseed.models.load import load_model
+from fedkseed.network.flower.client.app import client_app
+from fedkseed.network.flower.compat import ERRORS, GONE, guard_pulls
+from fedkseed.network.flower.loopback import LoopbackGrid, to_apps
+from fedkseed.network.flower.messages import packed, unpacked
+from fedkseed.network.protocol.client.consent import Owner
+from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.envelope import Reply, Status, Task
+from fedkseed.network.protocol.server import clients as remote
+from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.recipe.schema import Network
+from fedkseed.report.watch_state import Watched
+from fedkseed.run.store import Store
+from fedkseed.weights.layout import Layout
+from fedkseed.wire.codec import decode, encode, kind_of
+from fedkseed.wire.records import Lack
+
+from ....run.synthetic import flips, refused
+from ...flower.conftest import NODES, OPEN, Notes, recorded
+
+ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
+ALL = "minimum = 3\ndeadline = 60.0\nattempts = 3\npatience = 0.5"
+SHORT = "minimum = 3\ndeadline = 4.0\nattempts = 3\npatience = 0.5"  # some of these pass: seconds
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch):
+    """A loopback Grid answers when it is asked; no need to look seldom."""
+    monkeypatch.setattr(remote, "POLL", 0.01)
+    monkeypatch.setattr(remote, "LOOK", 0.0)
+    monkeypatch.setattr(remote, "PAUSE", 0.01)
+
+
+def number_of(message: Message) -> int:
+    return NODES.index(message.metadata.dst_node_id)
+
+
+def round_of(message: Message) -> int:
+    return int(message.metadata.group_id) - 1
+
+
+def test_a_federation_ends_with_the_digest_of_the_same_recipe_in_one_process(setting, undisturbed, tmp_path):
+    directory = setting.begin(tmp_path / "run")
+    result = setting.serve(directory)
+    assert result.digest == undisturbed.digest
+    assert [asdict(result.before), asdict(result.after)] == [asdict(undisturbed.before), asdict(undisturbed.after)]
+    for name in ("clients", "bytes_down", "bytes_up", "bytes_total"):  # differences to kept messages, too
+        assert [r[name] for r in result.reports] == [r[name] for r in undisturbed.reports]
+    assert Store(directory).adapter.exists()
+
+
+def test_the_recipe_travels_once_to_each_client(setting, tmp_path):
+    with_recipe, deliver = Counter(), setting.deliver()
+
+    def counting(message):
+        with_recipe[number_of(message), bool(Task.decode(unpacked(message)).recipe)] += 1
+        yield from deliver(message)
+
+    setting.serve(setting.begin(tmp_path / "run"), counting)
+    assert with_recipe == {(client, first): 1 if first else 3 for client in range(3) for first in (True, False)}
+
+
+def test_a_worker_that_was_started_again_gets_the_recipe_again(setting, undisturbed, tmp_path):
+    workers = setting.workers()
+    apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
+    deliver, died = to_apps(apps, {}), []
+
+    def killing(message):
+        if round_of(message) == 1 and not died:
+            died.append(workers[222])
+            workers[222] = Worker(workers[222].follow)
+        yield from deliver(message)
+
+    assert setting.serve(setting.begin(tmp_path / "run", ALL), killing).digest == undisturbed.digest
+
+
+def keeping(setting, folder):
+    """Workers whose clients keep the tuned model in a file of their own, as those of `fedkseed client` do."""
+    owners = [Owner(str(file), str(setting.model), policy=OPEN) for file in setting.files]
+    files = [folder / f"client-{number}.safetensors" for number in range(3)]
+    made = [Worker(partial(Member, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
+    apps = {
+        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+        for node, worker in zip(NODES, made, strict=True)
+    }
+    return to_apps(apps, {}), files
+
+
+def test_each_client_ends_with_the_tuned_model_and_one_that_was_away_gets_it_later(setting, undisturbed, tmp_path):
+    directory, notes, there = setting.begin(tmp_path / "run"), Notes(), [*NODES]
+    deliver, files = keeping(setting, tmp_path)
+
+    def leaving(message):
+        yield from deliver(message)
+        if round_of(message) == 2 and number_of(message) == 1:
+            there.remove(NODES[1])
+
+    setting.serve(directory, leaving, lambda: there, notes)
+    assert [file.exists() for file in files] == [True, False, True]
+    assert notes.has("2 of 3 clients have kept the tuned model")
+    setting.serve(directory, deliver, lambda: NODES, notes)  # the finished run once more
+    assert notes.has("3 of 3 clients have kept the tuned model")
+    served = Adapter.load(Store(directory).adapter)
+    for file in files:
+        kept = Adapter.load(file)
+        assert kept.coefficients.tobytes() == served.coefficients.tobytes()
+        assert (kept.tuned, kept.provenance["rounds"]) == (undisturbed.digest, 3)
+        model = apply(load_model(str(setting.model)), file)
+        assert Layout(model).digest().hex() == undisturbed.digest
+
+
+def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp_path):
+    choosing = 'examples = 8\nevery = 1\nvalidation = 0.5\nbest = "loss"'
+    directory = setting.begin(tmp_path / "run", examples=choosing, lr="lr = 0.3")  # so that the last is not the best
+    deliver, files = keeping(setting, tmp_path)
+    setting.serve(directory, deliver)
+    tuned = Store(directory).tuned
+    assert tuned is not None
+    assert tuned < 3
+    for file in files:
+        assert Adapter.load(file).provenance["rounds"] == tuned
+        assert Adapter.load(file).tuned == Adapter.load(Store(directory).adapter).tuned
+
+
+def test_a_tuned_model_that_the_history_does_not_name_is_not_kept(setting, tmp_path):
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    task = replace(recorded(setting.first(0)), keep=True)
+    member = Member(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
+    assert Task.decode(task.encode()) == task
+
+    def refuse(broadcast):
+        raise FedKSeedError("another broadcast")
+
+    with pytest.raises(FedKSeedError, match="another broadcast"):
+        member.answer(task, lambda loss: None, refuse)
+    assert not (tmp_path / "kept.safetensors").exists()
+    assert member.answer(task, lambda loss: None) == (task.message, b"")
+    assert not Adapter.load(tmp_path / "kept.safetensors").coefficients.any()
+
+
+def test_an_upload_in_answer_to_the_tuned_model_is_left_out(setting, tmp_path):
+    deliver, notes = setting.deliver(), Notes()
+
+    def training(message):
+        task = Task.decode(unpacked(message))
+        if task.keep and task.client == 1:
+            yield lacking(message)
+        else:
+            yield from deliver(message)
+
+    setting.serve(setting.begin(tmp_path / "run"), training, notes=notes)
+    assert notes.has(
+        "the tuned model: the answer of client 1 is left out: it was sent the tuned model, and answers with"
+    )
+    assert notes.has("2 of 3 clients have kept the tuned model")
+
+
+@pytest.mark.parametrize("code", [2, 4, 5, 8])
+def test_a_client_that_flower_reports_lost_is_asked_again_and_nothing_shows(setting, undisturbed, tmp_path, code):
+    deliver, lost, notes = setting.deliver(), [], Notes()
+
+    def losing(message):
+        if (round_of(message), number_of(message)) == (1, 2) and not lost:
+            lost.append(True)
+            yield lost_to(message, code)
+        else:
+            yield from deliver(message)
+
+    assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
+    assert notes.has(f"round 2: client 2 did not answer: {ERRORS[code]}")
+
+
+def lacking(message: Message) -> Message:
+    """The answer of a client that says that it has not kept what a difference is to, whatever it was sent."""
+    task = Task.decode(unpacked(message))
+    about = decode(task.message, kind_of(task.message))
+    reply = Reply(Status.DONE, encode(Lack(about.run, about.round, task.client)))
+    return Message(packed(reply.encode()), reply_to=message)
+
+
+def test_a_client_that_lacks_what_it_was_sent_whole_is_left_out(setting, tmp_path):
+    deliver, notes = setting.deliver(), Notes()
+
+    def never_content(message):
+        return [lacking(message)] if number_of(message) == 2 else deliver(message)
+
+    result = setting.serve(setting.begin(tmp_path / "run", "minimum = 2"), never_content, notes=notes)
+    assert [report["clients"] for report in result.reports] == [[0, 1]] * 3
+    assert notes.has("round 1: the answer of client 2 is left out: expected a message of kind Upload, got Lack")
+
+
+def test_a_client_that_lacks_a_message_and_goes_leaves_the_round_to_the_others(setting, tmp_path):
+    """It was counted when it answered, and does not count when it does not answer again."""
+    deliver, notes, gone = setting.deliver(), Notes(), []
+
+    def leaving(message):
+        if number_of(message) != 2 or round_of(message) == 0:
+            yield from deliver(message)
+        elif not gone:
+            gone.append(NODES[2])
+            yield lacking(message)
+
+    def nodes():
+        return [node for node in NODES if node not in gone]
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0\nattempts = 1\npatience = 0.5")
+    result = setting.serve(directory, leaving, nodes, notes)
+    assert [report["clients"] for report in result.reports] == [[0, 1, 2], [0, 1], [0, 1]]
+
+
+def test_too_few_who_answer_are_too_few_whatever_they_lack(setting, tmp_path):
+    deliver, gone = setting.deliver(), []
+
+    def leaving(message):
+        if round_of(message) == 0 or number_of(message) == 0:
+            yield from deliver(message)
+        elif NODES[number_of(message)] not in gone:
+            gone.append(NODES[number_of(message)])
+            yield lacking(message)
+
+    def nodes():
+        return [node for node in NODES if node not in gone]
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 2.0\nattempts = 2\npatience = 0.5")
+    with pytest.raises(FedKSeedError, match="0 clients answered, 1 are needed"):
+        setting.serve(directory, leaving, nodes)
+    assert len(Store(directory).reports()) == 1
+
+
+def lost_to(message: Message, code: int) -> Message:
+    """The SuperLink's answer for a node."""
+    reply = Message(Error(code, "why"), reply_to=message)
+    reply.metadata.__dict__["_src_node_id"] = 1
+    return reply
+
+
+def test_a_client_that_is_gone_is_waited_for_however_often(setting, undisturbed, tmp_path, monkeypatch):
+    """Flower lists it until it is missed: a list that was asked for before that must not lead to asking it in vain."""
+    monkeypatch.setattr(remote, "LOOK", 0.2)
+    deliver, notes, back = setting.deliver(), Notes(), []
+    times = iter(range(2 * remote.TRIES))
+
+    def leaving(message):
+        if (round_of(message), number_of(message)) == (1, 2) and next(times, None) is not None:
+            back[:] = [time.monotonic() + 1.5 * remote.LOOK]
+            yield lost_to(message, GONE)
+        else:
+            yield from deliver(message)
+
+    def nodes():
+        return NODES[:2] if back and time.monotonic() < back[0] else NODES
+
+    result = setting.serve(setting.begin(tmp_path / "run", ALL), leaving, nodes, notes)
+    assert result.digest == undisturbed.digest
+    assert sum("client 2 did not answer: it is gone" in told for told in notes.told) == 2 * remote.TRIES
+
+
+def test_a_reply_that_flower_cannot_read_is_one_that_is_missing(monkeypatch):
+    """Flower raises then, for all the replies of that moment, and the server would end."""
+    from flwr.app import Array
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.superlink.grid import http_grid
+
+    LoopbackGrid(lambda: NODES, lambda _: [])  # else no message can be made
+    reply = Message(packed(b"an answer"), dst_node_id=1, message_type="train")
+    objects = {key: made.deflate() for key, made in get_all_nested_objects(reply).items()}
+    *parts, whole = objects
+    array = Array(np.zeros(3))
+    head = objects[whole][: objects[whole].index(b"\x00") + 1]
+    kinds = {
+        "as it was sent": objects,
+        "nonsense after the head": {**objects, whole: head + b"\xff\xff\xff"},
+        "nothing after the head": {**objects, whole: head},
+        "no head": {**objects, whole: b"\xff"},
+        "a part that is missing": {whole: objects[whole]},
+        "too many parts": {**{str(number): b"" for number in range(9)}, **objects},
+        "no message": {array.object_id: array.deflate()},
+    }
+    waited = []
+
+    def pull(object_ids, pull_object_fn, max_time):
+        waited.append(max_time)
+        return {key: pull_object_fn(key) for key in object_ids}
+
+    monkeypatch.setattr(http_grid, "pull_objects", pull)  # and put back after the test
+    guard_pulls(3.0)
+    for name, contents in kinds.items():
+        if name == "as it was sent":
+            assert http_grid.pull_objects(list(contents), contents.__getitem__) == contents
+        else:
+            with pytest.raises(http_grid.ObjectPullError, match=r"it can't be read|a reply has 3 parts, this one 12"):
+                http_grid.pull_objects(list(contents), contents.__getitem__)
+    assert waited == [3.0] * (len(kinds) - 1), "too many parts are not waited for"
+    assert parts
+
+
+def test_replies_that_come_twice_or_from_an_old_round_are_told_and_change_nothing(setting, undisturbed, tmp_path):
+    deliver, notes, old = setting.deliver(), Notes(), {}
+
+    def repeating(message):
+        (reply,) = deliver(message)
+        yield reply
+        yield reply
+        key = round_of(message), number_of(message)
+        old[key] = unpacked(reply)
+        if key == (1, 1):
+            again = Message(packed(old[0, 1]), reply_to=message)  # of round 1, in reply to nothing that is asked now
+            again.metadata.__dict__["_reply_to_message_id"] = "0" * 64
+            yield again
+
+    assert setting.serve(setting.begin(tmp_path / "run", ALL), repeating, notes=notes).digest == undisturbed.digest
+    assert sum("twice" in line for line in notes.told) == 13
+
+
+@pytest.fixture
+def soon(monkeypatch):
+    """Clients are asked again after five seconds of the deadline's sixty, rather than thirty."""
+    monkeypatch.setattr(remote, "AGAIN", 12)
+
+
+@pytest.mark.parametrize("lost", ["message", "reply"])
+def test_a_message_or_a_reply_that_is_lost_without_a_word_is_made_up_for(setting, undisturbed, tmp_path, lost, soon):
+    deliver, notes, asked = setting.deliver(), Notes(), Counter()
+
+    def losing(message):
+        asked[round_of(message), number_of(message)] += 1
+        first = asked[1, 2] == 1 and (round_of(message), number_of(message)) == (1, 2)
+        if not first or lost == "reply":
+            replies = list(deliver(message))
+            yield from [] if first else replies
+
+    assert setting.serve(setting.begin(tmp_path / "run", ALL), losing, notes=notes).digest == undisturbed.digest
+    assert asked == {
+        (round_, client): 2 if (round_, client) == (1, 2) else 1
+        for round_ in range(4)  # in the last, they get the tuned model
+        for client in range(3)
+    }
+    assert notes.has("round 2: client 2 is silent; it is asked again")
+
+
+def test_a_client_that_is_asked_again_answers_once(setting, undisturbed, tmp_path, soon):
+    """Its first answer is only slow: the second is the same, and is left out."""
+    deliver, kept = setting.deliver(), []
+
+    def slow(message):
+        replies = list(deliver(message))
+        if (round_of(message), number_of(message)) == (1, 0) and not kept:
+            kept.extend(replies)
+        elif kept and (round_of(message), number_of(message)) == (1, 0):
+            yield from kept
+            yield from replies
+        else:
+            yield from replies
+
+    result = setting.serve(setting.begin(tmp_path / "run", ALL), slow)
+    assert result.digest == undisturbed.digest
+    assert [r["clients"] for r in result.reports] == [[0, 1, 2]] * 3
+
+
+def test_an_old_answer_in_place_of_a_new_one_is_left_out_and_the_round_goes_on(setting, tmp_path):
+    deliver, notes, old = setting.deliver(), Notes(), {}
+
+    def replaying(message):
+        (reply,) = deliver(message)
+        key = round_of(message), number_of(message)
+        old[key] = unpacked(reply)
+        yield Message(packed(old[0, 1]), reply_to=message) if key == (1, 1) else reply
+
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), replaying, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1, 2], [0, 2], [0, 1, 2]]
+    assert notes.has("round 2: the answer of client 1 is left out: client 1 was sent round 1 and answered round 0")
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (b"", "at least 6 bytes, got 0"),
+        (
+            b"FKSt\x02\x00" + bytes(164),
+            "not a fedkseed message",
+        ),
+        (b"XXXX\x01\x00", "starts with b'XXXX'"),
+        (b"FKSt\x02\x09", "status 0 to 3, got 9"),
+        (b"FKSt\x07\x00", "speaks version 7"),
+        (b"FKSt\x07\x02this is fedkseed 9", "refuses: this is fedkseed 9"),
+        (b"FKSt\x01\x02" + "\x1b[2Jred\n\u202eevil".encode(), "refuses: [2Jred  evil"),
+    ],
+)
+def test_a_client_that_answers_nonsense_is_left_out_and_the_round_goes_on(setting, tmp_path, broken, why):
+    deliver, notes = setting.deliver(), Notes()
+
+    def breaking(message):
+        (reply,) = deliver(message)
+        yield Message(packed(broken), reply_to=message) if number_of(message) == 0 else reply
+
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), breaking, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[1, 2]] * 3
+    assert notes.has(why), notes.told
+
+
+def test_a_reply_without_our_record_is_left_out(setting, tmp_path):
+    from flwr.app import RecordDict
+
+    deliver, notes = setting.deliver(), Notes()
+
+    def foreign(message):
+        (reply,) = deliver(message)
+        yield Message(RecordDict({}), reply_to=message) if number_of(message) == 0 else reply
+
+    setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), foreign, notes=notes)
+    assert notes.has("is it of another Flower app?")
+
+
+def test_an_answer_signed_by_another_client_is_left_out(setting, tmp_path):
+    deliver, notes, other = setting.deliver(), Notes(), {}
+
+    def impersonating(message):
+        (reply,) = deliver(message)
+        other.setdefault(round_of(message), unpacked(reply))  # of client 0, who is asked first
+        yield Message(packed(other[round_of(message)]), reply_to=message) if number_of(message) == 1 else reply
+
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), impersonating, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
+    assert notes.has("the answer of client 1 is left out: a reply of client 1 is signed by client 0")
+
+
+def test_a_client_that_is_late_is_left_out_and_told_when_it_comes(setting, tmp_path):
+    deliver, notes, kept = setting.deliver(), Notes(), []
+
+    class Slow(LoopbackGrid):
+        def pull_messages(self, message_ids):
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                if (reply.metadata.group_id, reply.metadata.src_node_id) == ("1", 111):
+                    kept.append(reply)
+                else:
+                    yield reply
+            if any(reply.metadata.group_id == "2" for reply in replies):
+                yield from kept
+                kept.clear()
+
+    from fedkseed.network.flower.server.app import serve
+
+    network = "minimum = 1\ndeadline = 5.0\nattempts = 1"
+    result = serve(setting.begin(tmp_path / "run", network), Slow(lambda: NODES, deliver), notes)
+    assert [r["clients"] for r in result.reports] == [[1, 2], [0, 1, 2], [0, 1, 2]]
+    assert notes.has("round 1 goes on without client 0")
+    assert notes.has("the answer of client 0 to round 1 is too late")
+    assert notes.standings[0][:2] == ["waiting", "training"]
+    assert notes.standings[0].index("late") < notes.standings[0].index("answered")
+    assert notes.standings[0].count("answered") == 3  # two rounds, and the tuned model
+    assert "late" not in notes.standings[1]
+
+
+@pytest.mark.parametrize(("network", "most"), [("", 0.5), ("grace = 0.2", 0.2), ("grace = 30.0", 30.0)])
+def test_a_client_that_is_silent_costs_a_grace_and_not_the_deadline(setting, tmp_path, monkeypatch, network, most):
+    """The minimum has answered. The clock is moved by the wait for answers, so that the test does not wait."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(remote, "GRACE", 0.5)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    deliver, begun = setting.deliver(), []
+
+    def silent(message):
+        if number_of(message) == 0:
+            begun.append(clock.now)
+        return [] if number_of(message) == 2 else deliver(message)
+
+    text = f"minimum = 2\ndeadline = 600.0\nattempts = 1\n{network}"
+    result = setting.serve(setting.begin(tmp_path / "run", text), silent)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    assert all(b - a < most + 0.1 for a, b in pairwise(begun))
+    assert all(b - a >= most for a, b in pairwise(begun)), "the others have had that long"
+
+
+def test_a_client_that_is_always_silent_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
+    """Else it would cost the others a grace in every round for ever. The clock is moved by the wait for answers."""
+    clock, notes, asked = SimpleNamespace(now=0.0), Notes(), Counter()
+    monkeypatch.setattr(remote, "GRACE", 0.5)
+    monkeypatch.setattr(remote, "REST", 3)
+    monkeypatch.setattr(remote.time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(remote.time, "sleep", lambda seconds: setattr(clock, "now", clock.now + seconds))
+    deliver = setting.deliver()
+
+    def silent(message):
+        asked[round_of(message), number_of(message)] += 1
+        return [] if number_of(message) == 2 else deliver(message)
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 600.0\nattempts = 1", rounds="rounds = 8")
+    result = setting.serve(directory, silent, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 8
+    assert [round_ for round_ in range(8) if asked[round_, 2]] == [0, 1, 2, 6, 7]
+    assert notes.has("client 2 has let 3 rounds in a row pass without an answer in time; it is not asked in the next 3")
+
+
+def test_a_client_whose_answers_cannot_be_used_is_not_asked_for_some_rounds(setting, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote, "REST", 3)
+    deliver, notes, asked = setting.deliver(), Notes(), Counter()
+
+    def breaking(message):
+        asked[round_of(message), number_of(message)] += 1
+        (reply,) = deliver(message)
+        yield Message(packed(b"nonsense"), reply_to=message) if number_of(message) == 0 else reply
+
+    directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0", rounds="rounds = 6")
+    result = setting.serve(directory, breaking, notes=notes)
+    assert [r["clients"] for r in result.reports] == [[1, 2]] * 6
+    assert [round_ for round_ in range(6) if asked[round_, 0]] == [0, 4], "three times in each"
+    assert notes.has("client 0 has sent 3 answers that can't be used; it is not asked in the next 3 rounds")
+
+
+def test_a_client_whose_answers_cannot_be_used_is_asked_where_all_are_needed(setting, undisturbed, tmp_path):
+    deliver, broken = setting.deliver(), Counter()
+
+    def mended(message):
+        (reply,) = deliver(message)
+        broken[number_of(message)] += 1
+        first = number_of(message) == 0 and broken[0] <= 2
+        yield Message(packed(b"nonsense"), reply_to=message) if first else reply
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(remote, "OFFENCES", 1)
+        assert setting.serve(setting.begin(tmp_path / "run", ALL), mended).digest == undisturbed.digest
+
+
+class Failing(LoopbackGrid):
+    """A Grid each of whose calls fails a few times, as when the SuperLink answers 500."""
+
+    def __init__(self, *arguments, times: int = 3) -> None:
+        super().__init__(*arguments)
+        self.left = Counter(dict.fromkeys(("nodes", "push", "pull"), times))
+
+    def fail(self, what: str) -> None:
+        self.left[what] -= 1
+        if self.left[what] >= 0:
+            raise RuntimeError(f"Server error 500: database is locked, {what}")
+
+    def get_node_ids(self):
+        self.fail("nodes")
+        return super().get_node_ids()
+
+    def push_messages(self, messages):
+        self.fail("push")
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids):
+        self.fail("pull")
+        yield from super().pull_messages(message_ids)
+
+
+def test_errors_of_flowers_do_not_end_a_run(setting, undisturbed, tmp_path):
+    from fedkseed.network.flower.server.app import serve
+
+    notes = Notes()
+    grid = Failing(lambda: NODES, setting.deliver())
+    assert serve(setting.begin(tmp_path / "run", ALL), grid, notes).digest == undisturbed.digest
+    said = [line for line in notes.told if line.startswith("Flower can't")]
+    assert len(said) == 3, "once for errors in a row"
+    assert notes.has("Flower can't fetch answers (RuntimeError: Server error 500: database is locked, pull); trying")
+
+
+def test_an_error_of_flowers_that_lasts_until_the_deadline_ends_the_process_and_not_the_run(setting, tmp_path):
+    """A new process is started then (processes.py); as a `FedKSeedError` it would end the server."""
+    from fedkseed.network.flower.server.app import serve
+
+    directory = setting.begin(tmp_path / "run", "minimum = 3\ndeadline = 1.0\npatience = 0.5")
+    grid = Failing(lambda: NODES, setting.deliver())
+    grid.left["push"] = 1 << 30
+    with pytest.raises(RuntimeError, match="database is locked, push"):
+        serve(directory, grid, Notes())
+
+
+def test_nobody_waits_for_a_client_whose_key_was_revoked(setting, tmp_path):
+    directory, notes = setting.begin(tmp_path / "run", "minimum = 2\npatience = 600.0"), Notes()
+    Numbers.register(directory, NODES, revoked=[1])
+    result = setting.serve(directory, nodes=lambda: (NODES[0], NODES[2]), notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
+    assert notes.has("without client 1")
+
+
+def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on(setting, tmp_path, capsys):
+    other = AutoModelForCausalLM.from_pretrained(setting.model)
+    other.model.norm.weight.data[0] += 1
+    other.save_pretrained(tmp_path / "other")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
+    notes, workers = Notes(), setting.workers()
+    workers[333] = Worker(partial(Member, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
+    apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    (line,) = {line for line in notes.told if "client 2 refuses" in line and line.startswith("round 1")}
+    assert line == "round 1: client 2 refuses: model"
+    assert notes.standings[2][:9] == ["waiting", "training", "refused"] * 3
+    log = capsys.readouterr().err
+    assert "the message is for a base model with digest" in log
+    assert "load the same weights, in the same type" in log
+
+
+def test_a_server_is_watched_by_its_directory(setting, tmp_path):
+    directory = setting.begin(tmp_path / "run")
+    watched, views = Watched(directory), []
+    assert watched.look().state == "not begun"
+
+    class Looking(Notes):
+        def clients(self, numbers, standing):
+            super().clients(numbers, standing)
+            views.append(watched.look())
+
+    setting.serve(directory, notes=Looking())
+    assert {view.state for view in views} == {"running"}
+    assert [view.done for view in views] == sorted(view.done for view in views)
+    clients = [view.moment.clients for view in views if view.done == 1 and "training" in view.moment.clients]
+    assert clients[0] == {"training": [0, 1, 2]}
+    assert {"training": [1, 2], "answered": [0]} in clients
+    assert watched.look().state == "ended"
+
+
+def test_a_node_that_nobody_knows_is_told_and_never_asked(setting, undisturbed, tmp_path):
+    notes = Notes()
+    result = setting.serve(setting.begin(tmp_path / "run"), nodes=lambda: (*NODES, 999), notes=notes)
+    assert result.digest == undisturbed.digest
+    assert notes.has("node 999 is none of the 3 clients")
+
+
+def test_a_client_that_is_offline_is_skipped_and_said_so(setting, tmp_path):
+    notes = Notes()
+    result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), nodes=lambda: NODES[:2], notes=notes)
+    assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
+    assert notes.has("going on without client 2")
+    assert notes.has("round 1: offline, left out unless back in time: client 2")
+    assert {*notes.standings[2]} == {"offline"}
+
+
+def test_too_few_clients_stop_the_run_and_it_goes_on_when_they_are_back(setting, undisturbed, tmp_path):
+    directory, notes, deliver, gone = setting.begin(tmp_path / "run", SHORT), Notes(), setting.deliver(), []
+
+    def leaving(message):
+        if round_of(message) == 1:
+            gone.append(NODES[0])
+        if message.metadata.dst_node_id not in gone:
+            yield from deliver(message)
+
+    with pytest.raises(FedKSeedError, match=r"round 2: 2 clients answered, 3 are needed.*it goes on with this round"):
+        setting.serve(directory, leaving, lambda: [node for node in NODES if node not in gone], notes)
+    assert notes.has("trying again, 3 of 3")
+    assert len(Store(directory).reports()) == 1
+    assert setting.serve(directory).digest == undisturbed.digest
+
+
+def test_too_few_clients_at_the_start_are_waited_for_and_then_told(setting, tmp_path):
+    with pytest.raises(FedKSeedError, match=r"after 0.5 s 1 clients are connected, a round needs 3"):
+        setting.serve(setting.begin(tmp_path / "run", ALL), nodes=lambda: NODES[:1])
+
+
+def test_clients_that_all_refuse_end_the_round_at_once_with_their_reasons(setting, tmp_path):
+    def refusing(message):
+        yield Message(packed(Reply(Status.REFUSED, text="no, thank you").encode()), reply_to=message)
+
+    slow = "minimum = 3\ndeadline = 600.0\nattempts = 3"
+    with pytest.raises(FedKSeedError, match=r"0 clients answered, 3 are needed \(client 0: no, thank you;"):
+        setting.serve(setting.begin(tmp_path / "run", slow), refusing)
+
+
+def test_a_server_killed_after_any_round_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
+    class Killed(BaseException):
+        pass
+
+    for round_ in range(3):
+        directory, deliver = setting.begin(tmp_path / str(round_)), setting.deliver()
+
+        def killing(message, deliver=deliver, round_=round_):
+            if (round_of(message), number_of(message)) == (round_, 1):
+                raise Killed
+            yield from deliver(message)
+
+        with pytest.raises(Killed):
+            setting.serve(directory, killing)
+        assert len(Store(directory).reports()) == round_
+        assert setting.serve(directory).digest == undisturbed.digest
+
+
+def test_a_run_does_not_go_on_with_other_clients_than_it_began_with(setting, tmp_path):
+    directory = setting.begin(tmp_path / "run")
+    setting.serve(directory)
+    Numbers.register(directory, NODES[:2])
+    with pytest.raises(FedKSeedError, match="a cohort of 3 can't be drawn from 2 clients"):
+        setting.serve(directory)
+    Numbers.register(directory, (*NODES, 444))
+    with pytest.raises(FedKSeedError, match="began with a number of clients of 3, now it is 4"):
+        setting.serve(directory, nodes=lambda: (*NODES, 444))
+
+
+def test_nodes_without_registered_keys_get_numbers_as_they_come_and_keep_them(tmp_path):
+    numbers = Numbers(tmp_path, 3)
+    assert numbers.of([50]) == {0: 50}
+    assert numbers.of([50, 20, 40]) == {0: 50, 1: 20, 2: 40}
+    assert Numbers(tmp_path, 3).of([40, 60]) == {2: 40}
+    with pytest.raises(FedKSeedError, match="how many clients are there"):
+        Numbers(tmp_path / "none", None)
+
+
+def test_a_server_without_data_evaluates_nothing_and_tunes_the_same(setting, undisturbed, tmp_path):
+    notes = Notes()
+    directory = setting.begin(tmp_path / "run", source='source = "/not/on/this/machine"')
+    result = setting.serve(directory, notes=notes)
+    assert result.digest == undisturbed.digest
+    assert result.before.losses == []
+    assert notes.has("there is no data at /not/on/this/machine on this machine: nothing is evaluated")
+
+
+@pytest.mark.parametrize(
+    ("lines", "match"),
+    [
+        ({"count": "count = 3"}, "split = 'dirichlet' shares out data that one party holds"),
+        ({"held_out": "held_out = 0.1"}, "draws from the rows of all parties, which no party sees"),
+        ({"algorithm": 'algorithm = "evofed"'}, "have to remember every round"),
+        ({"eps": 'objective = "f.py:score"'}, "would run a function on the clients' machines"),
+    ],
+)
+def test_a_recipe_that_a_network_cannot_run_is_refused_before_anything_is_sent(setting, tmp_path, lines, match):
+    directory = setting.begin(tmp_path / "run", **lines)
+    with pytest.raises(FedKSeedError, match=match):
+        setting.serve(directory, lambda message: pytest.fail("a message was sent"))
+
+
+def test_a_minimum_above_the_cohort_is_refused():
+    with pytest.raises(FedKSeedError, match="minimum = 4 is more than the 3 clients"):
+        Network(minimum=4).minimum_of(3)
+    assert [Network().minimum_of(count) for count in (1, 2, 3, 10)] == [1, 1, 2, 5]
+
+
+def test_one_flipped_bit_in_the_numbers_of_clients_is_refused(tmp_path):
+    """Another node would have a client's number, or none."""
+    Numbers.register(tmp_path, NODES, revoked=[1])
+    for where in flips(tmp_path / remote.NUMBERS, 300):
+        assert refused(lambda: Numbers(tmp_path, 3)), where
+        assert refused(lambda: Numbers.nodes(tmp_path)), where
+    assert Numbers.nodes(tmp_path) == dict(enumerate(NODES))

@@ -1,0 +1,315 @@
+"""A server without a model: as a process of its own, with real clients, and what it needs one for."""
+
+import json
+import subprocess
+import sys
+from functools import partial
+from multiprocessing.connection import Listener
+from pathlib import Path
+from tomllib import loads
+
+import numpy as np
+import pytest
+
+from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
+from fedkseed.data.federated import digest, own_share, share_out
+from fedkseed.files import read_table
+from fedkseed.models.load import load_model, load_tokenizer
+from fedkseed.network.flower.client.app import client_app
+from fedkseed.network.flower.loopback import to_apps
+from fedkseed.network.flower.messages import unpacked
+from fedkseed.network.protocol.certs import make
+from fedkseed.network.protocol.client.consent import consented
+from fedkseed.network.protocol.client.policy import Policy
+from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
+from fedkseed.network.protocol.client.worker import Member, Worker, masks_of
+from fedkseed.network.protocol.envelope import Task
+from fedkseed.network.protocol.masking import MEMORY
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients
+from fedkseed.network.protocol.server import clients as clients_module
+from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, why_model
+from fedkseed.network.protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
+from fedkseed.planning.pin import pin
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.reading import parse, tables, typed
+from fedkseed.recipe.schema import HeldOutSet
+from fedkseed.run.store import Store
+from fedkseed.secure.accounting import epsilon_of
+from fedkseed.wire.codec import kind_of
+from fedkseed.wire.records import Survivors
+
+from ...flower.conftest import NODES, OPEN, Owner
+
+SERVER = """
+import sys
+from multiprocessing.connection import Client
+from pathlib import Path
+
+from flwr.app import Message
+
+from fedkseed.network.flower.loopback import LoopbackGrid
+from fedkseed.network.flower.messages import packed, unpacked
+from fedkseed.network.flower.server.app import serve
+from fedkseed.run.loop import peak_memory
+
+directory, address, *nodes = sys.argv[1:]
+with Client(address) as clients:
+
+    def deliver(message):
+        clients.send((message.metadata.dst_node_id, unpacked(message)))
+        yield Message(packed(clients.recv()), reply_to=message)
+
+    result = serve(Path(directory), LoopbackGrid(lambda: [int(node) for node in nodes], deliver))
+    clients.send(None)
+assert result.digest is None and result.weights is None and not result.before.losses
+print([name for name in ("torch", "numba", "transformers") if name in sys.modules], peak_memory())
+"""
+
+
+@pytest.fixture(scope="module")
+def pinned(setting, tmp_path_factory) -> str:
+    """The recipe of the other tests with the model's digest, for a server that has neither model nor data."""
+    path = tmp_path_factory.mktemp("pinned") / "recipe.toml"
+    path.write_text("# a comment that stays\n" + setting.text())
+    found = pin(path)
+    text = path.read_text()
+    assert text.startswith("# a comment that stays\nseed = 3\n")
+    assert load_recipe(path).model.digest == found["model"]["digest"]
+    return text.replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/nowhere")
+
+
+def test_a_server_without_a_model_imports_no_pytorch_and_stays_under_200_mb(setting, undisturbed, pinned, tmp_path):
+    """The process that Flower starts for the server's side, but for its SuperLink, whose part this test plays."""
+    with Store.create(tmp_path / "run", parse(loads(pinned)).to_toml()):
+        Numbers.register(tmp_path / "run", NODES)
+    workers = setting.workers()
+    with Listener(family="AF_UNIX") as listener:
+        command = [sys.executable, "-c", SERVER, tmp_path / "run", listener.address, *map(str, NODES)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            with listener.accept() as connection:
+                while (asked := connection.recv()) is not None:
+                    node, task = asked
+                    connection.send(workers[node].reply(task).encode())
+            printed, _ = server.communicate(timeout=60)
+    assert server.returncode == 0
+    loaded, used = printed.strip().splitlines()[-1].rsplit(" ", 1)
+    assert loaded == "[]"
+    assert int(used) < 200e6
+    written, whole = Adapter.load(tmp_path / "run" / "adapter.safetensors"), Adapter.load(undisturbed.output)
+    assert (written.tuned, written.base) == (None, whole.base)
+    np.testing.assert_array_equal(written.coefficients, whole.coefficients)
+    tuned = apply(load_model(str(setting.model)), tmp_path / "run" / "adapter.safetensors")
+    assert tuned is not None
+    assert Store(tmp_path / "run").evaluations() == {}
+
+
+def test_a_server_measures_on_its_own_rows_what_a_run_in_one_process_does(setting, tmp_path):
+    """A function of the server's runs on the server: clients get a recipe that does not name it."""
+    (tmp_path / "own.py").write_text("def score(answers, examples):\n    return [len(a) for a in answers]\n")
+    names = f'examples = 8\nmetrics = ["choice", "{tmp_path}/own.py:score"]'
+    changes = {"examples": names, "generated": "generated = 2", "rounds": "rounds = 1", "steps": "steps = 1"}
+    alone = start(parse(loads(setting.text(**changes))), tmp_path / "alone")
+    sent = recipe_for_clients(parse(loads(setting.text(**changes))), 3)
+    assert b"metrics" not in sent
+    assert b"own.py" not in sent
+    result = setting.serve(setting.begin(tmp_path / "run", **changes))
+    assert result.digest == alone.digest
+    found = Store(tmp_path / "run").evaluations()
+    assert found == Store(tmp_path / "alone").evaluations()
+    assert [len(found[1]["scores"][name]) for name in ("choice", f"{tmp_path}/own.py:score")] == [8, 2]
+
+
+def test_a_server_measures_its_further_sets_and_chooses_as_a_run_in_one_process_does(setting, tmp_path):
+    """Clients leave the category out of their files, and are sent neither the server's file nor its choosing."""
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps({"instruction": f"Count to {k}.", "response": "1, 2, 3"}) + "\n" for k in range(4))
+    )
+    sets = f"""
+[[evaluation.sets]]
+name = "unseen"
+held_out = "number"
+[[evaluation.sets]]
+name = "general"
+path = "{tmp_path}/own.jsonl"
+"""
+    changes = {"examples": 'every = 1\nexamples = 8\nvalidation = 0.5\nbest = "loss"', "steps": "steps = 1"}
+    recipe = parse(loads(setting.text(sets, **changes)))
+    alone = start(recipe, tmp_path / "alone")
+    sent = parse(tables(recipe_for_clients(recipe, 3)))
+    assert sent.evaluation == recipe.evaluation.model_copy(
+        update={"validation": None, "best": None, "sets": [HeldOutSet(name="unseen", held_out="number")]}
+    )
+    allowed = typed(
+        Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
+    )
+    owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
+    workers = {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    apps = {
+        node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
+        for node, worker in workers.items()
+    }
+    result = setting.serve(setting.begin(tmp_path / "run", sets, **changes), to_apps(apps, {}))
+    assert (result.digest, result.best) == (alone.digest, alone.best)
+    found = Store(tmp_path / "run").evaluations()
+    assert found == Store(tmp_path / "alone").evaluations()
+    assert {name: len(one["losses"]) for name, one in found[3]["sets"].items()} == {
+        "validation": 4, "unseen": 8, "general": 4
+    }  # fmt: skip
+
+
+def test_a_clients_training_rows_have_no_row_of_a_set(setting):
+    sets = '[[evaluation.sets]]\nname = "unseen"\nheld_out = "number"\n'
+    recipe = parse(loads(setting.text(sets)))
+    own = recipe.model_copy(update={"data": recipe.data.model_copy(update={"source": str(setting.files[0])})})
+    share, _ = own_share(own, load_tokenizer(str(setting.model)))
+    assert {e.example.category for e in share} == {"colour"}
+    together = share_out(recipe, load_tokenizer(str(setting.model)))
+    assert together.clients[0] == share
+
+
+def test_a_server_without_data_can_choose_no_best_round(setting, tmp_path):
+    lines = {"examples": 'every = 1\nexamples = 8\nvalidation = 0.5\nbest = "loss"', "source": 'source = "/nowhere"'}
+    directory = setting.begin(tmp_path / "run", **lines)
+    with pytest.raises(
+        FedKSeedError, match=r"\[evaluation\] best = 'loss' chooses by held-out rows, and there is no data"
+    ):
+        setting.serve(directory)
+
+
+def test_a_server_refuses_to_keep_back_rows_of_clients(setting, tmp_path):
+    directory = setting.begin(tmp_path / "run", '[[evaluation.sets]]\nname = "own"\nclients = 0.1\n')
+    match = r"\[evaluation.sets\] 'own': clients = 0.1 keeps back rows .* no server sees over a network: take path"
+    with pytest.raises(FedKSeedError, match=match):
+        setting.serve(directory, lambda message: pytest.fail("a message was sent"))
+
+
+def test_a_client_loads_no_metric_that_a_server_names(setting):
+    changes = {"examples": 'examples = 8\nmetrics = ["/nowhere.py:score"]', "generated": "generated = 2"}
+    recipe = parse(loads(setting.text(**changes)))
+    with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
+        start(recipe, setting.folder / "never")
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    assert Member(owner, recipe.to_toml().encode()).examples
+
+
+def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
+    other = parse(loads(pinned)).model_dump(exclude_none=True)
+    other["model"]["digest"] = 64 * "0"
+    text = parse(other).to_toml().encode()
+    owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
+    assert consented(text, owner).model.digest == 64 * "0"
+    with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
+        Member(owner, text)
+
+
+def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
+    (tmp_path / "recipe.toml").write_text(setting.text(algorithm='algorithm = "fedkseed-plus"'))
+    assert pin(tmp_path / "recipe.toml")["model"]["tuned"] == ["model.embed_tokens.weight", "lm_head.weight"]
+    recipe = load_recipe(tmp_path / "recipe.toml")
+    assert recipe.model.tuned == ["model.embed_tokens.weight", "lm_head.weight"]
+    assert pin(tmp_path / "recipe.toml") == {"model": {"digest": recipe.model.digest}}, "once is enough"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "change", "why"),
+    [
+        ("fedkseed", {}, None),
+        ("fedkseed-pro", {}, None),
+        ("fedkseed-backprop", {}, None),
+        ("fedkseed", {"digest": None}, "for its digest: `fedkseed pin RECIPE`"),
+        ("fedkseed-plus", {}, "for the names of its output layer: `fedkseed pin RECIPE`"),
+        ("fedkseed-plus", {"tuned": ["lm_head.weight"]}, None),
+        ("fedavg", {}, "because fedavg aggregates weights"),
+    ],
+)
+def test_a_server_says_why_it_needs_a_model(pinned, algorithm, change, why):
+    table = parse(loads(pinned)).model_dump(exclude_none=True)
+    table["training"]["algorithm"], table["model"] = algorithm, table["model"] | change
+    if change.get("digest", "") is None:
+        del table["model"]["digest"]
+    found = why_model(parse(table), ALGORITHMS[algorithm])
+    assert (found is None) if why is None else found is not None and found.startswith(why)
+    table["data"]["source"] = "dolly-sample"
+    assert why_model(parse(table), ALGORITHMS[algorithm]) == "to evaluate on the data of this machine"
+
+
+def test_no_data_has_the_digest_that_a_server_with_a_model_finds():
+    assert digest([[]]) == NO_DATA
+
+
+def test_an_adapter_of_a_server_without_a_model_is_for_its_base_alone(pinned, setting, tmp_path):
+    recipe = parse(loads(pinned))
+    Adapter(
+        recipe.pool, np.zeros(64, np.float32), str(recipe.model.digest), None, ("*",),
+        {"model": "m", "dtype": "float32", "template": "paper", "separator": ""},
+    ).save(Path(tmp_path / "a.safetensors"))  # fmt: skip
+    model = load_model(str(setting.model))
+    apply(model, tmp_path / "a.safetensors")
+    model.get_parameter("model.norm.weight").data[0] += 1
+    with pytest.raises(FedKSeedError, match="the adapter is for a base model with digest"):
+        apply(model, tmp_path / "a.safetensors")
+
+
+def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(setting, tmp_path, monkeypatch):
+    """Uploads under the old nonce stay in the directory, and no share under the new one takes off their masks."""
+    monkeypatch.setattr(clients_module, "POLL", 0.01)
+    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
+    directory = setting.begin(tmp_path / "run", "minimum = 3", rounds="rounds = 1", more="[secure]\nnorm = 0.05\n")
+    (directory / "flower").mkdir()
+    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
+    ca, apps = certificate(keys / "ca.pem"), {}
+    for number, node in enumerate(NODES):
+        (tmp_path / str(number)).mkdir()
+        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
+        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
+        masks = partial(masks_of, tmp_path / str(number), signing, None)
+        worker = Worker(partial(Member, owner, masks=masks), signing)
+        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
+    deliver = to_apps(apps, {})
+
+    def stopped(message):
+        if kind_of(Task.decode(unpacked(message)).message) is Survivors:
+            raise KeyboardInterrupt
+        yield from deliver(message)
+
+    with pytest.raises(KeyboardInterrupt):
+        setting.serve(directory, stopped)
+    kept = read_table(directory / FIRST_LEG)
+    assert len(kept["uploads"]) == 3
+    Store(directory).rollback(0)
+    assert setting.serve(directory, deliver).digest
+    assert not (directory / FIRST_LEG).exists()
+    runs = read_table(tmp_path / "0" / MEMORY)
+    assert [one["round"] for one in runs.values()] == [0, 0], "the round of both nonces was masked, each once"
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(setting, tmp_path, masked):
+    """Each with a secret and an account of its own; two of three take part in a round, and with masks all three."""
+    more = '[privacy]\nunit = "example"\nepsilon = 8.0\nnorm = 1.0\n' + "[secure]\nnorm = 0.05\n" * masked
+    cohort = {} if masked else {"cohort": "cohort = 2"}
+    make(keys := tmp_path / "keys", 3, ["localhost"], 3)
+    directory = setting.begin(tmp_path / "run", more=more, **cohort)
+    (directory / "flower").mkdir()
+    ServerSigning.write(directory / "flower", keys, [(keys / f"client-{k}.pub").read_text() for k in range(3)])
+    ca, apps = certificate(keys / "ca.pem"), {}
+    for number, node in enumerate(NODES):
+        (folder := tmp_path / str(number)).mkdir()
+        signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
+        owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
+        masks = partial(masks_of, folder, signing, None)
+        worker = Worker(partial(Member, owner, masks=masks, ledger=Ledger(folder)), signing)
+        apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
+    result = setting.serve(directory, to_apps(apps, {}))
+    reports = Store(directory).reports()
+    assert reports[-1]["epsilon"] == pytest.approx(8)
+    assert [report["loss"] for report in reports] == [None] * 3
+    assert Adapter.load(result.output).provenance["privacy"]["unit"] == "example"
+    spent = [read_table(tmp_path / str(number) / SPENT) for number in range(3)]
+    taken = [sum(number in report["clients"] for report in reports) for number in range(3)]
+    assert sum(taken) == (9 if masked else 6)
+    for accounts, times in zip(spent, taken, strict=True):
+        (rounds,) = accounts.values()
+        assert len(rounds) == times
+        assert epsilon_of(1, sum(rounds.values()) * 3 / times, 1e-6) == pytest.approx(8)  # the plan's most: three

@@ -1,0 +1,159 @@
+"""A first recipe: it follows from the data, has comments, and runs as it is."""
+
+import json
+import re
+
+import pytest
+
+from fedkseed.data.federated import share_out
+from fedkseed.models.load import load_tokenizer
+from fedkseed.planning.init import RATES, Look, draft, look
+from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO, chosen
+from fedkseed.recipe.reading import own_recipe
+from fedkseed.run.store import Store
+
+from ..cli.test_commands import fedkseed, refused
+from ..conftest import rows
+
+
+def test_the_recipe_runs_as_it_is(data_file, model_folder, tmp_path):
+    path = tmp_path / "mine.toml"
+    result = fedkseed("init", path, "--data", data_file, "--model", model_folder)
+    assert result.exit_code == 0, result.output
+    for text in ("36 rows in 3 categories", "a run of fedkseed-backprop, which was not begun", f"fedkseed run {path}"):
+        assert text in result.output
+    recipe = own_recipe(path)
+    assert (recipe.clients.split, recipe.clients.count, recipe.data.held_out) == ("dirichlet", 2, 0.1)
+    assert all("#" in line for line in path.read_text().splitlines() if line.startswith(("max_tokens", "split", "lr")))
+    few = ["--set", "training.rounds=2", "--set", "training.steps=1"]
+    done = fedkseed("run", path, *few, "--output", tmp_path / "run")
+    assert done.exit_code == 0, done.output
+    assert Store(tmp_path / "run").rounds == 2
+    assert "exists already; choose another file" in refused("init", path, "--data", data_file, "--model", model_folder)
+
+
+def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
+    (tmp_path / "parts").mkdir()
+    for number in range(3):
+        made = [{"q": f"Is {k} odd?", "a": ["no", "yes"][k % 2]} for k in range(number, 60, 3)]
+        (tmp_path / "parts" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    named = ["--column", "instruction=q", "--column", "response=a"]
+    path = tmp_path / "r.toml"
+    result = fedkseed(
+        "init", path, "--data", tmp_path / "parts", "--model", model_folder, *named, "--no-estimate", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    document = json.loads(result.stdout)
+    assert (document["data"]["rows"], document["data"]["labels"], document["data"]["files"]) == (60, 2, 3)
+    assert document["costs"] is None
+    recipe = own_recipe(path)
+    assert (recipe.clients.split, recipe.clients.cohort, recipe.clients.count) == ("files", 3, None)
+    assert recipe.evaluation.metrics == ["choice", "exact match"]
+    assert recipe.data.columns == {"instruction": "q", "response": "a"}
+    held_out = share_out(recipe, load_tokenizer(str(model_folder))).held_out
+    assert (recipe.evaluation.examples, recipe.evaluation.generated) == ("all", len(held_out)), "an answer to each"
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_each_algorithm_has_a_recipe_without_a_setting_that_it_would_ignore(tmp_path, algorithm):
+    found = Look(rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
+    (tmp_path / "r.toml").write_text(draft("rows", {}, "model", found, "labels", algorithm))
+    recipe = own_recipe(tmp_path / "r.toml")  # refuses what would change nothing
+    chosen(recipe)
+    assert recipe.training.algorithm == algorithm
+    row = ALGORITHMS[algorithm]
+    assert recipe.training.steps == (200 if row.local in (ONE, TWO) else 4)
+    if row.pooled and row.differentiates:
+        assert recipe.derivatives.lr == RATES[algorithm]
+    else:
+        assert recipe.training.lr == row.lr
+
+
+def test_the_algorithm_that_is_named_is_the_recipes(data_file, model_folder, tmp_path):
+    asked = ["--data", data_file, "--model", model_folder, "--no-estimate", "--algorithm", "fedkseed-plus"]
+    assert fedkseed("init", tmp_path / "r.toml", *asked).exit_code == 0
+    assert own_recipe(tmp_path / "r.toml").training.algorithm == "fedkseed-plus"
+
+
+def test_lengths_are_those_of_the_tokens(data_file, model_folder):
+    found = look(str(data_file), {}, load_tokenizer(str(model_folder)))
+    usual, long, longest = found.tokens
+    assert 0 < usual <= long <= longest
+    assert found.categories == {"colour": 12, "number": 12, "capital": 12}
+    assert (found.task, found.labels) == ("answers", len({row["response"] for row in rows()}))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--model", "M"], "--data is missing: a file with your rows; it is asked for on a terminal alone"),
+        (["--data", "D"], "--model is missing"),
+        (["--data", "D", "--model", "M", "--task", "poems"], "no task is called 'poems'; choose answers or labels"),
+        (
+            ["--data", "D", "--model", "M", "--column", "q"],
+            "--column takes FIELD=NAME, as instruction=question, got 'q'",
+        ),
+        (["--data", "D", "--model", "M", "--algorithm", "fedkseed-pluss"], "did you mean 'fedkseed-plus'?"),
+        (
+            ["--data", "QA", "--model", "M"],
+            "`fedkseed init` do: --column instruction=question --column response=answer",
+        ),
+        (["--data", "no.jsonl", "--model", "M"], "no data file at no.jsonl"),
+        (["--data", "FEW", "--model", "M"], "has 3 rows; a federation of two clients needs 20 at least"),
+    ],
+)
+def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, model_folder, arguments, message):
+    (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows()[:3]))
+    (tmp_path / "qa.csv").write_text("question,answer\nWhy?,So.\n")
+    places = {"D": data_file, "M": model_folder, "FEW": tmp_path / "few.jsonl", "QA": tmp_path / "qa.csv"}
+    assert message in refused("init", tmp_path / "r.toml", *(places.get(one, one) for one in arguments))
+    assert not (tmp_path / "r.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "owners"),
+    [
+        (lambda k: {"department": ["hr", "it", "law"][k % 3]}, ("department", 3)),
+        (lambda k: {"Hospital ID": k % 4, "site": ["a", "b"][k % 2]}, ("site", 2)),  # the fewest values
+        (lambda k: {"client": ["a", "b", "c"][k % 3], "site": ["a", "b"][k % 2]}, ("client", 3)),
+        (lambda k: {"userId": f"u{k % 5}"}, ("userId", 5)),
+        (lambda k: {"colour": ["red", "blue"][k % 2]}, None),  # a name that says nothing of an owner
+        (lambda k: {"author": f"a{k}"}, None),  # a value a row
+        (lambda k: {"site": "a"}, None),  # one value
+        (lambda k: {"site": ["a", "", "b"][k % 3]}, None),  # rows without one
+    ],
+)
+def test_a_column_that_looks_like_the_owner_of_a_row_is_found(tmp_path, model_folder, more, owners):
+    made = [{**row, **more(k)} for k, row in enumerate(rows())]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    assert look(str(tmp_path / "a.jsonl"), {}, load_tokenizer(str(model_folder))).owners == owners
+
+
+def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_path, model_folder):
+    made = [{**row, "Abteilung department": f"d{k % 3}"} for k, row in enumerate(rows())]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    asked = ["--data", tmp_path / "a.jsonl", "--model", model_folder, "--no-estimate"]
+    assert fedkseed("init", tmp_path / "r.toml", *asked).exit_code == 0
+    text = (tmp_path / "r.toml").read_text()
+    assert own_recipe(tmp_path / "r.toml").clients.split == "dirichlet"
+    assert "# The column 'Abteilung department' has 3 values" in text
+    followed = re.sub(r"(?m)^(split|count|alpha) .*\n", "", text)
+    followed = re.sub(r'(?m)^# (split = "column")$', r"\1", followed)
+    (columns,) = re.findall(r"(?m)^# and in \[data\]: (columns .*)$", followed)
+    (tmp_path / "followed.toml").write_text(followed.replace("[data]\n", f"[data]\n{columns}\n", 1))
+    (tmp_path / "more.toml").write_text(re.sub(r"(?m)^# (patience|clients) ", r"\1 ", text))
+    named = ["--column", "client=Abteilung department"]
+    assert fedkseed("init", tmp_path / "named.toml", *asked, *named).exit_code == 0
+    tokenizer = load_tokenizer(str(model_folder))
+    for name in ("followed", "named"):
+        recipe = own_recipe(tmp_path / f"{name}.toml")
+        assert share_out(recipe, tokenizer).names == ["d0", "d1", "d2"], name
+    assert own_recipe(tmp_path / "more.toml").evaluation.best == "loss"
+    assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
+
+
+def test_a_column_that_is_not_there_is_refused(tmp_path, data_file, model_folder):
+    asked = ["--data", data_file, "--model", model_folder, "--column", "response=answer"]
+    assert "has no column 'answer'; found: instruction, context, response" in refused(
+        "init", tmp_path / "r.toml", *asked
+    )

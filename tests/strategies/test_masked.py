@@ -1,0 +1,224 @@
+"""FedKSeed with masked uploads: the model of a clear sum, from messages that show nothing else."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fedkseed import FedKSeedError, Pool, Run, Simulation, decode, encode
+from fedkseed.local.work import LocalWork
+from fedkseed.randomness import EVERYONE, draw_directions
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.round import run_round
+from fedkseed.strategies.kseed import KSeed
+from fedkseed.strategies.masked import Secure, simulated_key
+from fedkseed.strategy import Masking, Settings
+from fedkseed.wire.records import Masked, Secured, Shares, Survivors
+
+from ..conftest import recipe_text
+
+MASKS = "[secure]\nnorm = 0.1\n"
+ALL = "cohort = 4"
+
+
+@pytest.fixture
+def simulation(tmp_path, model_folder, data_file):
+    """A function from a recipe's lines to a simulation of four clients, all of them in each round."""
+    open_ones = []
+
+    def make(extra: str = MASKS, **changes: str) -> Simulation:
+        path = tmp_path / f"{len(open_ones)}.toml"
+        path.write_text(recipe_text(model_folder, data_file, **{"cohort": ALL} | changes) + extra)
+        open_ones.append(Simulation(load_recipe(path)))
+        return open_ones[-1]
+
+    yield make
+    for one in open_ones:
+        one.close()
+
+
+def clear(simulation: Simulation, state, there):
+    """The state after a round, from the clear numbers of each client, added up as integers."""
+    strategy: Secure = simulation.strategy
+    (message,) = {id(m): m for m in strategy.broadcast(state, range(4)).values()}.values()
+    total, inside = 0, strategy._inside(message)
+    for number in there:
+        client = simulation.client(number)
+        strategy.sync(message, client.weights)
+        change = strategy.inner.change(inside, strategy.inner.train(inside, client))
+        total = total + strategy.grid.coded(change, state.round, number)
+    mean = strategy.grid.change(total, state.round) / len(there)
+    return strategy.inner.stepped(state, -(mean if not strategy.inner.shared else spread(strategy, state, mean)))
+
+
+def spread(strategy: Secure, state, along):
+    mean, pool = np.zeros(strategy.run.pool.size), strategy.run.pool
+    np.add.at(mean, draw_directions(pool.key, state.round, EVERYONE, along.size, pool.size, None), along)
+    return mean
+
+
+def carried(simulation: Simulation, gone=(), silent=(), seen=None):
+    """A transport from which clients are missing in the first leg, or in the second."""
+
+    def transport(messages):
+        for client, reply in simulation.transport(messages):
+            second = isinstance(decode(messages[client], Secured, Survivors), Survivors)
+            if seen is not None:
+                seen.append((client, messages[client], reply))
+            if client not in (silent if second else gone):
+                yield client, reply
+
+    return transport
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"size": "size = 64\nshared = true"},
+        {"algorithm": 'algorithm = "fedkseed-backprop"'},
+        {"algorithm": 'algorithm = "fedkseed-plus"', "family": 'family = "rademacher"', "size": "size = 50"},
+    ],
+    ids=["scalars", "shared", "derivatives", "output"],
+)
+def test_masked_rounds_have_the_states_of_clear_integer_sums(simulation, options):
+    own = simulation(**options)
+    state = own.strategy.init()
+    for _ in range(2):
+        expected = clear(own, state, range(4))
+        state, report = own.round(state)
+        assert np.array_equal(state.coefficients, expected.coefficients)
+        assert state.coefficients.any()
+        assert np.isnan(report.loss), "clients report no losses"
+
+
+def test_a_client_that_leaves_before_or_between_the_legs_changes_nothing_for_the_others(simulation):
+    for gone, silent in [((2,), ()), ((), (3,))]:
+        own = simulation()
+        start = own.strategy.init()
+        there = [client for client in range(4) if client not in gone]
+        state, _ = run_round(own.strategy, start, range(4), carried(own, gone, silent))
+        assert np.array_equal(state.coefficients, clear(own, start, there).coefficients)
+    for gone, silent, reason in [
+        ((1, 2), (), "2 of 4 masked uploads have come, a sum is made from 3 on"),
+        ((), (1, 2), "gave shares of client 0's masks, 3 are needed; nothing of the round"),
+    ]:
+        own = simulation()
+        with pytest.raises(FedKSeedError, match=reason):
+            run_round(own.strategy, own.strategy.init(), range(4), carried(own, gone, silent))
+
+
+def test_what_the_server_sees_is_masked_numbers_and_bytes_counted_are_bytes_encoded(simulation):
+    own, seen = simulation(), []
+    state = own.strategy.init()
+    _, report = run_round(own.strategy, state, range(4), carried(own, seen=seen))
+    kinds = [type(decode(reply, Masked, Shares)) for _, _, reply in seen]
+    assert kinds == [Masked] * 4 + [Shares] * 4
+    assert report.bytes_up == max(sum(len(reply) for c, _, reply in seen if c == client) for client in range(4))
+    assert report.bytes_down == max(sum(len(sent) for c, sent, _ in seen if c == client) for client in range(4))
+    for client, _, reply in seen[:4]:
+        other = decode(seen[4 - client - 1][2], Masked).numbers
+        assert not np.array_equal(decode(reply, Masked).numbers, other) or client == 3 - client
+
+
+def test_processes_side_by_side_give_the_same_states(simulation):
+    one, two = simulation(), simulation(count="count = 4\nat_once = 2\nthreads = 1")
+    states = []
+    for own in (one, two):
+        state = own.strategy.init()
+        for _ in range(2):
+            state, _ = own.round(state)
+        states.append(state.coefficients)
+    assert np.array_equal(*states)
+
+
+def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
+    own = simulation()
+
+    def transport(messages):
+        for client, reply in own.transport(messages):
+            if client == 1 and isinstance(record := decode(reply, Masked, Shares), Shares):
+                yield client, encode(replace(record, data=bytes([record.data[0] ^ 1]) + record.data[1:]))
+            else:
+                yield client, reply
+
+    state = own.strategy.init()
+    with pytest.raises(FedKSeedError, match="a wrong share or numbers beyond the grid"):
+        run_round(own.strategy, state, range(4), transport)
+    assert not state.coefficients.any()
+
+
+def test_ten_clients_send_seven_kilobytes():
+    """The sizes that docs/secure.md states."""
+    run, keys = Run(Pool(1, 4096, "hadamard"), bytes(32)), {n: bytes(32) for n in range(10)}
+    settings = Settings(run, run.pool, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
+    dense, shared = Secure.make(settings), Secure.make(replace(settings, shared=True))
+    sizes = [len(encode(one.example(0, 1, 1, False, np.random.default_rng(0)))) for one in (dense, shared)]
+    assert sizes == [6921, 1161]
+
+
+@pytest.mark.parametrize(
+    ("extra", "changes", "reason"),
+    [
+        (MASKS + '[trust]\nrule = "median"\n', {}, r"\[secure\] hides uploads .* choose"),
+        (MASKS + "[trust]\nagreement = true\n", {}, r"\[secure\] hides uploads .* choose"),
+        (MASKS + "[asynchronous]\nbuffer = 2\n", {}, r"leave \[asynchronous\] out"),
+        (MASKS, {"algorithm": 'algorithm = "fedkseed-pro"'}, "FedKSeed-Pro draws directions: use fedkseed"),
+        (MASKS, {"algorithm": 'algorithm = "fedavg"'}, r"does not read \[secure\]"),
+        ("", {"algorithm": 'algorithm = "fedavg"', "size": "size = 64\nshared = true"}, r"\[directions\] shared"),
+        (MASKS, {"algorithm": 'algorithm = "fedkseed-plus"', "size": "size = 64\nshared = true"}, "shared is for scal"),
+        ("[secure]\nnorm = 0.1\nneighbours = 3\n", {"count": "count = 5", "cohort": "cohort = 5"}, "an even number"),
+        (MASKS, {"cohort": "cohort = 2"}, "3 to 65,535 clients"),
+    ],
+)
+def test_settings_that_masks_do_not_go_with_are_refused(simulation, extra, changes, reason):
+    def run() -> None:
+        own = simulation(extra, **changes)
+        own.round(own.strategy.init())
+
+    with pytest.raises(FedKSeedError, match=reason):
+        run()
+
+
+def test_a_client_without_a_key_and_a_message_of_another_round_are_refused(simulation):
+    own = simulation()
+    state = own.strategy.init()
+    message = own.strategy.broadcast(state, range(4))[0]
+    with pytest.raises(FedKSeedError, match="client 1 has no key for masks"):
+        own.strategy.train(message, replace(own.client(1), member=None))
+    with pytest.raises(FedKSeedError, match="holds the broadcast of round 0"):
+        own.strategy.sync(replace(message, round=1), own.setup.weights)
+    with pytest.raises(FedKSeedError, match=r"clients \[7\] have no key"):
+        own.strategy.broadcast(state, [1, 2, 3, 7])
+
+
+def test_simulated_keys_differ_from_client_to_client():
+    assert len({simulated_key(seed, client) for seed in range(3) for client in range(3)}) == 9
+
+
+def test_shared_directions_without_masks_align_the_scalars_of_a_round(simulation):
+    """Clear rounds with and without shared directions differ; with them all uploads speak of the same ones."""
+    own = simulation("", size="size = 64\nshared = true")
+    strategy, state = own.strategy, own.strategy.init()
+    assert isinstance(strategy, KSeed)
+    seen = []
+
+    def transport(messages):
+        for client, reply in own.transport(messages):
+            seen.append(reply)
+            yield client, reply
+
+    after, _ = run_round(strategy, state, range(4), transport)
+    steps = strategy.local.scalars
+    assert 0 < np.count_nonzero(after.coefficients) <= steps
+    assert after.counts.sum() == 4 * steps
+
+
+def test_the_adapter_of_a_masked_run_is_that_of_its_last_state(simulation, tmp_path):
+    own = simulation()
+    state = own.strategy.init()
+    with closing(own):
+        state, _ = own.round(state)
+        adapter = own.setup.adapter(state)
+    assert np.allclose(adapter.coefficients, state.coefficients, atol=np.abs(state.coefficients).max() / 100)

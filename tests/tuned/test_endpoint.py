@@ -1,0 +1,142 @@
+"""A real server: its models by name, and greedy answers that are those of `fedkseed generate`."""
+
+import asyncio
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import httpx
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.data.layouts import Example
+from fedkseed.evaluation.evaluate import respond
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import start
+from fedkseed.tuned import endpoint as serve
+from fedkseed.tuned.export import export
+from fedkseed.tuned.load import open_tuned
+
+from ..conftest import recipe_text
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),  # peft uses what transformers renames
+    pytest.mark.filterwarnings("ignore:Position ids are not supported"),  # peft's, which needs none
+]
+QUESTION = "How many legs has an ant?"
+
+
+def made(folder: Path, model: Path, data: Path, **changes: str) -> Path:
+    """A finished run, in other words than the default's."""
+    text = recipe_text(model, data, max_tokens='max_tokens = 200\ntemplate = "alpaca"', **changes)
+    (folder / "recipe.toml").write_text(text)
+    start(load_recipe(folder / "recipe.toml"), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, model_folder, data_file) -> Path:
+    return made(tmp_path_factory.mktemp("served"), model_folder, data_file, lr="lr = 3e-2")
+
+
+@contextmanager
+def served(place: Path):
+    """The address of a server in a process of its own, which Ctrl-C ends."""
+    command = [sys.executable, "-m", "fedkseed", "serve-model", str(place), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        try:
+            yield re.search(r"http://127\.0\.0\.1:\d+/v1", line)[0]
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=60)
+    assert process.returncode == 130
+
+
+def post(address: str, **body: object) -> dict:
+    request = Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})  # noqa: S310
+    with urlopen(request, timeout=120) as reply:  # noqa: S310 - a server of this test
+        return json.load(reply)
+
+
+def ask(application: object, path: str, body: dict | None = None) -> httpx.Response:
+    """The answer of an application in this process."""
+
+    async def once() -> httpx.Response:
+        transport = httpx.ASGITransport(application)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here/v1", timeout=120) as client:
+            return await (client.get(path) if body is None else client.post(path, json=body))
+
+    return asyncio.run(once())
+
+
+def answers(run: Path, tokens: int) -> dict[str, str]:
+    """The answers of both models, as `fedkseed generate` has them."""
+    opened = open_tuned(run)
+    prompt = opened.wording.prompt(Example(QUESTION, ""), opened.tokenizer())
+    models = {"base": opened.load_base, "tuned": opened.load}
+    return {name: respond(load(), opened.tokenizer(), [prompt], tokens)[0] for name, load in models.items()}
+
+
+def test_both_models_answer_under_their_names_as_generate_does(run):
+    messages, expected = [{"role": "user", "content": QUESTION}], answers(run, 24)
+    assert expected["base"] != expected["tuned"]
+    with served(run) as address:
+        with urlopen(f"{address}/models", timeout=60) as reply:  # noqa: S310
+            assert [one["id"] for one in json.load(reply)["data"]] == ["base", "tuned"]
+        for name, text in expected.items():
+            found = post(f"{address}/chat/completions", model=name, messages=messages, max_tokens=24, temperature=0)
+            assert found["choices"][0]["message"]["content"] == text
+            assert found["usage"]["completion_tokens"] <= 24
+        page = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
+        (typed,) = re.findall(r"^    (curl .*\n.*)$", page, re.MULTILINE)
+        command = typed.replace("http://127.0.0.1:8000/v1", address).replace('"max_tokens": 64', '"max_tokens": 24')
+        assert command.count(address) == command.count(": 24") == 1
+        if shutil.which("curl"):
+            printed = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True).stdout
+            assert json.loads(printed)["choices"][0]["message"]["content"] == expected["tuned"]
+        with pytest.raises(HTTPError, match="404"):
+            post(f"{address}/chat/completions", model="gpt", messages=messages)
+
+
+def test_answers_are_streamed_and_texts_continued(run):
+    application = serve.application(serve.load(open_tuned(run)))
+    asked = {"messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
+    lines = ask(application, "chat/completions", asked | {"model": "tuned", "stream": True}).text.splitlines()
+    pieces = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    text = "".join(one["choices"][0]["delta"].get("content") or "" for one in pieces)
+    assert len(pieces) > 3
+    assert text == answers(run, 24)["tuned"]
+    opened = open_tuned(run)
+    prompt = opened.wording.text(Example(QUESTION, ""), opened.tokenizer())
+    asked = {"model": "base", "prompt": prompt, "max_tokens": 24, "temperature": 0}
+    assert ask(application, "completions", asked).json()["choices"][0]["text"] == answers(run, 24)["base"]
+
+
+def test_virtual_tokens_are_served_and_of_a_whole_model_itself_alone(run, tmp_path, model_folder, data_file):
+    own = made(tmp_path, model_folder, data_file, algorithm='algorithm = "fedprompt"', lr="lr = 1e-1")
+    export(open_tuned(run), tmp_path / "hf")
+    asked = {"model": "tuned", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
+    for place, names, expected in (
+        (own, ["base", "tuned"], answers(own, 24)["tuned"]),
+        (tmp_path / "hf", ["tuned"], answers(run, 24)["tuned"]),
+    ):
+        application = serve.application(serve.load(open_tuned(place)))
+        assert [one["id"] for one in ask(application, "models").json()["data"]] == names
+        found = ask(application, "chat/completions", asked).json()
+        assert found["choices"][0]["message"]["content"] == expected
+
+
+def test_missing_packages_and_a_taken_port_are_refused(monkeypatch):
+    with serve.listen("127.0.0.1", 0) as at, pytest.raises(FedKSeedError, match=r"can't listen at .* in use"):
+        serve.listen(*at.getsockname())
+    monkeypatch.setattr("transformers.utils.import_utils.is_serve_available", lambda: False)
+    with pytest.raises(FedKSeedError, match=r"fastapi, uvicorn and openai: pip install 'fedkseed\[serve\]'"):
+        serve.require_server()

@@ -1,0 +1,233 @@
+"""Exported folders: each is loaded by the program that it is for, and is the tuned model there."""
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from huggingface_hub.repocard import metadata_load
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fedkseed import Adapter, FedKSeedError
+from fedkseed.data.layouts import Example
+from fedkseed.models.load import load_tokenizer
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import start
+from fedkseed.tuned.export import export, modelfile
+from fedkseed.tuned.load import open_tuned
+from fedkseed.weights.layout import Layout
+
+from ..conftest import recipe_text
+from ..models.llama_cpp import LlamaCpp
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
+QUESTION = Example("How many legs has an ant?", "", "A child asks.")
+
+
+def made(folder: Path, model: Path, data: Path, *, tuned: str = '["*"]', **changes: str) -> Path:
+    """A finished run."""
+    text = recipe_text(model, data, **changes).replace("[data]", f"tuned = {tuned}\n[data]", 1)
+    (folder / "recipe.toml").write_text(text)
+    start(load_recipe(folder / "recipe.toml"), folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, model_folder, data_file) -> dict[str, Path]:
+    """A run of K coefficients at full rank, one of low rank, one of all weights, one of LoRA, one of a prompt."""
+    ways = {
+        "hadamard": {"lr": "lr = 3e-3"},
+        "separable": {"family": 'family = "separable"', "lr": "lr = 3e-3", "tuned": '["*proj*"]'},
+        "fedavg": {"algorithm": 'algorithm = "fedavg"', "lr": "lr = 1e-2"},
+        "fedit": {"algorithm": 'algorithm = "fedit"', "lr": "lr = 1e-2"},
+        "fedprompt": {"algorithm": 'algorithm = "fedprompt"', "lr": "lr = 1e-2"},
+    }
+    return {way: made(tmp_path_factory.mktemp(way), model_folder, data_file, **c) for way, c in ways.items()}
+
+
+def prompt(run: Path) -> list[int]:
+    opened = open_tuned(run)
+    return opened.wording.prompt(QUESTION, opened.tokenizer())
+
+
+def logits(model, tokens: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([tokens])).logits.float()[:, -len(tokens) :]  # virtual tokens have some, too
+
+
+def change(run: Path, tokens: list[int]) -> float:
+    """The most by which a run has moved a logit."""
+    opened = open_tuned(run)
+    return float((logits(opened.load(), tokens) - logits(opened.load_base(), tokens)).abs().max())
+
+
+@pytest.mark.parametrize("way", ["hadamard", "separable", "fedavg", "fedit"])
+def test_a_whole_model_has_the_tuned_logits_in_transformers_and_its_losses_in_llama_cpp(way, runs, tmp_path):
+    tokens, tuned = prompt(runs[way]), open_tuned(runs[way])
+    expected = logits(tuned.load(), tokens)
+    assert change(runs[way], tokens) > 1e-3
+    export(tuned, tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf")
+    assert (logits(model, tokens) - expected).abs().max() < 1e-5  # a merged LoRA is rounded once more
+    assert AutoTokenizer.from_pretrained(tmp_path / "hf")("a cat").input_ids == tuned.tokenizer()("a cat").input_ids
+    export(tuned, tmp_path / "gguf", "gguf", kind="f32")
+    assert {p.name for p in (tmp_path / "gguf").iterdir()} == {"model-f32.gguf", "Modelfile", "README.md"}
+    there = LlamaCpp(tmp_path / "gguf" / "model-f32.gguf")
+    ours = -torch.log_softmax(expected[0].double(), -1)
+    wanted = [float(ours[at - 1, tokens[at]]) for at in range(20, len(tokens))]
+    assert np.abs(np.array(there.losses(tokens, 20, 400)) - wanted).max() < 1e-5
+    answer = model.generate(torch.tensor([tokens]), max_new_tokens=16, do_sample=False)[0, len(tokens) :].tolist()
+    export(tuned, tmp_path / "f16", "gguf", kind="f16")
+    assert LlamaCpp(tmp_path / "f16" / "model-f16.gguf").greedy(tokens, 16) == answer
+
+
+def test_a_run_of_coefficients_is_exported_to_the_bit(runs, tmp_path):
+    export(open_tuned(runs["hadamard"]), tmp_path / "hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
+    assert Layout(model).digest().hex() == Adapter.load(runs["hadamard"] / "adapter.safetensors").tuned
+
+
+@pytest.mark.parametrize("way", ["separable", "fedit", "fedprompt"])
+def test_peft_gives_the_tuned_logits(way, runs, tmp_path, model_folder):
+    tokens, tuned = prompt(runs[way]), open_tuned(runs[way])
+    export(tuned, tmp_path / "peft", "peft")
+    names = {"adapter_config.json", "adapter_model.safetensors", "README.md"}
+    assert {p.name for p in (tmp_path / "peft").iterdir()} == names
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), tmp_path / "peft")
+    assert change(runs[way], tokens) > 1e-3
+    assert (logits(model, tokens) - logits(tuned.load(), tokens)).abs().max() < 1e-5
+    about = json.loads((tmp_path / "peft" / "adapter_config.json").read_text())
+    assert about["base_model_name_or_path"] == str(model_folder)
+
+
+@pytest.mark.parametrize("way", ["hadamard", "fedavg"])
+def test_a_change_of_full_rank_is_a_lora_with_the_error_that_it_states(way, runs, tmp_path, model_folder):
+    tuned = open_tuned(runs[way])
+    with pytest.raises(FedKSeedError, match="at full rank, which LoRA can't hold; give --rank"):
+        export(tuned, tmp_path / "peft", "peft")
+    (_, error) = export(tuned, tmp_path / "peft", "peft", rank=4)
+    stated = float(error.partition("tuned model's: ")[2].partition("%")[0]) / 100
+    base, after = (dict(m.named_parameters()) for m in (tuned.load_base(), tuned.load()))
+    tensors = load_file(tmp_path / "peft" / "adapter_model.safetensors")
+    left, whole = 0.0, 0.0
+    for name, value in after.items():
+        path = "base_model.model." + name.removesuffix(".weight")
+        if value.ndim == 2 and "embed" not in name:
+            kept = tensors[f"{path}.lora_B.weight"] @ tensors[f"{path}.lora_A.weight"]
+        elif value.ndim == 2:
+            kept = (tensors[f"{path}.lora_embedding_B"] @ tensors[f"{path}.lora_embedding_A"]).T
+        else:
+            continue
+        left += float((value - base[name] - kept).double().square().sum())
+        whole += float((value - base[name]).double().square().sum())
+    assert stated == pytest.approx((left / whole) ** 0.5, abs=6e-4)  # printed to a tenth of a percent
+    assert error in (tmp_path / "peft" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("way", ["separable", "fedit"])
+def test_llama_cpp_gives_the_tuned_losses_with_the_base_and_the_lora(way, runs, tmp_path, model_folder):
+    tokens, tuned = prompt(runs[way]), open_tuned(runs[way])
+    export(open_tuned(model_folder), tmp_path / "base", "gguf", kind="f32")
+    export(tuned, tmp_path / "lora", "lora-gguf")
+    there = LlamaCpp(tmp_path / "base" / "model-f32.gguf", tmp_path / "lora" / "lora.gguf")
+    ours = -torch.log_softmax(logits(tuned.load(), tokens)[0].double(), -1)
+    wanted = [float(ours[at - 1, tokens[at]]) for at in range(20, len(tokens))]
+    assert np.abs(np.array(there.losses(tokens, 20, 400)) - wanted).max() < 1e-5
+    alone = LlamaCpp(tmp_path / "base" / "model-f32.gguf").losses(tokens, 20, 400)
+    assert np.abs(np.array(alone) - wanted).max() > 1e-4
+
+
+def test_coefficients_are_exported_as_they_are(runs, tmp_path):
+    export(open_tuned(runs["hadamard"]), tmp_path / "own", "fedkseed")
+    assert (tmp_path / "own" / "adapter.safetensors").read_bytes() == (
+        runs["hadamard"] / "adapter.safetensors"
+    ).read_bytes()
+    with pytest.raises(FedKSeedError, match="is not a function of K coefficients"):
+        export(open_tuned(runs["fedit"]), tmp_path / "fedit", "fedkseed")
+
+
+def test_weights_are_written_in_the_type_that_is_asked_for(runs, tmp_path):
+    export(open_tuned(runs["hadamard"]), tmp_path / "hf", dtype="bfloat16")
+    tensors = load_file(tmp_path / "hf" / "model.safetensors")
+    assert {tensor.dtype for tensor in tensors.values()} == {torch.bfloat16}
+    exact = dict(open_tuned(runs["hadamard"]).load().named_parameters())
+    for name, tensor in tensors.items():
+        assert torch.equal(tensor, exact[name].to(torch.bfloat16))
+    assert metadata_load(tmp_path / "hf" / "README.md")["fedkseed"]["dtype"] == "bfloat16"
+
+
+def test_a_quantised_base_in_a_gguf_file_is_tuned_and_written_again(runs, tmp_path, model_folder, data_file):
+    export(open_tuned(model_folder), tmp_path / "base", "gguf", kind="q8_0")
+    base = tmp_path / "base" / "model-q8_0.gguf"
+    run = made(tmp_path, base, data_file, tuned='["*down_proj*"]\nstorage = "as stored"', lr="lr = 3e-2")
+    export(open_tuned(run), tmp_path / "tuned", "gguf", kind="q8_0")
+    assert base.read_bytes() != (tmp_path / "tuned" / base.name).read_bytes()
+    tokens, tuned = prompt(run), open_tuned(run)
+    ours = -torch.log_softmax(logits(tuned.load(), tokens)[0].double(), -1)
+    wanted = [float(ours[at - 1, tokens[at]]) for at in range(20, len(tokens))]
+    export(tuned, tmp_path / "exact", "gguf", kind="f32")
+    found = LlamaCpp(tmp_path / "exact" / "model-f32.gguf").losses(tokens, 20, 400)
+    assert np.abs(np.array(found) - wanted).max() < 1e-5
+
+
+def test_a_modelfile_puts_questions_as_the_model_was_tuned_on_them(runs, model_folder):
+    tuned = open_tuned(runs["hadamard"])
+    tokenizer = load_tokenizer(str(model_folder))
+    text = modelfile("model-f16.gguf", tokenizer, tuned.wording)
+    asked = text.partition('TEMPLATE """')[2].partition('"""')[0].replace("{{ .Prompt }}", QUESTION.instruction)
+    assert tokenizer(asked).input_ids == tuned.wording.prompt(Example(QUESTION.instruction, ""), tokenizer)
+    assert text.startswith("FROM ./model-f16.gguf\n")
+    assert 'PARAMETER stop "<end>"' in text
+
+
+def test_a_modelfile_of_a_chat_template_leaves_out_what_the_tokenizer_adds(runs, model_folder):
+    from fedkseed.data.wording import Wording
+
+    tokenizer = copy.deepcopy(load_tokenizer(str(model_folder)))
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<answer>"
+    assert 'TEMPLATE """<user>{{ .Prompt }}<answer>"""' in modelfile("a.gguf", tokenizer, Wording("chat"))
+
+
+def test_programs_that_put_messages_to_an_exported_model_use_the_words_on_which_it_was_tuned(
+    runs, tmp_path, model_folder
+):
+    """In transformers and in llama.cpp, of a base model that is a folder or a GGUF file; a folder of words that nobody
+    knows keeps its own."""
+    tuned = open_tuned(runs["hadamard"])
+    export(tuned, tmp_path / "hf")
+    export(tuned, tmp_path / "gguf", "gguf", kind="f32")
+    export(open_tuned(tmp_path / "gguf"), tmp_path / "again", "gguf", kind="f32")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    messages = [{"role": "system", "content": "A child asks."}, {"role": "user", "content": QUESTION.instruction}]
+    asked = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert asked == prompt(runs["hadamard"])
+    for folder in ("gguf", "again"):
+        there = LlamaCpp(tmp_path / folder / "model-f32.gguf")
+        assert there.tokens(there.worded(messages)) == asked
+    export(open_tuned(model_folder), tmp_path / "plain")
+    assert AutoTokenizer.from_pretrained(tmp_path / "plain").chat_template is None
+
+
+def test_what_can_not_be_written_is_refused_before_a_model_is_loaded(runs, tmp_path):
+    tuned = open_tuned(runs["hadamard"])
+    (tmp_path / "there").mkdir()
+    for words, match in (
+        ({"format_": "onnx"}, "no format is called 'onnx'; choose one of hf, peft, gguf, lora-gguf, fedkseed"),
+        ({"format_": "gguf", "kind": "q6_k"}, "no kind of GGUF is called 'q6_k'; choose one of f32, f16"),
+        ({"dtype": "int8"}, "--dtype is one of float32"),
+        ({"format_": "gguf", "dtype": "float16"}, "for --format hf; got 'float16' for gguf"),
+        ({"rank": 4}, "--rank is for --format peft and lora-gguf, got 4 for hf"),
+    ):
+        with pytest.raises(FedKSeedError, match=match):
+            export(tuned, tmp_path / "new", **words)
+    with pytest.raises(FedKSeedError, match="exists already"):
+        export(tuned, tmp_path / "there")
+    with pytest.raises(FedKSeedError, match="virtual tokens, which can't be merged"):
+        export(open_tuned(runs["fedprompt"]), tmp_path / "new")
+    with pytest.raises(FedKSeedError, match="'PROMPT_TUNING', which are no change of matrices"):
+        export(open_tuned(runs["fedprompt"]), tmp_path / "new", "lora-gguf")
+    assert [p.name for p in tmp_path.iterdir()] == ["there"]

@@ -1,0 +1,91 @@
+"""Places of tuned models: each is found as what it is, with the words on which it was tuned, or refused."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from fedkseed import FedKSeedError
+from fedkseed.data.wording import Wording
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import start
+from fedkseed.run.store import Store
+from fedkseed.tuned.export import export
+from fedkseed.tuned.load import open_tuned
+from fedkseed.weights.layout import Layout
+
+from ..conftest import recipe_text
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, model_folder, data_file):
+    folder = tmp_path_factory.mktemp("tuned")
+    text = recipe_text(model_folder, data_file, max_tokens='max_tokens = 200\ntemplate = "alpaca"\nseparator = " "')
+    (folder / "recipe.toml").write_text(text)
+    start(load_recipe(folder / "recipe.toml"), folder / "run")
+    return folder / "run"
+
+
+def digest(tuned) -> str:
+    return Layout(tuned.load()).digest().hex()
+
+
+def test_a_run_its_adapter_and_its_folders_are_the_same_model_in_the_same_words(run, tmp_path, model_folder):
+    for format_ in ("hf", "fedkseed", "gguf"):
+        export(open_tuned(run), tmp_path / format_, format_, kind="f32")
+    places = [run, run / "adapter.safetensors", *(tmp_path / name for name in ("hf", "fedkseed", "gguf"))]
+    found = [open_tuned(place) for place in [*places, tmp_path / "gguf" / "model-f32.gguf"]]
+    assert {digest(tuned) for tuned in found} == {found[1].adapter.tuned}
+    assert {tuned.wording for tuned in found} == {Wording("alpaca", " ")}
+    assert [tuned.store is not None for tuned in found] == [True, *[False] * 5]
+    assert {tuned.base for tuned in found[:2]} == {str(model_folder)}
+
+
+def test_a_base_model_that_has_moved_is_named(run, tmp_path, model_folder):
+    shutil.copytree(model_folder, tmp_path / "moved")
+    assert open_tuned(run, str(tmp_path / "moved")).base == str(tmp_path / "moved")
+    assert digest(open_tuned(run, str(tmp_path / "moved"))) == open_tuned(run).adapter.tuned
+
+
+def test_a_folder_without_a_card_has_the_default_words_and_its_own_type(run, tmp_path):
+    export(open_tuned(run), tmp_path / "hf", dtype="bfloat16")
+    (tmp_path / "hf" / "README.md").unlink()
+    tuned = open_tuned(tmp_path / "hf")
+    assert (tuned.wording, tuned.dtype) == (Wording(), "bfloat16")
+    assert next(tuned.load().parameters()).dtype == torch.bfloat16
+    with pytest.raises(FedKSeedError, match=r"the base model of .*hf is not known; name it: --model FOLDER"):
+        tuned.load_base()
+
+
+def test_what_is_no_tuned_model_is_refused(run, tmp_path):
+    with pytest.raises(FedKSeedError, match="is no tuned model: give a run's directory"):
+        open_tuned(tmp_path)
+    shutil.copytree(run, tmp_path / "run")
+    Store(tmp_path / "run").rollback(1)
+    with pytest.raises(FedKSeedError, match=r"has no tuned model yet.*go on with: fedkseed resume"):
+        open_tuned(tmp_path / "run")
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).write_bytes(b"")
+    with pytest.raises(FedKSeedError, match="has 2 GGUF files; name one of them"):
+        open_tuned(tmp_path)
+
+
+def test_a_card_that_can_not_be_read_is_refused_and_another_programs_is_not(run, tmp_path):
+    export(open_tuned(run), tmp_path / "hf")
+    card = tmp_path / "hf" / "README.md"
+    card.write_text("---\nfedkseed: [\n---\n")
+    with pytest.raises(FedKSeedError, match=r"the front matter of .*README.md can't be read"):
+        open_tuned(tmp_path / "hf")
+    card.write_text("---\nlicense: mit\n---\n")
+    assert open_tuned(tmp_path / "hf").wording == Wording()
+
+
+def test_adapters_that_can_not_be_merged_say_why(tmp_path):
+    for about, match in (
+        ({"peft_type": "PROMPT_TUNING"}, "holds virtual tokens, which"),
+        ({"peft_type": "LORA", "ensure_weight_tying": True}, "a change of a matrix that is used twice"),
+    ):
+        (tmp_path / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "a/b"}))
+        with pytest.raises(FedKSeedError, match=match):
+            open_tuned(tmp_path).merged()

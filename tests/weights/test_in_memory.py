@@ -1,0 +1,193 @@
+"""A model as a function of K numbers, in every architecture, type and mode."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from fedkseed import FedKSeedError, Pool, hold, materialize
+from fedkseed.weights.in_memory import InPlace
+from fedkseed.weights.layout import Layout
+
+from ..conftest import CONFIGS, EVERYWHERE, tiny_llama
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def coefficients(size: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=size).astype(np.float32) * np.float32(1e-3)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.model_type)
+def test_any_architecture_is_laid_out_and_tuned(config):
+    model = AutoModelForCausalLM.from_config(config).eval()
+    layout = Layout(model)
+    unique = {t.data_ptr() for t in model.parameters()}
+    assert len(layout.entries) == len(unique)
+    assert [e.name for e in layout.entries] == sorted(e.name for e in layout.entries)
+    assert layout.size == sum(t.numel() for t in model.parameters())
+    tokens = torch.arange(8)[None]
+    with torch.inference_mode():
+        before = model(tokens).logits
+        hold(model, Pool(1, 64, "hadamard")).load(coefficients(64) * 100)
+        assert not torch.equal(model(tokens).logits, before)
+
+
+def test_tied_tensors_are_tuned_once_under_their_smallest_name():
+    model = tiny_llama()
+    names = [entry.name for entry in Layout(model).entries]
+    assert "lm_head.weight" in names
+    assert "model.embed_tokens.weight" not in names
+    weights = hold(model, Pool(1, 64, "hadamard"))
+    weights.load(coefficients(64))
+    assert torch.equal(model.lm_head.weight, model.model.embed_tokens.weight)
+
+
+def test_a_part_moves_along_the_same_directions_as_the_whole():
+    whole, part = tiny_llama(), tiny_llama()
+    hold(whole, Pool(1, 64, "hashed")).load(coefficients(64))
+    hold(part, Pool(1, 64, "hashed"), ["*.mlp.*"]).load(coefficients(64))
+    base = dict(tiny_llama().named_parameters())
+    for (name, a), (_, b) in zip(whole.named_parameters(), part.named_parameters(), strict=True):
+        assert torch.equal(b, a if ".mlp." in name else base[name])
+
+
+def test_a_pattern_may_name_either_of_two_tied_tensors():
+    assert [e.name for e in Layout(tiny_llama(), ["*embed_tokens*"]).tuned] == ["lm_head.weight"]
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"), [(["*.attention.*"], "no parameter's name fits the pattern"), ([], "no tuned tensors")]
+)
+def test_a_model_with_no_tuned_tensors_is_refused(patterns, message):
+    with pytest.raises(FedKSeedError, match=message):
+        Layout(tiny_llama(), patterns)
+
+
+def test_parameters_that_overlap_in_part_are_refused():
+    memory = torch.zeros(10)
+    module = nn.Module()
+    module.a, module.b = nn.Parameter(memory[:6]), nn.Parameter(memory[4:])
+    with pytest.raises(FedKSeedError, match="overlapping"):
+        Layout(module)
+
+
+def test_neighbouring_views_of_one_memory_are_two_tensors():
+    memory = torch.zeros(10)
+    module = nn.Module()
+    module.a, module.b = nn.Parameter(memory[:6]), nn.Parameter(memory[6:])
+    assert [e.name for e in Layout(module).entries] == ["a", "b"]
+
+
+def test_one_bit_of_one_weight_changes_the_digest():
+    model = tiny_llama()
+    before = Layout(model).digest()
+    assert Layout(tiny_llama()).digest() == before
+    weight = model.model.layers[1].mlp.up_proj.weight.data
+    weight.view(torch.int32)[3, 5] ^= 1
+    assert Layout(model).digest() != before
+
+
+def test_the_digest_tells_types_apart():
+    assert Layout(tiny_llama()).digest() != Layout(tiny_llama().bfloat16()).digest()
+
+
+@pytest.mark.parametrize("family", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_all_modes_and_materialize_give_the_same_bits_for_the_same_coefficients(dtype, family):
+    pool, c = Pool(5, 32, family), coefficients(32)
+    digests = set()
+    for mode in ("materialized", "in place", "streamed"):
+        weights = hold(tiny_llama().to(dtype), pool, mode=mode)
+        base = [entry.tensor.clone() for entry in weights.layout.tuned]
+        weights.load(c)
+        digests.add(weights.digest())
+        if mode == "streamed":
+            continue  # writes nothing
+        for entry, w0 in zip(weights.layout.tuned, base, strict=True):
+            out = torch.empty_like(w0)
+            materialize(w0, pool, c, out, tensor=entry.number)
+            assert torch.equal(out, entry.tensor)
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize("mode", ["materialized", "in place"])
+@pytest.mark.parametrize("family", EVERYWHERE)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_after_200_steps_the_model_is_that_of_base_and_coefficients(dtype, family, mode):
+    """The client's model equals materialize(w_0, c + its own steps), bit for bit."""
+    pool, rng = Pool(5, 32, family), np.random.default_rng(1)
+    weights = hold(tiny_llama().to(dtype), pool, mode=mode)
+    weights.load(coefficients(32))
+    for _ in range(200):
+        j = int(rng.integers(32))
+        weights.shift(j, 1e-3)
+        weights.shift(j, -1e-3)
+        weights.move(j, float(rng.normal()) * 1e-4)
+    weights.settle()
+    for entry, base in zip(weights.layout.tuned, weights.base, strict=True):
+        want = torch.empty_like(base)
+        materialize(base, pool, weights.c, want, tensor=entry.number)
+        assert torch.equal(entry.tensor, want)
+
+
+@pytest.mark.parametrize("family", EVERYWHERE)
+def test_the_running_sum_stays_close_to_the_sum_it_stands_for(family):
+    """Between two settles s differs from Σ c_j z_j by the rounding of its own steps only."""
+    pool, rng = Pool(5, 32, family), np.random.default_rng(1)
+    weights = hold(tiny_llama(), pool, mode="in place")
+    assert isinstance(weights, InPlace)
+    weights.load(coefficients(32))
+    for _ in range(200):
+        weights.move(int(rng.integers(32)), float(rng.normal()) * 1e-4)
+    for entry, total in zip(weights.layout.tuned, weights.sums, strict=True):
+        exact = torch.empty_like(total)
+        materialize(torch.zeros_like(total), pool, weights.c, exact, tensor=entry.number)
+        # 200 roundings of at most half a unit in the last place add up like a random walk; 4 sigma, doubled
+        allowed = 8 * 200**0.5 * 2**-25 * float(exact.abs().max())
+        assert float((total - exact).abs().max()) < allowed
+
+
+@pytest.mark.parametrize("mode", ["materialized", "in place", "streamed"])
+def test_a_perturbation_leaves_nothing_behind(mode):
+    weights = hold(tiny_llama().half(), Pool(5, 32, "rademacher"), mode=mode)
+    weights.load(coefficients(32))
+    before = weights.digest()
+    for j in range(32):
+        weights.shift(j, 0.1)
+        weights.shift(j, -0.1)
+    weights.settle()
+    assert weights.digest() == before
+
+
+@pytest.mark.parametrize("mode", ["materialized", "in place"])
+def test_a_step_writes_the_weights_twice(mode):
+    weights = hold(tiny_llama(), Pool(5, 32, "hadamard"), mode=mode)
+    weights.load(np.zeros(32))
+    before = weights.passes
+    for j in range(10):
+        weights.shift(j, 1e-3)
+        weights.shift(j, -1e-3)
+        weights.move(j, 1e-4)
+    assert weights.passes - before == 20
+
+
+@pytest.mark.parametrize("mode", ["materialized", "in place"])
+def test_restore_gives_back_the_base_model_bit_for_bit(mode):
+    weights = hold(tiny_llama(), Pool(5, 32, "gaussian"), mode=mode)
+    weights.load(coefficients(32))
+    weights.restore()
+    assert weights.digest() == weights.base_digest
+    weights.settle()
+    assert all(torch.equal(e.tensor, b) for e, b in zip(weights.layout.tuned, weights.base, strict=True))
+
+
+def test_an_unknown_mode_and_broken_coefficients_are_refused():
+    with pytest.raises(FedKSeedError, match="no mode is called 'flooded'"):
+        hold(tiny_llama(), Pool(5, 32, "gaussian"), mode="flooded")
+    weights = hold(tiny_llama(), Pool(5, 32, "hadamard"))
+    before = weights.digest()
+    with pytest.raises(FedKSeedError, match="finite"):
+        weights.load(np.full(32, np.nan))
+    assert weights.digest() == before
