@@ -22,7 +22,7 @@ from typing import Any
 
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper.experiments import Planned
-from fedkseed.paper.results import Outcome
+from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import RUNS, kept
 from fedkseed.run.simulation import start
 from table import Row, show
@@ -46,7 +46,7 @@ def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
     record = recorded[run]
     with TemporaryDirectory() as scratch:
         start(Planned(record.axes, record.seed, trees[run]).recipe(places), Path(scratch) / "run")
-        found = Outcome.read(Path(scratch) / "run", record.axes, record.seed)
+        found = RunOutcome.read(Path(scratch) / "run", record.axes, record.seed)
     theirs, mine = dict(numbers(record)), dict(numbers(found))
     differ = [key for key, value in theirs.items() if mine.get(key) != value]
     return {
@@ -74,7 +74,7 @@ def kinds(theirs: Mapping[str, Any], mine: Mapping[str, Any], differ: Sequence[s
         yield f"{kind}: {len(keys)} of {of}{most}, {keys[0]}: {pairs[0][0]} on record, {pairs[0][1]} now"
 
 
-def numbers(outcome: Outcome) -> Iterator[tuple[str, Any]]:
+def numbers(outcome: RunOutcome) -> Iterator[tuple[str, Any]]:
     """All that a run's record says of its result: names and values."""
     yield "bytes down", outcome.bytes_down
     yield "bytes up", outcome.bytes_up

@@ -24,7 +24,7 @@ from fedkseed.models.load import STORAGES, load_model
 from fedkseed.models.loss import batch_loss, graph_loss, graph_losses
 from fedkseed.models.peft_adapters import Adapters, attach
 from fedkseed.weights.base import Pooled
-from fedkseed.weights.factored import Factored
+from fedkseed.weights.factored import FactoredWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.modes import hold
 from peers import EPS, inference
@@ -79,12 +79,12 @@ def ours(
     jobs: dict[str, Callable[[], object]] = {
         "two points": lambda: weights.both(1, EPS, lambda: batch_loss(model, batch))
     }
-    if isinstance(weights, Factored):
+    if isinstance(weights, FactoredWeights):
         some = [weights.c + np.float32(k * 1e-6) for k in range(-probes, probes)]
         jobs["many points"] = lambda: weights.points(some, lambda: batch_loss(model, batch))
     if differentiates:
         jobs["derivatives"] = lambda: weights.gradient(lambda: graph_loss(model, batch))
-    if differentiates and isinstance(weights, Factored):
+    if differentiates and isinstance(weights, FactoredWeights):
         jobs["of each example"] = lambda: weights.gradients(lambda: graph_losses(model, batch), len(batch.tokens))
     return jobs
 

@@ -31,11 +31,11 @@ from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.server import KEPT, answering
 from fedkseed.network.peers import tls
 from fedkseed.network.peers.app import application, knowing
-from fedkseed.network.peers.gossip import Gossip, Pace
+from fedkseed.network.peers.gossip import ComparisonPace, Gossip
 from fedkseed.network.peers.merge_rule import Rule
-from fedkseed.network.peers.roster import Addresses, Roster, load_roster
-from fedkseed.network.peers.signed_upload import Entry
-from fedkseed.network.peers.store import FILE, Copy
+from fedkseed.network.peers.roster import PeerAddresses, Roster, load_roster
+from fedkseed.network.peers.signed_upload import SignedUpload
+from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import make, sign
 from fedkseed.network.protocol.networked_recipe import largest_request, networked
 from fedkseed.network.protocol.signatures import fingerprint, private_key
@@ -90,13 +90,13 @@ class Peers:
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
         self.rule = Rule.of(b"", recipe, strategy, self.roster)
         self.keys = [private_key(keys / f"client-{number}") for number in range(count)]
-        self.copies, self.gossips, self.servers = list[Copy](), list[Gossip](), list[uvicorn.Config]()
+        self.copies, self.gossips, self.servers = list[UploadStore](), list[Gossip](), list[uvicorn.Config]()
         largest, known = largest_request(recipe), {fingerprint(key): k for k, key in enumerate(self.rule.keys)}
         for number, port in enumerate(self.listens):
             files = keys / f"client-{number}", keys / f"client-{number}.pem", keys / "ca.pem"
             server, client = tls.contexts(*files, folder)
-            copy = Copy(folder / f"{number}-{FILE}", self.rule)
-            addresses, pace = Addresses(folder / "peers.toml", self.roster, print), Pace.of(seconds)
+            copy = UploadStore(folder / f"{number}-{FILE}", self.rule)
+            addresses, pace = PeerAddresses(folder / "peers.toml", self.roster, print), ComparisonPace.of(seconds)
             gossip = Gossip(copy, number, addresses, client, self.roster.now, recipe.seed, largest, pace, print)
             config = uvicorn.Config(
                 application(copy, self.roster.now, largest, gossip.heard), host="127.0.0.1", port=port,
@@ -119,7 +119,7 @@ class Peers:
             own = self.rule.strategy.example(
                 round_, number, 100, differentiates, np.random.default_rng([round_, number])
             )
-            made = Entry(round_, self.rule.base(self.copies[number].state(round_)), encode(own))
+            made = SignedUpload(round_, self.rule.base(self.copies[number].state(round_)), encode(own))
             made = replace(made, signature=signature(self.keys[number], made.statement(self.rule.run)))
             (mark,), _ = self.copies[number].add([made.encoded], round_)
             self.gossips[number].push(mark.name)

@@ -45,10 +45,10 @@ from fedkseed.randomness import draw_directions
 from fedkseed.recipe.reading import parse
 from fedkseed.run.simulation import Simulation
 from fedkseed.secure.accounting import epsilon_of, noise_for
-from fedkseed.secure.member import Member
+from fedkseed.secure.member import MaskingClient
 from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.kseed import KSeed, State
-from fedkseed.strategies.masked import Secure, simulated_key
+from fedkseed.strategies.masked import MaskedKSeed, simulated_key
 from fedkseed.strategies.noised import Noised
 from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Change, Secured, Upload
@@ -376,11 +376,11 @@ def sums(simulation: Simulation, strategy: KSeed, uploads: Sequence[Any]) -> Ite
         wire=strategy.wire,
         shared=strategy.shared,
     )
-    keys = {client: Member(client, simulated_key(0, client)).public for client in range(count)}
+    keys = {client: MaskingClient(client, simulated_key(0, client)).public for client in range(count)}
     masking = Masking(limit, keys=keys)
     for epsilon in (None, *EPSILONS):
         noise = None if epsilon is None else Noise(noise_for(epsilon, DELTA, 1), limit, secret=SECRET)
-        secure = Secure.make(replace(settings, secure=masking, noise=noise))
+        secure = MaskedKSeed.make(replace(settings, secure=masking, noise=noise))
         total = unmasked(secure, changes)
         variance = (secure.variance(count) + 1 / 6) * count * secure.grid.step**2  # of noise, and of rounding
         yield "masked" + ("" if epsilon is None else f", epsilon {epsilon:g}"), total, variance
@@ -396,9 +396,9 @@ def sums(simulation: Simulation, strategy: KSeed, uploads: Sequence[Any]) -> Ite
             )
 
 
-def unmasked(secure: Secure, changes: Sequence[Floats]) -> Floats:
+def unmasked(secure: MaskedKSeed, changes: Sequence[Floats]) -> Floats:
     """The sum of a round with masks, by both of its legs."""
-    members = [Member(client, simulated_key(0, client)) for client in range(len(changes))]
+    members = [MaskingClient(client, simulated_key(0, client)) for client in range(len(changes))]
     before = secure.init()
     messages: Any = secure.broadcast(before, range(len(changes)))
     message = messages[0]

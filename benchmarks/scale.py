@@ -36,7 +36,7 @@ from fedkseed.strategies.sums import Contribution, Sum, require_summable, summed
 from fedkseed.wire.records import Subtotal
 
 if TYPE_CHECKING:  # a process that aggregates imports neither PyTorch nor Flower; others do so in their functions
-    from fedkseed.network.flower.server.processes import Host
+    from fedkseed.network.flower.server.processes import ServerProcesses
     from table import Row
 
 MB = 1e6
@@ -71,10 +71,10 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.network.flower.messages import packed
     from fedkseed.network.flower.server.carrier import GridCarrier
     from fedkseed.network.protocol.envelope import Reply, Status
-    from fedkseed.network.protocol.server.clients import Numbers, Remote
+    from fedkseed.network.protocol.server.clients import ClientNumbers, RemoteClients
     from fedkseed.network.protocol.server.rounds import federation
     from fedkseed.recipe.reading import parse
-    from fedkseed.recipe.schema import Network
+    from fedkseed.recipe.schema import NetworkTable
     from fedkseed.run.progress import Silent
 
     nodes = range(1, clients + 1)
@@ -98,10 +98,10 @@ def grid(clients: int, model: Path) -> "Row":
                 "training": {"rounds": 2, "wire": "compact", "steps": 200},
             }
         )
-        Numbers.register(Path(name), nodes)
-        numbers = Numbers(Path(name), None)
-        remote = Remote(
-            GridCarrier(LoopbackGrid(lambda: nodes, deliver)), numbers, b"[model]", clients, Network(), Silent()
+        ClientNumbers.register(Path(name), nodes)
+        numbers = ClientNumbers(Path(name), None)
+        remote = RemoteClients(
+            GridCarrier(LoopbackGrid(lambda: nodes, deliver)), numbers, b"[model]", clients, NetworkTable(), Silent()
         )
         server = federation(recipe, remote)
         strategy = cast("KSeed", server.strategy)
@@ -177,7 +177,7 @@ def poll(number: int, folder: Path, port: int, begin: float) -> int:
 def polls(clients: int, through: str) -> "Row":
     """A row about the requests that the SuperLink answers, through nginx or past nginx."""
     from fedkseed.network.flower.children import free_port
-    from fedkseed.network.flower.server.processes import Host
+    from fedkseed.network.flower.server.processes import ServerProcesses
     from fedkseed.network.protocol.certs import make as make_keys
     from fedkseed.run.progress import Silent
 
@@ -185,7 +185,7 @@ def polls(clients: int, through: str) -> "Row":
         folder = Path(name)
         make_keys(folder / "keys", clients, ["localhost"], 40)
         (folder / "run").mkdir()
-        host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
+        host = ServerProcesses(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
         with host.running(), ProcessPoolExecutor(clients, get_context("spawn")) as pool:
             port = host.port if through == "nginx" else host.inner
             begin = time.time() + CONNECT
@@ -210,7 +210,7 @@ def peak_memory() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-def cpu_seconds(host: "Host") -> dict[str, float]:
+def cpu_seconds(host: "ServerProcesses") -> dict[str, float]:
     """Processor seconds of each of a server's processes, including those of the processes that it has started."""
     stats = []
     for path in Path("/proc").glob("[0-9]*/stat"):

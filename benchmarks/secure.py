@@ -15,8 +15,8 @@ from rich.table import Table
 
 from fedkseed import LocalWork, Pool, Run, encode
 from fedkseed.secure.accounting import noise_for
-from fedkseed.secure.member import Member
-from fedkseed.strategies.masked import Secure, simulated_key
+from fedkseed.secure.member import MaskingClient
+from fedkseed.strategies.masked import MaskedKSeed, simulated_key
 from fedkseed.strategy import Masking, Noise, Settings
 from fedkseed.wire.records import Change, Secured
 
@@ -39,7 +39,7 @@ def main() -> None:
             table.add_row(*round_of(clients, shared, None, epsilon))
     Console(width=120).print(table)
     rng = np.random.default_rng(0)
-    strategy = Secure.make(settings(False, {}, None, None)).inner
+    strategy = MaskedKSeed.make(settings(False, {}, None, None)).inner
     clear = Change(RUN, 0, 1, 1, 1.0, 0, strategy.rounded(rng.normal(size=K)), np.empty(0, np.uint32), "compact")
     down, up = len(encode(strategy.broadcast(strategy.init(), [0])[0])), len(encode(clear))
     print(f"clear: down {down:,}, up {up:,} (K numbers), all {down + up:,}")
@@ -54,8 +54,8 @@ def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None, epsil
 
 def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float | None = None) -> list[str]:
     """A row of the table."""
-    members = {n: Member(n, simulated_key(0, n)) for n in range(clients)}
-    strategy = Secure.make(settings(shared, {n: one.public for n, one in members.items()}, neighbours, epsilon))
+    members = {n: MaskingClient(n, simulated_key(0, n)) for n in range(clients)}
+    strategy = MaskedKSeed.make(settings(shared, {n: one.public for n, one in members.items()}, neighbours, epsilon))
     state, rng = strategy.init(), np.random.default_rng(0)
     message = strategy.broadcast(state, range(clients))[0]
     assert isinstance(message, Secured)

@@ -14,12 +14,12 @@ from fedkseed.models.loss import batch_loss, graph_loss, output_loss
 from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
-from fedkseed.recipe.schema import Clients, Derivatives, Directions, Model, Recipe, Training
+from fedkseed.recipe.schema import ClientsTable, DerivativesTable, DirectionsTable, ModelTable, Recipe, TrainingTable
 from fedkseed.round import decode_once
 from fedkseed.run.loop import NEWCOMER
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
-from fedkseed.weights.full import Free
+from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.numbers import WIRES, scalar
 from fedkseed.wire.records import Change, History, Values
@@ -31,7 +31,7 @@ OWN = str(Path(__file__).parents[1] / "docs" / "examples" / "strategy.py:median"
 every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, MIXED, OWN], ids=lambda name: Path(name).name)
 POOLED = [name for name, algorithm in ALGORITHMS.items() if algorithm.pooled]
 REPLAYED = [name for name, algorithm in ALGORITHMS.items() if algorithm.strategy is Replay]
-TRAINING = Training(rounds=5, steps=6, lr=1e-3, eps=1e-3)
+TRAINING = TrainingTable(rounds=5, steps=6, lr=1e-3, eps=1e-3)
 BYTES_OF_SCALARS = {"fedkseed", "fedkseed-pro", "unlimited-seeds", "uplink-seeds", MIXED, OWN}
 
 
@@ -42,16 +42,16 @@ class Federation:
         self.algorithm, self.dtype = algorithm_of("fedkseed" if name == MIXED else name), dtype
         self.backpropagating = {5, 7} if name == MIXED else set()
         self.recipe = Recipe(
-            model=Model(name="tiny"),
-            clients=Clients(backpropagating=0.5 if name == MIXED else 0.0),
-            directions=Directions(family=family, size=64),
+            model=ModelTable(name="tiny"),
+            clients=ClientsTable(backpropagating=0.5 if name == MIXED else 0.0),
+            directions=DirectionsTable(family=family, size=64),
             training=TRAINING.model_copy(update={"algorithm": "fedkseed" if name == MIXED else name}),
-            derivatives=Derivatives(lr=1e-3),
+            derivatives=DerivativesTable(lr=1e-3),
         )
         self.pool = self.algorithm.pool(self.recipe)
         self.clients = {number: self.client(number) for number in (2, 3, 5, 7)}
         first = self.clients[2].weights
-        start = first.values() if isinstance(first, Free) else np.empty(0, np.float32)
+        start = first.values() if isinstance(first, FullWeights) else np.empty(0, np.float32)
         tensors = tuple((entry.number, entry.tensor.numel()) for entry in first.layout.tuned)
         self.strategy = self.algorithm.make(self.recipe, Run(self.pool, first.base_digest), start, tensors)
         self.messages: list[tuple[dict[int, bytes], dict[int, bytes]]] = []
@@ -86,7 +86,7 @@ class Federation:
     def hold(self, model):
         if self.algorithm.pooled:
             return hold(model, self.pool, ["lm_head*"] if self.algorithm.tuned == "output" else ["*"])
-        return Free(Layout(model, PATTERNS.get(self.algorithm.tuned, ("*",))), self.pool)
+        return FullWeights(Layout(model, PATTERNS.get(self.algorithm.tuned, ("*",))), self.pool)
 
     def transport(self, messages):
         replies = {n: answer(self.strategy, message, self.clients[n]) for n, message in messages.items()}

@@ -21,7 +21,7 @@ from fedkseed import Client, KSeed, LocalWork, Pool, Run, Strategy, answer, deco
 from fedkseed.round import decode_once
 from fedkseed.run.cohort import cohort
 from fedkseed.strategies.averaging import Averaging
-from fedkseed.weights.full import Free
+from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 
 SEED, STEPS = 3, 200
@@ -32,7 +32,7 @@ def averaging(name: str, rounds: int) -> tuple[Strategy, Callable[[int], Client]
     """FedAvg of a model of `shared`, and its clients, which share one resident model."""
     network, users = shared.model(name), shared.users()
     names = [name for name, parameter in network.named_parameters() if parameter.requires_grad]
-    weights = Free(Layout(network.requires_grad_(False), names), Pool(SEED, 1))
+    weights = FullWeights(Layout(network.requires_grad_(False), names), Pool(SEED, 1))
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)
     work = LocalWork(rounds, "sgd", steps=shared.EXAMPLES // shared.BATCH, lr=shared.LR)
     strategy = Averaging(Run(weights.pool, weights.base_digest), weights.values(), tensors, work)
@@ -40,7 +40,7 @@ def averaging(name: str, rounds: int) -> tuple[Strategy, Callable[[int], Client]
     def loss(batch: Any) -> torch.Tensor:
         return cross_entropy(network(batch[0]), batch[1])
 
-    def client(number: int) -> Client[Free]:
+    def client(number: int) -> Client[FullWeights]:
         return Client(number, weights, shared.EXAMPLES, lambda _: shared.batches(users[number]), float, graph=loss)
 
     return strategy, client

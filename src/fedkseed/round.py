@@ -37,14 +37,14 @@ from .wire.delta import shorten
 from .wire.records import Change, History, Lack, Run, Subtotal, Upload
 
 
-class Rounds(Protocol):
+class RoundState(Protocol):
     """The part of a state that a round reads, whatever the strategy."""
 
     @property
     def round(self) -> int: ...  # number of rounds done
 
 
-State = TypeVar("State", bound=Rounds)
+State = TypeVar("State", bound=RoundState)
 
 # Sends each client its message and yields (client, its answer) as answers arrive.
 Transport: TypeAlias = Callable[[Mapping[int, bytes]], Iterable[tuple[int, bytes]]]

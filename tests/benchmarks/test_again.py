@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 
 from fedkseed.paper.experiments import Planned
-from fedkseed.paper.results import Outcome
+from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import keep
 from fedkseed.run.simulation import start
 
@@ -21,7 +21,7 @@ def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named
     start(planned.recipe({"model": str(model_folder)}), tmp_path / "first-seed-3")
     folder = tmp_path / "results" / "anything" / "tiny"
     folder.mkdir(parents=True)
-    keep(folder, [(Outcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
+    keep(folder, [(RunOutcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "again.py"),

@@ -14,9 +14,8 @@ from cryptography.hazmat.primitives import serialization
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import server
 from fedkseed.network.https.browser_page import Page
-from fedkseed.network.https.connections import Hub
+from fedkseed.network.https.connections import Connections
 
-from ..network.flower.conftest import setting as setting
 from ..report.browser import CHROMIUM, Browser, browser
 
 
@@ -39,7 +38,7 @@ def page(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterat
     require_chromium()
     folder, port = tmp_path_factory.mktemp("page"), free_port()
     address = server.Address("127.0.0.1", port, tls=False, page=Page(model_folder))
-    with server.listening(Hub([]), address, 1000, folder), browser(folder) as opened:
+    with server.listening(Connections([]), address, 1000, folder), browser(folder) as opened:
         opened.open(f"http://127.0.0.1:{port}/")
         yield opened
 

@@ -18,8 +18,8 @@ from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import join, server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.protocol.certs import add, make
-from fedkseed.network.protocol.client.consent import Owner, Settings
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
@@ -112,11 +112,11 @@ def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch
     """Client 0: that of `fedkseed join`, whose worker is not a process of its own; it ends when the server has."""
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
-    worker = Worker(lambda recipe: Member(owner, recipe), signing)
+    worker = Worker(lambda recipe: ClientWithRows(owner, recipe), signing)
     monkeypatch.setattr(join, "relay", lambda task, directory, opened: worker.reply(task).encode())
     ca, key = keys / "ca.pem", keys / "client-0"
-    desk = join.WorkerDesk(folder, Settings(owner, 60.0, str(key), str(ca)))
-    client = join.Attendance(folder, url, ca, key, desk)
+    desk = join.WorkerDesk(folder, OwnerSettings(owner, 60.0, str(key), str(ca)))
+    client = join.HttpsClient(folder, url, ca, key, desk)
 
     def over(seconds: float) -> None:
         raise EOFError

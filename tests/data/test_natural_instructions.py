@@ -13,7 +13,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.data import natural_instructions
-from fedkseed.data.federated import Shares, share_out
+from fedkseed.data.federated import ClientShares, share_out
 from fedkseed.data.natural_instructions import MAX_FILE, Subsample, read, split_lists, subsample
 from fedkseed.models.load import load_tokenizer
 from fedkseed.recipe.reading import parse
@@ -57,7 +57,7 @@ def sizes(drawn: Subsample) -> tuple[dict[str, int], dict[str, int]]:
     return {t.name: len(t.examples) for t in drawn.clients}, {t.name: len(t.examples) for t in drawn.held_out}
 
 
-def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, **data: Any) -> Shares:
+def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, **data: Any) -> ClientShares:
     recipe = {
         "model": {"name": "x"},
         "data": {"source": str(source), "format": "natural-instructions", "max_tokens": 500} | data,

@@ -6,7 +6,7 @@ import torch
 
 from fedkseed import FedKSeedError, Pool, accumulate_, materialize, project
 from fedkseed.directions import reference
-from fedkseed.directions.operations import Piece, Sum, combine
+from fedkseed.directions.operations import DirectionSum, Piece, combine
 
 from . import PLAIN
 
@@ -176,7 +176,7 @@ def test_a_sum_over_a_pool_is_that_of_its_coefficients_that_are_not_zero():
     pool, c = Pool(1, 64, "hadamard"), np.zeros(64, np.float32)
     c[[3, 17]] = 0.5, -0.25
     found, want = torch.zeros(500), torch.zeros(500)
-    Sum.over(pool, c).combine([Piece(TENSOR, found, found)])
+    DirectionSum.over(pool, c).combine([Piece(TENSOR, found, found)])
     combine([Piece(TENSOR, want, want)], pool, *pool.select([3, 17], [0.5, -0.25]))
     assert torch.equal(found, want)
     assert found.any()
@@ -185,7 +185,7 @@ def test_a_sum_over_a_pool_is_that_of_its_coefficients_that_are_not_zero():
 def test_a_sum_with_a_coefficient_that_is_not_finite_changes_nothing():
     w = torch.zeros(500)
     with pytest.raises(FedKSeedError, match="finite float32 numbers, got inf"):
-        Sum.over(Pool(1, 64, "hadamard"), np.full(64, np.inf, np.float32)).combine([Piece(TENSOR, w, w)])
+        DirectionSum.over(Pool(1, 64, "hadamard"), np.full(64, np.inf, np.float32)).combine([Piece(TENSOR, w, w)])
     assert not w.any()
 
 

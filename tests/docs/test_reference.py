@@ -6,7 +6,7 @@ from docs.build.reference import comments, reference
 from pydantic import BaseModel
 
 from fedkseed.recipe.reading import table_of
-from fedkseed.recipe.schema import Clients, Recipe
+from fedkseed.recipe.schema import ClientsTable, Recipe
 
 PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 
@@ -45,5 +45,7 @@ def test_rows_say_values_defaults_and_meanings():
         "| `probes` | whole number ≥ 1 | `1` | P, directions a step |",
     ):
         assert row in lines
-    assert comments(Clients)["draw"].startswith("Of a round's cohort: from all clients, or from those that have not")
+    assert comments(ClientsTable)["draw"].startswith(
+        "Of a round's cohort: from all clients, or from those that have not"
+    )
     assert lines.count("## [[evaluation.sets]]") == 1

@@ -25,7 +25,7 @@ from fedkseed.evaluation.objectives import accuracies, accuracy
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses, graph_loss, option_losses, takes_positions
-from fedkseed.paper.results import MEASURES, Outcome
+from fedkseed.paper.results import MEASURES, RunOutcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
 from fedkseed.report import terminal as display
@@ -259,7 +259,7 @@ def test_scores_of_answers_are_those_of_the_same_objectives(model, tokenizer, en
     (tmp_path / "own.py").write_text(OWN)
     own = f"{tmp_path}/own.py:score"
     for package in ("rouge", "rouge-score"):
-        settings = schema.Evaluation(metrics=["rouge", "exact match", own], generated=3, rouge=package)
+        settings = schema.EvaluationTable(metrics=["rouge", "exact match", own], generated=3, rouge=package)
         metrics = metrics_of(settings, {})
         found = evaluate(model, tokenizer, encoded, metrics=metrics, generated=3, max_new_tokens=4)
         answers = respond(model, tokenizer, [e.tokens[: e.prompt] for e in encoded[:3]], 4)
@@ -334,7 +334,7 @@ def test_a_category_with_too_few_or_too_many_responses_is_refused(count, fits, t
     ],
 )
 def test_what_a_recipe_measures(settings, measured, written):
-    found = schema.Evaluation(**settings)
+    found = schema.EvaluationTable(**settings)
     assert (found.measured, found.written) == (measured, written)
 
 
@@ -387,7 +387,7 @@ def test_a_function_that_is_not_there_is_refused_before_the_model_is_loaded(tmp_
 
 def test_what_is_no_list_of_numbers_is_refused_in_the_metrics_name(model, tokenizer, encoded, tmp_path):
     (tmp_path / "own.py").write_text("def score(answers, examples):\n    return 'good'\n")
-    settings = schema.Evaluation(metrics=[f"{tmp_path}/own.py:score"], generated=2)
+    settings = schema.EvaluationTable(metrics=[f"{tmp_path}/own.py:score"], generated=2)
     with pytest.raises(FedKSeedError, match=r"\[evaluation\] metrics = '.*own.py:score' has to return a list of numb"):
         evaluate(model, tokenizer, encoded, metrics=metrics_of(settings, {}), generated=2, max_new_tokens=2)
 
@@ -538,7 +538,7 @@ def test_an_evaluation_of_an_earlier_release_is_read(run, tmp_path):
 
 
 def test_tables_of_experiments_have_the_accuracies(run, kept):
-    outcome = Outcome.read(run, {}, 1)
+    outcome = RunOutcome.read(run, {}, 1)
     for measure in ("accuracy", "choice"):
         of = MEASURES[measure][1]
         assert of(outcome, 3) == pytest.approx(100 * kept[3].means[measure])

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.cli.commands import app
-from fedkseed.data.federated import Shares, share_out
+from fedkseed.data.federated import ClientShares, share_out
 from fedkseed.data.sources import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of
 from fedkseed.models.load import load_model, load_tokenizer
@@ -99,7 +99,7 @@ def departments(tmp_path_factory) -> Path:
 # --- the rows ----------------------------------------------------------------------------------
 
 
-def shares_of(folder: Path, sets: str = SETS, extra: str = CHOOSING, **changes: str) -> Shares:
+def shares_of(folder: Path, sets: str = SETS, extra: str = CHOOSING, **changes: str) -> ClientShares:
     recipe = load_recipe(write(folder / "recipe.toml", sets, extra, **changes))
     return share_out(recipe, load_tokenizer(str(MODEL["folder"])))
 

@@ -19,7 +19,7 @@ from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.reproduce import parts, redraw, reproduce
-from fedkseed.paper.results import Outcome, Spread, Table, spread
+from fedkseed.paper.results import ResultTable, RunOutcome, Spread, spread
 from fedkseed.paper.run_records import kept
 from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, by_round, speed
 from fedkseed.recipe.reading import load_recipe
@@ -153,7 +153,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
     assert all(run["memory"] > 0 for run in records["runs"])
     for one in kept(alone):
         (whole,) = tmp_path.glob(f"runs/*/{one.directory.name}")
-        assert replace(one, directory=whole) == Outcome.read(whole, one.axes, one.seed)
+        assert replace(one, directory=whole) == RunOutcome.read(whole, one.axes, one.seed)
     assert {name: (alone / name).read_bytes() for name in drawn} == drawn
     assert len(counted) == started
     (alone / "rounds.csv").write_text("run,done\n")
@@ -363,7 +363,7 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
     assert folder is not None
     written = [load_recipe(at / "recipe.toml").evaluation.generated for at in counted]
     assert written == [0] * 4 + [2] * 4  # trials leave out what the choice needs not
-    trials = [Outcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
+    trials = [RunOutcome.read(at, {}, 2) for at in counted if load_recipe(at / "recipe.toml").seed == 2]
     assert len(trials) == 4
     for row, (low, high) in zip(rows(folder / "table.csv"), (trials[:2], trials[2:]), strict=True):
         assert row["η"] == ("0.001" if low.loss[2] < high.loss[2] else "1")
@@ -485,10 +485,12 @@ def test_the_command_lists_and_makes_measured_experiments(tmp_path):
     assert {path.name for path in (tmp_path / "figure-5" / "tiny").iterdir()} >= FILES
 
 
-def outcome(seed: int, *losses: float) -> Outcome:
+def outcome(seed: int, *losses: float) -> RunOutcome:
     rounds = range(len(losses))
     clock = {done: 10.0 * done for done in rounds}
-    return Outcome({}, seed, dict(enumerate(losses)), {}, 1, 1, clock, {done: 3.0 * done for done in rounds}, 0, Path())
+    return RunOutcome(
+        {}, seed, dict(enumerate(losses)), {}, 1, 1, clock, {done: 3.0 * done for done in rounds}, 0, Path()
+    )
 
 
 def test_spread_is_over_seeds_and_absent_where_a_run_lacks_the_measure():
@@ -522,7 +524,7 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
         },
     )
 
-    def run(method: str, seed: int, pace: float, *losses: float) -> Outcome:
+    def run(method: str, seed: int, pace: float, *losses: float) -> RunOutcome:
         one = outcome(seed, *losses)
         return replace(one, axes={"method": method}, clock={done: at * pace for done, at in one.clock.items()})
 
@@ -584,7 +586,7 @@ def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed()
 
 
 def test_tables_hold_numbers_for_programs_and_text_for_people():
-    table = Table([{"a": Spread(1.0, 0.5, 2), "b": None}, {"c": "x|y"}])
+    table = ResultTable([{"a": Spread(1.0, 0.5, 2), "b": None}, {"c": "x|y"}])
     assert table.csv().splitlines() == ['"a, mean","a, std","a, n",b,c', "1.0,0.5,2,,", ",,,,x|y"]
     assert "| 1.0000 ± 0.5000 | – | – |" in table.markdown("T")
     assert "x\\|y" in table.markdown("T")

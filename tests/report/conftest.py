@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkseed.run.activity import Moment, moment_of
+from fedkseed.run.activity import Activity, moment_of
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text
@@ -43,7 +43,7 @@ class Run:
         self.process, self.directory = process, directory
 
     @property
-    def moment(self) -> Moment | None:
+    def moment(self) -> Activity | None:
         return moment_of(self.directory)
 
     @property

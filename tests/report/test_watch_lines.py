@@ -3,8 +3,8 @@
 import subprocess
 
 from fedkseed.report.watch_lines import Teller
-from fedkseed.report.watch_state import View
-from fedkseed.run.activity import Moment
+from fedkseed.report.watch_state import RunView
+from fedkseed.run.activity import Activity
 from fedkseed.run.round_metrics import line
 from fedkseed.run.store import Store
 
@@ -38,13 +38,13 @@ def test_a_run_that_has_ended_is_said_whole_and_at_once(finished):
     ]  # fmt: skip
 
 
-def view(done: int, state="running", **more) -> View:
-    return View("run", state, more.pop("text", state), planned=9, done=done, reports=[REPORT] * done, **more)
+def view(done: int, state="running", **more) -> RunView:
+    return RunView("run", state, more.pop("text", state), planned=9, done=done, reports=[REPORT] * done, **more)
 
 
 def test_every_line_is_said_once_and_a_rollback_is_said():
     said: list[str] = []
-    teller, noted = Teller(said.append), Moment(notes=[(1.0, "client 3 is late")])
+    teller, noted = Teller(said.append), Activity(notes=[(1.0, "client 3 is late")])
     for seen in (
         view(0), view(1, moment=noted, left=80.0), view(1, moment=noted), view(2, means={2: {"loss": 1.5}}),
         view(2, means={2: {"loss": 1.5}}), view(1), view(2, means={2: {"loss": 1.75}}), view(9, "ended"),

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.report.watch_state import View, Watched, duration, remaining
-from fedkseed.run.activity import FILE, Moment, Now
+from fedkseed.report.watch_state import RunView, Watched, duration, remaining
+from fedkseed.run.activity import FILE, Activity, ActivityFile
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
 
@@ -58,7 +58,7 @@ def test_a_run_that_was_refused_says_why(finished, tmp_path):
     copy = Path(shutil.copytree(finished, tmp_path / "run"))
     Store(copy).rollback(1)
     assert Watched(copy).look().state == "stopped"
-    with pytest.raises(FedKSeedError), Now(Silent()).shown_in(copy):
+    with pytest.raises(FedKSeedError), ActivityFile(Silent()).shown_in(copy):
         raise FedKSeedError("the disk is full")
     assert Watched(copy).look().text.startswith("stopped: the disk is full; it goes on with")
 
@@ -99,7 +99,7 @@ def test_a_link_in_the_place_of_the_activity_is_replaced_and_not_followed(finish
     copy = Path(shutil.copytree(finished, tmp_path / "run"))
     (tmp_path / "other").write_text("mine")
     (copy / FILE).symlink_to(tmp_path / "other")
-    with Now(Silent()).shown_in(copy):
+    with ActivityFile(Silent()).shown_in(copy):
         assert json.loads((copy / FILE).read_text())["error"] == ""
         assert not (copy / FILE).is_symlink()
     assert (tmp_path / "other").read_text() == "mine"
@@ -109,26 +109,26 @@ def test_a_link_in_the_place_of_the_activity_is_replaced_and_not_followed(finish
 @pytest.mark.parametrize(
     ("moment", "left"),
     [
-        (Moment(since=100.0, pace=10.0), 6 * 10 - 4),  # 4 s of the present round are over
-        (Moment(since=100.0), 6 * 7 - 4),  # the mean of the rounds that were done before
-        (Moment(since=0.0, pace=10.0), 0),  # a round that takes much longer
+        (Activity(since=100.0, pace=10.0), 6 * 10 - 4),  # 4 s of the present round are over
+        (Activity(since=100.0), 6 * 7 - 4),  # the mean of the rounds that were done before
+        (Activity(since=0.0, pace=10.0), 0),  # a round that takes much longer
         (None, None),
     ],
 )
 def test_the_time_left_is_that_of_the_rounds_left(moment, left):
-    view = View("run", planned=10, done=4, reports=[{"seconds": 6.0}, {"seconds": 8.0}])
+    view = RunView("run", planned=10, done=4, reports=[{"seconds": 6.0}, {"seconds": 8.0}])
     assert remaining(view, moment, 104.0) == left
 
 
 def test_the_first_round_is_judged_by_the_clients_that_have_answered():
-    view = View("run", planned=10, done=0)
-    assert remaining(view, Moment(since=100.0, clients={"training": [1]}), 104.0) is None
-    moment = Moment(since=100.0, clients={"training": [1], "waiting": [2, 3], "answered": [4]})
+    view = RunView("run", planned=10, done=0)
+    assert remaining(view, Activity(since=100.0, clients={"training": [1]}), 104.0) is None
+    moment = Activity(since=100.0, clients={"training": [1], "waiting": [2, 3], "answered": [4]})
     assert remaining(view, moment, 104.0) == 4 * 4 * 10 - 4  # a quarter of the round took 4 s
 
 
 def test_no_time_is_left_after_the_last_round():
-    assert remaining(View("run", planned=4, done=4), Moment(since=0.0, pace=10.0), 1.0) is None
+    assert remaining(RunView("run", planned=4, done=4), Activity(since=0.0, pace=10.0), 1.0) is None
 
 
 @pytest.mark.parametrize(

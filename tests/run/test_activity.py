@@ -12,7 +12,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run import activity as now
-from fedkseed.run.activity import FILE, Moment, Now, moment_of
+from fedkseed.run.activity import FILE, Activity, ActivityFile, moment_of
 from fedkseed.run.progress import Silent
 from fedkseed.run.simulation import start
 
@@ -26,7 +26,7 @@ class Recorder(Silent):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.seen: list[Moment] = []
+        self.seen: list[Activity] = []
         self.calls: list[tuple] = []
 
     def look(self, *call) -> None:
@@ -70,7 +70,7 @@ def test_a_simulation_says_who_waits_trains_and_has_answered(tmp_path, model_fol
 
 def test_every_call_reaches_the_inner_watcher(tmp_path):
     recorder = Recorder(tmp_path)
-    watcher = Now(recorder)
+    watcher = ActivityFile(recorder)
     with watcher.shown_in(tmp_path):
         watcher.note("hello")
         watcher.begin("client 3", 20)
@@ -86,7 +86,7 @@ def test_every_call_reaches_the_inner_watcher(tmp_path):
 
 
 def test_a_client_has_one_standing_and_a_new_round_begins_a_new_list(tmp_path):
-    watcher = Now(Silent())
+    watcher = ActivityFile(Silent())
     with watcher.shown_in(tmp_path):
         watcher.clients([1, 2, 3], "waiting")
         watcher.clients([2], "training")
@@ -102,7 +102,7 @@ def test_a_client_has_one_standing_and_a_new_round_begins_a_new_list(tmp_path):
 
 
 def test_steps_alone_are_written_at_most_twice_a_second(tmp_path, monkeypatch):
-    watcher, clock = Now(Silent()), [0.0]
+    watcher, clock = ActivityFile(Silent()), [0.0]
     monkeypatch.setattr(now.time, "monotonic", lambda: clock[0])
     with watcher.shown_in(tmp_path):
         watcher.begin("client 1", 1000)
@@ -116,7 +116,7 @@ def test_steps_alone_are_written_at_most_twice_a_second(tmp_path, monkeypatch):
 
 
 def test_it_is_for_its_owner_alone_and_has_no_loss(tmp_path):
-    watcher = Now(Silent())
+    watcher = ActivityFile(Silent())
     with watcher.shown_in(tmp_path):
         watcher.begin("client 1", 10)
         watcher.advance(1, 2.71828)
@@ -132,7 +132,7 @@ def test_it_is_for_its_owner_alone_and_has_no_loss(tmp_path):
 
 
 def test_the_latest_notes_are_kept(tmp_path):
-    watcher = Now(Silent())
+    watcher = ActivityFile(Silent())
     with watcher.shown_in(tmp_path):
         for k in range(now.NOTES + 5):
             watcher.note(f"note {k}")
@@ -146,21 +146,21 @@ def test_the_latest_notes_are_kept(tmp_path):
     [(FedKSeedError("too few clients"), "too few clients"), (KeyboardInterrupt(), "Ctrl-C"), (OSError(), "OSError")],
 )
 def test_what_ended_a_run_stays_to_be_read(tmp_path, error, text):
-    with pytest.raises(type(error)), Now(Silent()).shown_in(tmp_path):
+    with pytest.raises(type(error)), ActivityFile(Silent()).shown_in(tmp_path):
         raise error
     found = moment_of(tmp_path)
     assert found is not None and found.error == text  # noqa: PT018
 
 
 def test_a_directory_that_cannot_be_written_does_not_stop_the_run(tmp_path):
-    watcher = Now(Silent())
+    watcher = ActivityFile(Silent())
     with watcher.shown_in(tmp_path / "gone"):
         watcher.begin("client 1", 10)
     assert not (tmp_path / "gone").exists()
 
 
 def test_nothing_is_written_before_the_run_has_its_directory(tmp_path):
-    watcher = Now(Silent())
+    watcher = ActivityFile(Silent())
     watcher.note("loading")
     with watcher.shown_in(tmp_path):
         found = moment_of(tmp_path)
@@ -170,8 +170,8 @@ def test_nothing_is_written_before_the_run_has_its_directory(tmp_path):
 
 def test_news_of_many_clients_are_not_each_written(tmp_path, monkeypatch):
     written = []
-    now, write = Now(Silent()), Now._write
-    monkeypatch.setattr(Now, "_write", lambda self: (written.append(1), write(self)))
+    now, write = ActivityFile(Silent()), ActivityFile._write
+    monkeypatch.setattr(ActivityFile, "_write", lambda self: (written.append(1), write(self)))
     with now.shown_in(tmp_path):
         before = len(written)
         for number in range(5000):

@@ -13,7 +13,7 @@ from fedkseed import FedKSeedError
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
-from fedkseed.recipe.schema import Evaluation as Settings
+from fedkseed.recipe.schema import EvaluationTable as Settings
 from fedkseed.run import store as storing
 from fedkseed.run.best_round import best_round, exhausted
 from fedkseed.run.loop import Federation, Result, WithoutModel, work

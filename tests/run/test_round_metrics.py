@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkseed.paper.results import Outcome
+from fedkseed.paper.results import RunOutcome
 from fedkseed.report import page as report
 from fedkseed.report import terminal as display
 from fedkseed.round import Report
@@ -88,7 +88,7 @@ def check_all_readers(metric: Metric, run: Path, monkeypatch) -> None:
     assert shown in page["metrics"]
     (round_,) = page["runs"][0]["rounds"]
     assert (round_["metrics"][metric.name], round_["texts"][metric.name]) == (value, text)
-    assert Outcome.read(run, {}, 1).metrics[metric.name] == {1: value}
+    assert RunOutcome.read(run, {}, 1).metrics[metric.name] == {1: value}
 
 
 @pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from fedkseed.run.time_left import ROUNDS, Pace
+from fedkseed.run.time_left import ROUNDS, RoundPace
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def clock(monkeypatch):
 
 
 def test_the_first_round_counts_by_itself_and_the_others_with_all_between(clock):
-    pace = Pace()
+    pace = RoundPace()
     assert (pace.seconds, pace.end(5)) == (None, None)
     clock(100)  # an evaluation of the base model, and the round
     pace.round_done(4.0)
@@ -34,7 +34,7 @@ def test_the_first_round_counts_by_itself_and_the_others_with_all_between(clock)
 
 
 def test_old_rounds_are_forgotten(clock):
-    pace = Pace()
+    pace = RoundPace()
     pace.round_done(1000.0)
     for _ in range(ROUNDS):
         clock(3)

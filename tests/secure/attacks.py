@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedkseed.secure.masks import SEED, Roster, mask, share, signed
-from fedkseed.secure.member import Member, sent_to
+from fedkseed.secure.masks import SEED, MaskRoster, mask, share, signed
+from fedkseed.secure.member import MaskingClient, sent_to
 from fedkseed.secure.server import requests
 from fedkseed.wire.records import Masked
 
@@ -16,7 +16,9 @@ from .rounds import RUN, SIZE, WIDTH
 Views = Mapping[int, Collection[int]]  # by place: the clients that it believes gone
 
 
-def lied_to(members: Mapping[int, Member], roster: Roster, uploads: Sequence[Masked], views: Views) -> dict[int, bytes]:
+def lied_to(
+    members: Mapping[int, MaskingClient], roster: MaskRoster, uploads: Sequence[Masked], views: Views
+) -> dict[int, bytes]:
     """The shares that clients give, by place, each asked with survivors of its own. All uploads have come."""
     asked, everybody, given = requests(RUN, roster, uploads, WIDTH, SIZE), range(roster.members.size), {}
     for place, gone in views.items():
@@ -31,7 +33,7 @@ def lied_to(members: Mapping[int, Member], roster: Roster, uploads: Sequence[Mas
 
 
 def sum_of(
-    part: Collection[int], roster: Roster, uploads: Sequence[Masked], views: Views, given: Mapping[int, bytes]
+    part: Collection[int], roster: MaskRoster, uploads: Sequence[Masked], views: Views, given: Mapping[int, bytes]
 ) -> np.ndarray | None:
     """The sum of some clients' numbers modulo 2^WIDTH; None if their masks can't be found from these shares.
 

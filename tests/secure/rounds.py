@@ -3,8 +3,8 @@
 import numpy as np
 
 from fedkseed.directions import Pool
-from fedkseed.secure.masks import Roster
-from fedkseed.secure.member import Member
+from fedkseed.secure.masks import MaskRoster
+from fedkseed.secure.member import MaskingClient
 from fedkseed.secure.server import requests, unmasked
 from fedkseed.wire.records import Masked, Run, Shares
 
@@ -16,28 +16,28 @@ def key_of(number: int, seed: int = 0) -> bytes:
     return np.random.default_rng([seed, number]).bytes(32)
 
 
-def members_of(numbers, seed: int = 0, **options) -> dict[int, Member]:
-    return {number: Member(number, key_of(number, seed), **options) for number in numbers}
+def members_of(numbers, seed: int = 0, **options) -> dict[int, MaskingClient]:
+    return {number: MaskingClient(number, key_of(number, seed), **options) for number in numbers}
 
 
-def roster_of(members: dict[int, Member], round_: int = 3, neighbours: int | None = None) -> Roster:
+def roster_of(members: dict[int, MaskingClient], round_: int = 3, neighbours: int | None = None) -> MaskRoster:
     numbers = np.array(sorted(members), np.uint32)
     keys = np.array([[*members[number].public] for number in numbers.tolist()], np.uint8)
-    return Roster(b"", round_, numbers, keys, bytes(range(32)), neighbours)
+    return MaskRoster(b"", round_, numbers, keys, bytes(range(32)), neighbours)
 
 
 def numbers_of(members, seed: int = 1) -> dict[int, np.ndarray]:
     return {n: np.random.default_rng([seed, n]).integers(-127, 128, SIZE) for n in members}
 
 
-def first_leg(members, roster: Roster, numbers, gone=()) -> list[Masked]:
+def first_leg(members, roster: MaskRoster, numbers, gone=()) -> list[Masked]:
     return [members[n].masked(RUN, roster, numbers[n], WIDTH) for n in members if n not in gone]
 
 
-def second_leg(members, roster: Roster, uploads, silent=()) -> list[Shares]:
+def second_leg(members, roster: MaskRoster, uploads, silent=()) -> list[Shares]:
     asked = requests(RUN, roster, uploads, WIDTH, SIZE)
     return [members[n].shares(request, roster) for n, request in asked.items() if n not in silent]
 
 
-def total(roster: Roster, uploads, shares) -> np.ndarray:
+def total(roster: MaskRoster, uploads, shares) -> np.ndarray:
     return unmasked(roster, uploads, {one.client: one for one in shares}, WIDTH)

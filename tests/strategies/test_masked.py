@@ -12,7 +12,7 @@ from fedkseed.randomness import EVERYONE, draw_directions
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
 from fedkseed.strategies.kseed import KSeed
-from fedkseed.strategies.masked import Secure, simulated_key
+from fedkseed.strategies.masked import MaskedKSeed, simulated_key
 from fedkseed.strategy import Masking, Settings
 from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
@@ -40,7 +40,7 @@ def simulation(tmp_path, model_folder, data_file):
 
 def clear(simulation: Simulation, state, there):
     """The state after a round, from the clear numbers of each client, added up as integers."""
-    strategy: Secure = simulation.strategy
+    strategy: MaskedKSeed = simulation.strategy
     (message,) = {id(m): m for m in strategy.broadcast(state, range(4)).values()}.values()
     total, inside = 0, strategy._inside(message)
     for number in there:
@@ -52,7 +52,7 @@ def clear(simulation: Simulation, state, there):
     return strategy.inner.stepped(state, -(mean if not strategy.inner.shared else spread(strategy, state, mean)))
 
 
-def spread(strategy: Secure, state, along):
+def spread(strategy: MaskedKSeed, state, along):
     mean, pool = np.zeros(strategy.run.pool.size), strategy.run.pool
     np.add.at(mean, draw_directions(pool.key, state.round, EVERYONE, along.size, pool.size, None), along)
     return mean
@@ -153,7 +153,7 @@ def test_ten_clients_send_seven_kilobytes():
     """The sizes that docs/secure.md states."""
     run, keys = Run(Pool(1, 4096, "hadamard"), bytes(32)), {n: bytes(32) for n in range(10)}
     settings = Settings(run, run.pool, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
-    dense, shared = Secure.make(settings), Secure.make(replace(settings, shared=True))
+    dense, shared = MaskedKSeed.make(settings), MaskedKSeed.make(replace(settings, shared=True))
     sizes = [len(encode(one.example(0, 1, 1, False, np.random.default_rng(0)))) for one in (dense, shared)]
     assert sizes == [6921, 1161]
 

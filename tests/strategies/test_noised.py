@@ -8,7 +8,7 @@ import pytest
 from fedkseed import Simulation, decode
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
-from fedkseed.strategies.masked import Secure
+from fedkseed.strategies.masked import MaskedKSeed
 from fedkseed.wire.records import Change
 
 from ..conftest import recipe_text
@@ -49,12 +49,12 @@ def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, e
     own = "size = 512\nshared = false"
     clear, _ = after(simulation(silent, size=own))
     state, report = after(noisy)
-    grid = strategy.grid if isinstance(strategy, Secure) else strategy.grid(512)
+    grid = strategy.grid if isinstance(strategy, MaskedKSeed) else strategy.grid(512)
     noise, clients = strategy.noise, 4
     added = (state.coefficients - clear.coefficients) * clients / grid.step  # in whole numbers
     once = noise.multiplier * grid.sensitivity
     # Under masks each of the four adds a third of the variance: the noise of three is enough.
-    expected = once * math.sqrt(4 / 3) if isinstance(strategy, Secure) else once
+    expected = once * math.sqrt(4 / 3) if isinstance(strategy, MaskedKSeed) else once
     assert abs(np.std(added) / expected - 1) < 6 / math.sqrt(2 * 512)
     assert abs(np.mean(added)) < 6 * expected / math.sqrt(512)
     assert math.isnan(report.loss)

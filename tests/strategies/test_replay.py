@@ -13,7 +13,7 @@ from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
 from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.replay import Replay
-from fedkseed.weights.full import Free
+from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.records import Change, History
 
@@ -115,7 +115,7 @@ class Moved:
 
     def __init__(self, replay: Replay, slopes: list[list[np.ndarray]]) -> None:
         self.replay, self.slopes = replay, slopes
-        self.weights = [Free(Layout(self.module()), RUN.pool) for _ in slopes]
+        self.weights = [FullWeights(Layout(self.module()), RUN.pool) for _ in slopes]
 
     @staticmethod
     def module() -> torch.nn.Module:
@@ -131,7 +131,7 @@ class Moved:
             self.replay.sync(first, weights)
             batches = [torch.from_numpy(np.concatenate([s.ravel() for s in slopes]))] * 2
 
-            def graph(batch: torch.Tensor, weights: Free = weights) -> torch.Tensor:
+            def graph(batch: torch.Tensor, weights: FullWeights = weights) -> torch.Tensor:
                 parameters = [entry.places[0][0]._parameters[entry.places[0][1]] for entry in weights.layout.tuned]
                 return torch.cat([p.flatten() for p in parameters]) @ batch
 
@@ -142,7 +142,7 @@ class Moved:
     def after(self, uploads: list[Change]) -> np.ndarray:
         """The weights of a newcomer after the round."""
         state = self.replay.aggregate(self.replay.init(), uploads)
-        newcomer = Free(Layout(self.module()), RUN.pool)
+        newcomer = FullWeights(Layout(self.module()), RUN.pool)
         self.replay.sync(self.replay.broadcast(state, [9])[9], newcomer)
         return newcomer.values()
 
@@ -237,7 +237,7 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
     ],
 )
 def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(kind, changes, match):
-    weights = Free(Layout(tiny_llama()), RUN.pool)
+    weights = FullWeights(Layout(tiny_llama()), RUN.pool)
     before = weights.digest()
     history = {"counts": np.array([[2], [2]], np.uint32), "directions": NONE, **changes}
     total = int(history["counts"].sum())

@@ -16,7 +16,7 @@ from fedkseed.models.load import load_model
 from fedkseed.planning.make_basis import quantised
 from fedkseed.weights import factored as engine
 from fedkseed.weights import lazy as lazy_module
-from fedkseed.weights.factored import Factored
+from fedkseed.weights.factored import FactoredWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.lazy import Lazy
 
@@ -122,8 +122,10 @@ def test_gpt2_makes_no_matrix(monkeypatch):
     """Its layers keep their matrices as (inputs, outputs), and call torch.addmm."""
     model, weights = held("informed", CONFIGS[1])
     shapes = []
-    whole = engine.Applied.values
-    monkeypatch.setattr(engine.Applied, "values", lambda self, *of: shapes.append(self.shape) or whole(self, *of))
+    whole = engine.FactoredTensor.values
+    monkeypatch.setattr(
+        engine.FactoredTensor, "values", lambda self, *of: shapes.append(self.shape) or whole(self, *of)
+    )
     weights.both(3, 1e-2, loss_of(model))
     weights.gradient(partial(graph_of, model))
     assert shapes
@@ -173,7 +175,7 @@ def test_tensors_that_no_direction_touches_stay_the_models_own():
 @pytest.mark.parametrize("points", [2, 6])
 def test_points_of_a_step_share_one_product_with_each_matrix(points, monkeypatch):
     model, weights = held("mixed", CONFIGS[0])
-    assert isinstance(weights, Factored)
+    assert isinstance(weights, FactoredWeights)
     calls = []
     plain = lazy_module.linear
 
@@ -272,4 +274,4 @@ def test_other_families_are_refused():
 
 
 def test_factored_directions_make_no_weights_unless_asked():
-    assert isinstance(hold(model_of(TIED), Pool(1, 64, "separable")), Factored)
+    assert isinstance(hold(model_of(TIED), Pool(1, 64, "separable")), FactoredWeights)

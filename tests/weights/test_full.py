@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from fedkseed import FedKSeedError, Pool
-from fedkseed.directions.operations import Sum, accumulate_
+from fedkseed.directions.operations import DirectionSum, accumulate_
 from fedkseed.local.first_order import first_order_steps
-from fedkseed.weights.full import Free, all_finite
+from fedkseed.weights.full import FullWeights, all_finite
 from fedkseed.weights.layout import Layout
 
 from ..conftest import tiny_llama
@@ -16,9 +16,9 @@ POOL = Pool(7, 1 << 32, "rademacher")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
-def free(dtype: torch.dtype = torch.float32, tuned=("*",)) -> tuple[torch.nn.Module, Free]:
+def free(dtype: torch.dtype = torch.float32, tuned=("*",)) -> tuple[torch.nn.Module, FullWeights]:
     model = tiny_llama().to(dtype)
-    return model, Free(Layout(model, tuned), POOL)
+    return model, FullWeights(Layout(model, tuned), POOL)
 
 
 def bits(model) -> list[bytes]:
@@ -95,7 +95,7 @@ def test_the_change_is_projected_tensor_by_tensor():
     _, weights = free()
     weights.keep()
     pool = Pool(1, 64, "hadamard")
-    weights.add(Sum(pool, *pool.select([3], [0.5])))
+    weights.add(DirectionSum(pool, *pool.select([3], [0.5])))
     change = weights.change(pool)
     sizes = [entry.tensor.numel() for entry in weights.layout.tuned]
     assert change.shape == (len(sizes), 64)

@@ -51,7 +51,7 @@ def server(
     docs/deployment.md describes the setup.
     """
     require_flower()
-    from ..network.flower.server.processes import Host
+    from ..network.flower.server.processes import ServerProcesses
     from ..network.protocol.networked_recipe import largest_request
     from ..report.terminal import show_result
     from ..run.store import Store
@@ -59,7 +59,7 @@ def server(
     wanted, directory = begun(recipe, changes, output, "a server over Flower")
     try:
         with Bars(wanted.training.rounds) as bars:
-            running = Host(directory, certs, host, port, largest_request(wanted), bars)
+            running = ServerProcesses(directory, certs, host, port, largest_request(wanted), bars)
             with running.running():  # no other server works on the run now
                 Store(directory).change_recipe(wanted.to_toml())  # [network] may have changed
                 bars.note(f"clients connect to port {port} of {host}")

@@ -180,15 +180,15 @@ def join(
     again.
     """
     require_https()
-    from ..network.https.join import Attendance, WorkerDesk
-    from ..network.protocol.client.consent import Settings
+    from ..network.https.join import HttpsClient, WorkerDesk
+    from ..network.protocol.client.consent import OwnerSettings
 
     prepare()
     owner = owner_of(data, model, device, policy, basis, members)
     require_files(ca, key)
     directory = state or Path("runs") / key.name
-    desk = WorkerDesk(directory, Settings(owner, idle, str(key.resolve()), str(ca.resolve())))
-    client = Attendance(directory, url, ca, key, desk)
+    desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve())))
+    client = HttpsClient(directory, url, ca, key, desk)
     with suppress(KeyboardInterrupt):
         client.serve(Notes().note)
     console.print("stopped")

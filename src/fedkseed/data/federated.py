@@ -10,18 +10,18 @@ from typing import Any, TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
-from ..recipe.schema import HELD_OUT, VALIDATION, Data, Evaluation, Recipe
+from ..recipe.schema import HELD_OUT, VALIDATION, DataTable, EvaluationTable, Recipe
 from .batches import Encoded
 from .file_formats import is_saved
 from .layouts import Example
 from .natural_instructions import subsample
 from .partition import dirichlet, even
-from .sources import Part, Reader, is_here, require_columns
+from .sources import Reader, SourcePart, is_here, require_columns
 from .wording import Wording, cut, encode_all, packed
 
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
-USUAL, USUAL_SHARE = Data.model_fields["held_out"].default, 0.1  # a category of Dolly; the share in its place
-MOST = Evaluation.model_fields["examples"].default  # held-out examples
+USUAL, USUAL_SHARE = DataTable.model_fields["held_out"].default, 0.1  # a category of Dolly; the share in its place
+MOST = EvaluationTable.model_fields["examples"].default  # held-out examples
 MOST_LINES = 12  # files on which a line each is said; of more, the rest is summed up
 Note: TypeAlias = Callable[[str], None]  # says a line to whoever watches
 Drawn = TypeVar("Drawn")
@@ -33,7 +33,7 @@ class Owned:
 
     example: Example
     owner: int = 0  # number of the file, folder, task or named client
-    part: Part | None = None  # the file; None for a task
+    part: SourcePart | None = None  # the file; None for a task
     row: int = 0  # number of the example in `part`
 
 
@@ -45,7 +45,7 @@ class Found:
     training: list[Owned]
     owners: list[str]  # names of files, folders, tasks or clients; one without a name where a split shares rows out
     too_small: int = 0
-    parts: list[Part] = field(default_factory=list)  # the files
+    parts: list[SourcePart] = field(default_factory=list)  # the files
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class HeldOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
+class ClientShares:
     """A recipe's data after division: one list of examples a client, and the held-out examples."""
 
     clients: list[list[Encoded]]
@@ -98,7 +98,7 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
     return sha256(repr([[e.tokens for e in part] for part in parts]).encode()).hexdigest()
 
 
-def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> Shares:
+def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> ClientShares:
     """Divide a recipe's data among clients; the same recipe always gives the same division.
 
     Args:
@@ -124,7 +124,7 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     chosen_by = sets[VALIDATION].examples if VALIDATION in sets else []
     for line in _adapted(recipe, [*held_out.examples, *chosen_by]):
         note(line)
-    return Shares(
+    return ClientShares(
         clients=clients,
         held_out=held_out.examples,
         too_long=len(too_long),
@@ -243,14 +243,14 @@ def _reader(recipe: Recipe) -> Reader:
     return Reader(recipe.data.columns, recipe.data.layout, recipe.data.strict)
 
 
-def _parts(source: str, recipe: Recipe) -> list[Part]:
+def _parts(source: str, recipe: Recipe) -> list[SourcePart]:
     """A file, or all files of a folder."""
     if _is_folder(source):
         return [part for parts in _reader(recipe).folder(source).values() for part in parts]
     return [_reader(recipe).part(source)]
 
 
-def _rows(parts: Sequence[Part]) -> list[Owned]:
+def _rows(parts: Sequence[SourcePart]) -> list[Owned]:
     """All rows of some files, whose clients do not matter."""
     return [Owned(e, 0, part, row) for part in parts for row, e in enumerate(part.examples)]
 
@@ -265,7 +265,7 @@ def _wording(recipe: Recipe) -> Wording:
     return Wording(recipe.data.template, recipe.data.separator)
 
 
-def _worded(recipe: Recipe, parts: Sequence[Part], tokenizer: Any) -> Wording:
+def _worded(recipe: Recipe, parts: Sequence[SourcePart], tokenizer: Any) -> Wording:
     """The wording of a recipe; for conversations the tokenizer's chat template, if the recipe names no template."""
     conversations = any(part.conversations for part in parts) and tokenizer.chat_template
     if conversations and "template" not in recipe.data.model_fields_set:
@@ -274,7 +274,7 @@ def _worded(recipe: Recipe, parts: Sequence[Part], tokenizer: Any) -> Wording:
 
 
 def _lines(
-    parts: Sequence[Part],
+    parts: Sequence[SourcePart],
     training: Sequence[Owned],
     too_long: Sequence[Owned],
     held_out: Sequence[Owned],

@@ -41,7 +41,7 @@ Numbered: TypeAlias = Iterator[tuple[int, Any]]  # number of the line or row, fr
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class NumberedRows:
     """The rows of a source, each with its number; they are read as they are asked for."""
 
     source: str
@@ -66,7 +66,7 @@ def is_saved(path: Path) -> bool:
     return path.is_dir() and any(all((path / name).is_file() for name in names) for names in written)
 
 
-def rows_of(source: str) -> Rows:
+def rows_of(source: str) -> NumberedRows:
     """The rows of a sample, of a file, of a saved data set's folder, or of a data set on the hub.
 
     Raises:
@@ -77,11 +77,11 @@ def rows_of(source: str) -> Rows:
     if source in SAMPLES:
         path = Path(str(files("fedkseed.data") / f"{source}.jsonl.gz"))
     if is_saved(path):
-        return Rows(str(path), "row", _table(_saved(path), str(path)))
+        return NumberedRows(str(path), "row", _table(_saved(path), str(path)))
     if not path.is_file():
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
         if HUB.fullmatch(source) and kind_of(source) is None and not path.parent.exists():
-            return Rows(source, "row", _table(_hub(source), source))
+            return NumberedRows(source, "row", _table(_hub(source), source))
         raise FedKSeedError(
             f"no data file at {path}; give a file ({NAMES}), a folder that `save_to_disk` wrote, or one of "
             f"{', '.join(SAMPLES)}"
@@ -90,10 +90,10 @@ def rows_of(source: str) -> Rows:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {NAMES}")
     kind, packing = found
     if kind == PARQUET:
-        return Rows(str(path), "row", _table(_parquet(path), str(path)))
+        return NumberedRows(str(path), "row", _table(_parquet(path), str(path)))
     array = kind == ".json" and _first(path, packing) == b"["
     reader = _array if array else _objects if kind in (".json", ".jsonl") else _separated
-    return Rows(str(path), "row" if array else "line", _streamed(path, packing, reader))
+    return NumberedRows(str(path), "row" if array else "line", _streamed(path, packing, reader))
 
 
 def decode(content: bytes, where: str) -> str:

@@ -42,7 +42,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class RowLayout:
     """The columns of a kind of rows.
 
     Attributes:
@@ -55,7 +55,7 @@ class Layout:
     title: str
     columns: Mapping[str, str]
     required: int
-    make: "Callable[[Values], Example]"
+    make: "Callable[[RowValues], Example]"
 
     @property
     def needed(self) -> list[str]:
@@ -63,7 +63,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
+class RowValues:
     """The values of a row by field."""
 
     row: Mapping[str, Any]
@@ -118,12 +118,12 @@ def _turn(message: Any, where: str) -> Turn:
     return Turn(ROLES[role.lower()], "" if _missing(content) else text(content, where, names[1]))
 
 
-def _instruction(values: Values) -> Example:
+def _instruction(values: RowValues) -> Example:
     instruction, response, context, category = map(values.text, ("instruction", "response", "context", "category"))
     return Example(instruction, response, context, category)
 
 
-def _conversation(values: Values) -> Example:
+def _conversation(values: RowValues) -> Example:
     """A conversation up to its last answer; messages after that teach nothing."""
     turns, category = values.turns(), values.text("category")
     last = next((k for k in reversed(range(len(turns))) if turns[k].role == ASSISTANT and turns[k].text.strip()), None)
@@ -133,7 +133,7 @@ def _conversation(values: Values) -> Example:
     return Example(asked, turns[last].text, category=category, turns=tuple(turns[:last]))
 
 
-def _text(values: Values) -> Example:
+def _text(values: RowValues) -> Example:
     return Example("", values.text("text"), category=values.text("category"), plain=True)
 
 
@@ -142,27 +142,27 @@ CONVERSATIONS = ("chat", "sharegpt")
 # Of layouts that fit a file, the first wins, since files with its columns were always read by it, and the last loses:
 # Alpaca's own file has a column `text` beside the others.
 LAYOUTS = {
-    "instruction": Layout(
+    "instruction": RowLayout(
         "instruction and response",
         {"instruction": "instruction", "response": "response", "context": "context", **COMMON},
         2,
         _instruction,
     ),
-    "alpaca": Layout(
+    "alpaca": RowLayout(
         "instruction, input and output",
         {"instruction": "instruction", "response": "output", "context": "input", **COMMON},
         2,
         _instruction,
     ),
-    "prompt-completion": Layout(
+    "prompt-completion": RowLayout(
         "prompt and completion",
         {"instruction": "prompt", "response": "completion", "context": "context", **COMMON},
         2,
         _instruction,
     ),
-    "chat": Layout("conversations", {"messages": "messages", **COMMON}, 1, _conversation),
-    "sharegpt": Layout("conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
-    "text": Layout("plain text", {"text": "text", **COMMON}, 1, _text),
+    "chat": RowLayout("conversations", {"messages": "messages", **COMMON}, 1, _conversation),
+    "sharegpt": RowLayout("conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
+    "text": RowLayout("plain text", {"text": "text", **COMMON}, 1, _text),
 }
 REQUIRED = {field for layout in LAYOUTS.values() for field in layout.needed}
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
@@ -179,7 +179,7 @@ class Fitted:
     columns: Mapping[str, str]
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> RowLayout:
         return LAYOUTS[self.name]
 
     def example(self, row: Mapping[str, Any], where: str) -> Example:
@@ -195,7 +195,7 @@ class Fitted:
                 "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
                 "response=answer"
             )
-        return self.layout.make(Values(row, self.columns, where))
+        return self.layout.make(RowValues(row, self.columns, where))
 
     def client(self, row: Mapping[str, Any]) -> str:
         """The name of the client that a row belongs to; empty where none is given."""

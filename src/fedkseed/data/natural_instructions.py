@@ -33,7 +33,7 @@ LEAST = 20  # fewer examples than this are no client; the official code draws at
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class InstructionTask:
     """A task's examples; each has the task's first definition as its instruction."""
 
     name: str
@@ -44,8 +44,8 @@ class Task:
 class Subsample:
     """The tasks that remain after the protocol's draw, before tokenisation."""
 
-    clients: list[Task]  # in the order of train_tasks.txt
-    held_out: list[Task]  # in the order of test_tasks.txt
+    clients: list[InstructionTask]  # in the order of train_tasks.txt
+    held_out: list[InstructionTask]  # in the order of test_tasks.txt
     too_small: list[str]  # training tasks with fewer than the least examples
 
 
@@ -72,7 +72,7 @@ def subsample(
     """
     training, test = split_lists(source)
     official = protocol == "official-code"
-    drawn: dict[str, Task] = {}
+    drawn: dict[str, InstructionTask] = {}
     for task in read(source, (*training, *test)):  # a task at a time: the whole data set is large
         examples = [e for e in task.examples if not official or len(e.context) < max_characters]
         rng = generator(seed, Purpose.SUBSAMPLE, int.from_bytes(sha256(task.name.encode()).digest()[:8]))
@@ -83,7 +83,7 @@ def subsample(
         else:
             count = max(len(examples) * TEST // 100, LEAST if official else 0)
             enough = True
-        drawn[task.name] = Task(task.name, [examples[i] for i in sorted(order[:count])] if enough else [])
+        drawn[task.name] = InstructionTask(task.name, [examples[i] for i in sorted(order[:count])] if enough else [])
     return Subsample(
         clients=[drawn[name] for name in training if drawn[name].examples],
         held_out=[drawn[name] for name in test],
@@ -117,7 +117,7 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
     return training, test
 
 
-def read(source: str, names: Sequence[str]) -> Iterator[Task]:
+def read(source: str, names: Sequence[str]) -> Iterator[InstructionTask]:
     """The tasks with the given names, in the order in which the source holds them.
 
     Args:
@@ -195,7 +195,7 @@ def _unpacked(path: Path) -> _Limited:
     return _Limited(opened(path, "rb"))
 
 
-def _task(name: str, content: bytes, where: str) -> Task:
+def _task(name: str, content: bytes, where: str) -> InstructionTask:
     table = parse(content, where, "get the file again")
     if not isinstance(table, dict):
         raise FedKSeedError(f"{where}: expected a JSON object, got {type(table).__name__}")
@@ -205,7 +205,7 @@ def _task(name: str, content: bytes, where: str) -> Task:
     instruction = text(definition[0] if isinstance(definition, list) else definition, where, "Definition")
     if not isinstance(instances, list):
         raise FedKSeedError(f"{where}: Instances must be a list, got {type(instances).__name__}")
-    return Task(
+    return InstructionTask(
         name, [_example(e, instruction, name, f"{where}, instance {number}") for number, e in enumerate(instances, 1)]
     )
 

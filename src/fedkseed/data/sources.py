@@ -10,7 +10,7 @@ from .layouts import CONVERSATIONS, LAYOUTS, Example, fit, plainly
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SourcePart:
     """The examples of one file, and what was found in it."""
 
     name: str  # of the file, from the source on
@@ -59,7 +59,7 @@ class Reader:
     layout: str | None = None
     strict: bool = False
 
-    def part(self, source: str, name: str | None = None) -> Part:
+    def part(self, source: str, name: str | None = None) -> SourcePart:
         """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
 
         Raises:
@@ -92,9 +92,9 @@ class Reader:
             raise FedKSeedError(f"the data file {rows.source} holds no examples{found}")
         name = name or (source if source in SAMPLES else Path(source).name)
         found = examples, places, rows.source, rows.unit, clients, empty, [*lacking.values()], columns
-        return Part(name, fitted.name, *found)
+        return SourcePart(name, fitted.name, *found)
 
-    def folder(self, folder: str) -> dict[str, list[Part]]:
+    def folder(self, folder: str) -> dict[str, list[SourcePart]]:
         """The data files of each client, by the client's name: a client is a file or a folder in the folder.
 
         Raises:
@@ -118,7 +118,7 @@ class Reader:
             raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
 
 
-def require_columns(parts: Sequence[Part]) -> None:
+def require_columns(parts: Sequence[SourcePart]) -> None:
     """Refuse names of columns that no row of these files has: a name with a slip of the pen would be ignored.
 
     One that some file has is right: files of several kinds may share a recipe.

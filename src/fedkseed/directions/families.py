@@ -32,8 +32,8 @@ class Family:
     name: str
     number: int
     elements: Callable[..., reference.Floats]
-    transform: reference.Transform | None = None
-    factored: reference.Factored | None = None
+    transform: reference.TransformDefinition | None = None
+    factored: reference.FactoredDefinition | None = None
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -107,7 +107,7 @@ add_family(
         "hadamard",
         2,
         reference.hadamard,
-        reference.Transform(reference.hadamard_total, reference.hadamard_products),
+        reference.TransformDefinition(reference.hadamard_total, reference.hadamard_products),
     )
 )
 add_family(
@@ -115,7 +115,7 @@ add_family(
         "hashed",
         3,
         reference.hashed,
-        reference.Transform(reference.hashed_total, reference.hashed_products, at_end=True),
+        reference.TransformDefinition(reference.hashed_total, reference.hashed_products, at_end=True),
     )
 )
 add_family(
@@ -123,7 +123,7 @@ add_family(
         "separable",
         4,
         reference.factored,
-        factored=reference.Factored(
+        factored=reference.FactoredDefinition(
             reference.require_square, reference.separable_core, reference.separable_total, reference.separable_project
         ),
     )
@@ -133,7 +133,7 @@ add_family(
         "informed",
         5,
         reference.factored,
-        factored=reference.Factored(
+        factored=reference.FactoredDefinition(
             lambda size: None, lambda c: c, reference.informed_total, reference.informed_project, informed=True
         ),
     )
@@ -143,7 +143,7 @@ add_family(
         "mixed",
         6,
         reference.factored,
-        factored=reference.Factored(
+        factored=reference.FactoredDefinition(
             reference.require_power,
             reference.transform,
             reference.informed_total,

@@ -82,7 +82,7 @@ def project(v: Tensor, pool: Pool, *, tensor: int = 0, start: int = 0) -> NDArra
     return project_pieces([(tensor, start, v)], pool)
 
 
-class Sum:
+class DirectionSum:
     """A sum Σ_k c_k z_{j_k} to add to any number of tensors; arguments as `Pool.select` returns them."""
 
     def __init__(self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
@@ -117,8 +117,8 @@ class Sum:
 def combine(
     pieces: Sequence[Piece], pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
 ) -> None:
-    """Compute `Sum.combine` for a sum that is needed once."""
-    Sum(pool, directions, coefficients).combine(pieces)
+    """Compute `DirectionSum.combine` for a sum that is needed once."""
+    DirectionSum(pool, directions, coefficients).combine(pieces)
 
 
 def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:

@@ -32,7 +32,7 @@ GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = r
 SEPARABLE_ROW, SEPARABLE_COLUMN = 6, 7
 
 
-class Pool(Protocol):
+class PoolNumbers(Protocol):
     """The part of a `pool.Pool` that its directions are made from."""
 
     @property
@@ -70,7 +70,7 @@ def philox(counter: tuple[NDArray[np.integer] | int, ...], key: tuple[int, int])
     return tuple(np.broadcast_arrays(*(x.astype(np.uint32) for x in (x0, x1, x2, x3))))
 
 
-def signs(pool: Pool, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
+def signs(pool: PoolNumbers, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
     """Random signs ±1 at some positions: a set bit is −1.
 
     Position p = 4096 g + 1024 w + 32 t + l takes bit t of word w of counter 32 g + l.
@@ -125,7 +125,7 @@ LN2 = _floats("0x1.62e430p-1")[0]
 # --- the families: z_j at positions start ≤ p < stop of one tensor, shape (stop − start,) ---------
 
 
-def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def gaussian(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     counter = positions // BLOCK * EIGHTH + positions % EIGHTH
     words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
@@ -133,18 +133,18 @@ def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> 
     return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
 
 
-def rademacher(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def rademacher(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     return signs(pool, RADEMACHER, tensor, direction, np.arange(start, stop, dtype=np.int64))
 
 
-def hadamard(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hadamard(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
     return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
 
 
-def hashed(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hashed(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = walsh(shifts(pool, tensor, block) & direction)
@@ -156,7 +156,7 @@ def walsh(both: NDArray[np.int64]) -> Floats:
     return np.float32(1) - np.float32(2) * (np.bitwise_count(both) % 2).astype(np.float32)
 
 
-def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def shifts(pool: PoolNumbers, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """The shifts s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
 
@@ -175,31 +175,31 @@ def transform(x: NDArray) -> NDArray:
     return x
 
 
-def hadamard_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_total(pool: PoolNumbers, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     return d1 * transform(d2 * c).reshape(-1)
 
 
-def hadamard_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_products(pool: PoolNumbers, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     return d2 * transform((d1 * v).reshape(-1, pool.size))
 
 
-def hashed_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_total(pool: PoolNumbers, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
     return signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
 
 
-def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_products(pool: PoolNumbers, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
     s = shifts(pool, tensor, positions[:: pool.size] // pool.size)
     return np.take_along_axis(signed, np.arange(pool.size) ^ s[:, None], axis=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class TransformDefinition:
     """The definition of a transformed family's sums and inner products.
 
     Args:
@@ -208,15 +208,15 @@ class Transform:
         at_end: whether the inner products are the transform of the sum of a segment's products.
     """
 
-    total: Callable[[Pool, Floats, int, NDArray[np.int64]], Floats]
-    products: Callable[[Pool, Floats, int, NDArray[np.int64]], Floats]
+    total: Callable[[PoolNumbers, Floats, int, NDArray[np.int64]], Floats]
+    products: Callable[[PoolNumbers, Floats, int, NDArray[np.int64]], Floats]
     at_end: bool = False
 
 
 # --- the factored families: z = u vᵀ in a tensor that is seen as a matrix (o × i), a sum is U C Vᵀ ---
 
 
-def factored(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def factored(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     one = np.zeros(pool.size, np.float32)
     one[direction] = 1
     return total(pool, np.arange(pool.size, dtype=np.uint32), one, tensor, start, stop)
@@ -228,7 +228,7 @@ def separable_core(c: Floats) -> Floats:
     return transform(transform(c.reshape(m, m)).T).T
 
 
-def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
+def separable_signs(pool: PoolNumbers, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
     """The signs s_u of some rows and s_v of all columns."""
     return (
         signs(pool, SEPARABLE_ROW, tensor, 0, np.arange(rows.start, rows.stop, dtype=np.int64)),
@@ -236,7 +236,7 @@ def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix) -> tup
     )
 
 
-def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+def separable_total(pool: PoolNumbers, core: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
     """The sums s[x, y] + (s_u[x] s_v[y]) M[x mod m, y mod m]."""
     matrix, m = pool.matrix(tensor), len(core)
     if matrix is None:
@@ -247,7 +247,7 @@ def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, sums: Fl
     return sums + signed
 
 
-def separable_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def separable_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: signs taken off, tiles laid over each other, transformed."""
     matrix, m = pool.matrix(tensor), math.isqrt(pool.size)
     if matrix is None:
@@ -264,7 +264,7 @@ def separable_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArra
     return transform(transform(folded).T).T.reshape(-1)
 
 
-def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+def informed_total(pool: PoolNumbers, c: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
     """The sums s[x, y] + Σ_b (Σ_a U[x, a] C[a, b]) V[y, b], a and b ascending, each product and sum rounded."""
     factor = pool.factor(tensor)
     if factor is None:
@@ -278,7 +278,7 @@ def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, sums: Floats
     return sums
 
 
-def informed_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def informed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: Q[x, b] = Σ_y v[x, y] V[y, b] in float32 by halves, then
     Σ_x U[x, a] Q[x, b] in float64 by halves, times both scales.
     """
@@ -294,7 +294,7 @@ def informed_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray
     return found
 
 
-def mixed_project(pool: Pool, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def mixed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
     """The same for mixtures z'_j = Σ_k H[k, j] z_k."""
     return transform(informed_project(pool, v, tensor, rows))
 
@@ -320,7 +320,7 @@ def require_power(size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Factored:
+class FactoredDefinition:
     """The definition of a factored family's sums and inner products.
 
     Args:
@@ -333,21 +333,21 @@ class Factored:
 
     require: Callable[[int], None]
     core: Callable[[Floats], Floats]
-    total: Callable[[Pool, Floats, int, range, Floats], Floats]
-    project: Callable[[Pool, Floats, int, range], NDArray[np.float64]]
+    total: Callable[[PoolNumbers, Floats, int, range, Floats], Floats]
+    project: Callable[[PoolNumbers, Floats, int, range], NDArray[np.float64]]
     informed: bool = False
 
 
 # --- the operations -----------------------------------------------------------------------------
 
 
-def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def elements(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
     """The direction z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
     return pool.record.elements(pool, direction, tensor, start, stop)
 
 
 def total(
-    pool: Pool,
+    pool: PoolNumbers,
     directions: Words,
     coefficients: Floats,
     tensor: int,
@@ -376,7 +376,7 @@ def total(
 
 
 def _factored_total(
-    pool: Pool, directions: Words, coefficients: Floats, tensor: int, start: int, stop: int, start_from: Floats
+    pool: PoolNumbers, directions: Words, coefficients: Floats, tensor: int, start: int, stop: int, start_from: Floats
 ) -> Floats:
     matrix, c = pool.matrix(tensor), np.zeros(pool.size, np.float32)
     if matrix is None:
@@ -405,7 +405,7 @@ def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
     return np.where(np.isnan(w), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
-def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
@@ -429,7 +429,7 @@ def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float6
     return result
 
 
-def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def _factored_project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     matrix, result = pool.matrix(tensor), np.zeros(pool.size)
     if matrix is None or not v.size:
         return result
@@ -445,7 +445,7 @@ def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray
     return result
 
 
-def products(pool: Pool, v: Floats, tensor: int, start: int) -> Floats:
+def products(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> Floats:
     """The inner products with one unit, block by block, shape (blocks, K)."""
     of = pool.record.transform
     if of is not None:

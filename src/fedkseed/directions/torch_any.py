@@ -211,7 +211,7 @@ def _halved(x: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Factored:
+class FactoredOperations:
     """The operations of a factored family over rows of a tensor.
 
     Args:
@@ -224,7 +224,7 @@ class Factored:
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class TransformOperations:
     """The operations of a transformed family over whole units.
 
     Args:
@@ -238,16 +238,16 @@ class Transform:
     once: bool = False
 
 
-BY_POSITION: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | Transform] = {
+BY_POSITION: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | TransformOperations] = {
     "gaussian": gaussian,
     "rademacher": rademacher,
-    "hadamard": Transform(hadamard_total, hadamard_products),
-    "hashed": Transform(hashed_total, hashed_products, once=True),
+    "hadamard": TransformOperations(hadamard_total, hadamard_products),
+    "hashed": TransformOperations(hashed_total, hashed_products, once=True),
 }
-BY_ROWS: dict[str, Factored] = {
-    "separable": Factored(separable_total, separable_products),
-    "informed": Factored(informed_total, informed_products),
-    "mixed": Factored(informed_total, mixed_products),
+BY_ROWS: dict[str, FactoredOperations] = {
+    "separable": FactoredOperations(separable_total, separable_products),
+    "informed": FactoredOperations(informed_total, informed_products),
+    "mixed": FactoredOperations(informed_total, mixed_products),
 }
 KERNELS: dict[str, Any] = {**BY_POSITION, **BY_ROWS}
 
@@ -260,11 +260,11 @@ def plan(
 ) -> tuple[Any, ...]:
     """Prepare a sum for `combine`: the pool, c or H c on the device, and (direction, coefficient) pairs."""
     made = KERNELS[pool.family]
-    if not isinstance(made, Transform | Factored):
+    if not isinstance(made, TransformOperations | FactoredOperations):
         return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
-    if isinstance(made, Factored):
+    if isinstance(made, FactoredOperations):
         return pool, torch.from_numpy(np.ascontiguousarray(pool.record.core(c))).to(device), []
     table = torch.from_numpy(c).to(device)
     return pool, transform(table) if made.once else table, []
@@ -282,7 +282,7 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
-            if isinstance(made, Transform):
+            if isinstance(made, TransformOperations):
                 total = total + made.total(pool, table, tensor, groups)[inside]
             else:
                 for j, coefficient in pairs:
@@ -351,13 +351,13 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
 
 def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
     made = BY_POSITION[pool.family]
-    return ref.transform(partial) if isinstance(made, Transform) and made.once else partial
+    return ref.transform(partial) if isinstance(made, TransformOperations) and made.once else partial
 
 
 def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
     """The float32 inner products with blocks, in ascending order, shape (blocks, K)."""
     made = BY_POSITION[pool.family]
-    if isinstance(made, Transform):
+    if isinstance(made, TransformOperations):
         return made.products(pool, v, tensor, groups).cpu().numpy()
     products = np.empty((len(groups), pool.size), np.float32)
     for j in range(pool.size):

@@ -319,7 +319,7 @@ class Direct:
 
 
 @dataclass(frozen=True, slots=True)
-class Transform:
+class TransformKernels:
     """Operations of a transformed family.
 
     Args:
@@ -342,11 +342,11 @@ def _hashed(pool: Pool) -> dict[str, Any]:
     return {"WAY": "hashed", "SIZE": pool.size, "STAGES": 0, "N": BLOCK, "num_warps": 4}
 
 
-KERNELS: dict[str, Direct | Transform] = {
+KERNELS: dict[str, Direct | TransformKernels] = {
     "gaussian": Direct("gaussian"),
     "rademacher": Direct("rademacher"),
-    "hadamard": Transform(_held),
-    "hashed": Transform(_hashed, once=True),
+    "hadamard": TransformKernels(_held),
+    "hashed": TransformKernels(_hashed, once=True),
 }
 
 
@@ -425,7 +425,7 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
     SCRATCH limits the number of blocks at a time.
     """
     start, v, unit, made = piece[1], piece[2], pool.unit, KERNELS[pool.family]
-    rows = unit // pool.size if isinstance(made, Transform) else 1  # of K products, made from one unit
+    rows = unit // pool.size if isinstance(made, TransformKernels) else 1  # of K products, made from one unit
     segment = max(1, ref.SEGMENT // unit)  # units
     each = max(1, min(SCRATCH // (rows * pool.size), 1 << 15))  # units at a time; a grid's second axis is short
     batch = max(1, each // segment)  # segments side by side
@@ -440,7 +440,7 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
                 partial, _blocks(piece, pool, begin, count), (begin - first) * rows, count * rows, pool.size,
                 PER_SEGMENT=segment * rows, COLUMNS=COLUMNS, num_warps=COLUMNS // 32, **EXACT,
             )  # fmt: skip
-        for row in transform(partial) if isinstance(made, Transform) and made.once else partial:
+        for row in transform(partial) if isinstance(made, TransformKernels) and made.once else partial:
             result += row
     return result
 

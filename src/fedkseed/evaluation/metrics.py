@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 
-from ..recipe.schema import Evaluation
+from ..recipe.schema import EvaluationTable
 from .evaluate import Metrics, Score, rouge_l
 from .objectives import accuracies, score_of
 
 
-def metrics_of(settings: Evaluation, options: Mapping[str, Sequence[str]]) -> Metrics:
+def metrics_of(settings: EvaluationTable, options: Mapping[str, Sequence[str]]) -> Metrics:
     """The metrics of a recipe; its own functions are loaded, which runs their files.
 
     Args:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
 
-    from ..secure.member import Member
+    from ..secure.member import MaskingClient
     from ..weights.base import Weights
     from .private_steps import Private
 
@@ -25,7 +25,7 @@ class Client(Generic[Held]):
     loss: Callable[[Any], float]  # of one batch: nats a token, or another objective of the recipe
     on_step: Callable[[float], None] = lambda loss: None
     graph: "Callable[[Any], Tensor] | None" = None  # the loss with its graph, of a client that takes derivatives
-    member: "Member | None" = None  # its keys, where uploads are masked
+    member: "MaskingClient | None" = None  # its keys, where uploads are masked
     private: "Private | None" = None  # the noise of its steps; batches then are lists of batches of one example
 
     @property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import FedKSeedError
-from ..weights.full import Free, all_finite
+from ..weights.full import FullWeights, all_finite
 from .client import Client
 
 Batch = TypeVar("Batch")
@@ -26,7 +26,7 @@ class Trained:
 
 
 def first_order_steps(
-    weights: Free,
+    weights: FullWeights,
     loss: Callable[[Batch], Tensor],
     batches: Iterable[Batch],
     *,
@@ -68,7 +68,7 @@ def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
     return finite
 
 
-def train(client: Client[Free], round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
+def train(client: Client[FullWeights], round_: int, *, optimizer: str, lr: float, steps: int) -> Trained:
     """Take a client's first-order steps of one round.
 
     Raises:

@@ -12,7 +12,7 @@ from .schedules import require_choice, require_settings, scheduled
 from .zeroth_order import Steps, zeroth_order_steps
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
-    from ..weights.full import Free
+    from ..weights.full import FullWeights
     from .first_order import Trained
 
 POINTS = {"one point": 1, "two points": 2}
@@ -80,7 +80,7 @@ class LocalWork:
             on_step=client.on_step,
         )
 
-    def first_order(self, client: "Client[Free]", round_: int, lr: float) -> "Trained":
+    def first_order(self, client: "Client[FullWeights]", round_: int, lr: float) -> "Trained":
         """Take first-order steps along gradients."""
         from .first_order import train
 

@@ -26,7 +26,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class ModelSource:
     """The location of a model, as arguments for `from_pretrained`."""
 
     name: str  # folder or hub name
@@ -49,7 +49,7 @@ class Source:
         return self.options | {"quantization_config": config(dequantize=True)}
 
 
-def find(model: str) -> Source:
+def find(model: str) -> ModelSource:
     """Resolve a model's name.
 
     Args:
@@ -70,12 +70,12 @@ def find(model: str) -> Source:
         model = str(Path(found.submodule_search_locations[0]) / file)
     path = Path(model).expanduser()
     if path.is_dir():
-        return Source(str(path))
+        return ModelSource(str(path))
     if path.is_file() and path.suffix == ".gguf":
-        return Source(str(path.parent), path.name)
+        return ModelSource(str(path.parent), path.name)
     if path.suffix == ".gguf" or path.is_absolute() or model.count("/") != 1 or model.startswith("."):
         raise FedKSeedError(f"no model at {model}; give a Hugging Face folder, a .gguf file or owner/name on the hub")
-    return Source(model)
+    return ModelSource(model)
 
 
 def load_model(model: str, dtype: str = "float32", storage: str = "dense", device: str = "cpu") -> nn.Module:
@@ -181,7 +181,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 @contextmanager
-def _readable(what: str, source: Source) -> Iterator[None]:
+def _readable(what: str, source: ModelSource) -> Iterator[None]:
     """Turn an error of the libraries that read models into a FedKSeedError whose text begins with `what`.
 
     For damaged files they raise nearly every kind of exception, OverflowError and AssertionError among them.

@@ -16,7 +16,7 @@ from ..recipe.schema import Recipe
 from ..report.terminal import Bars
 from ..weights.basis_file import load_basis, save_basis
 from .experiments import Experiment, filled
-from .results import Outcome
+from .results import RunOutcome
 
 PLACE = "basis"
 EXAMPLES = 64  # of a basis, where the experiment says no other number
@@ -66,7 +66,7 @@ def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -
             bars.note(f"made {path} of {made.about['examples']} examples, digest {made.digest().hex()[:8]}…")
 
 
-def require_same(recipe: Recipe, recorded: Outcome) -> None:
+def require_same(recipe: Recipe, recorded: RunOutcome) -> None:
     """Refuse a record of a run along another basis than the file that its recipe has now.
 
     A basis is made of gradients, whose last bits differ between kinds of processors: made anew elsewhere it has another

@@ -20,14 +20,16 @@ from ..wire.numbers import rounded
 from ..wire.records import Broadcast, Change, Run, Upload
 from .byte_counts import Architecture, architecture, trainable
 from .experiments import Experiment, Planned, Tree
-from .results import Cell, Table
+from .results import Cell, ResultTable
 
 BACKPROPAGATING = {name for name, algorithm in ALGORITHMS.items() if algorithm.backpropagates}
 PAIR = 8  # bytes: a seed and a coefficient
 SCALAR = 4  # bytes
 
 
-def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", seconds: float | None = None) -> Table:
+def estimate(
+    experiment: Experiment, given: Mapping[str, str], only: str = "", seconds: float | None = None
+) -> ResultTable:
     """A table of an experiment's estimated costs, one row for every combination of its axes' values.
 
     Args:
@@ -52,7 +54,7 @@ def estimate(experiment: Experiment, given: Mapping[str, str], only: str = "", s
         f"All together about {hours:,.1f} hours by {of}; evaluations and generation not counted.",
         "A forward pass counts 2 operations a weight and token of the longest examples allowed, a backward pass 4.",
     ]
-    return Table(rows, tuple(notes))
+    return ResultTable(rows, tuple(notes))
 
 
 def _row(

@@ -22,7 +22,7 @@ from ..randomness import Purpose, generator, pool_key
 from . import byte_counts
 from .experiments import Experiment, short
 from .figures import Draw, legend_beside, line, panels, powers, style
-from .results import Cell, Spread, Table
+from .results import Cell, ResultTable, Spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,14 +38,14 @@ VARYING = ("peak_memory", "sync_seconds", "back_seconds", "step_seconds")  # cos
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Microbenchmark:
     """The functions of an experiment that gather its rows and show them.
 
     `gather` takes the experiment, paths for its places, and a function that is called with notes on the progress.
     """
 
     gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], Rows]"
-    show: Callable[[Experiment, Rows], tuple[Table, Draw | None]]
+    show: Callable[[Experiment, Rows], tuple[ResultTable, Draw | None]]
 
 
 # --- seconds of syncs -----------------------------------------------------------------------------
@@ -89,7 +89,7 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     return rows
 
 
-def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
+def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
     """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
     steps = sorted({row["total steps"] for row in rows if "total steps" in row})
     lines: dict[str, list[float]] = {}
@@ -109,10 +109,10 @@ def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
         )
         legend_beside(axes)
 
-    return Table([_cells(row) for row in rows], _notes(experiment)), draw
+    return ResultTable([_cells(row) for row in rows], _notes(experiment)), draw
 
 
-def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
+def show_syncs(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
     """Figure 8: seconds of a sync against K."""
 
     def draw(figure: "Figure") -> None:
@@ -124,7 +124,7 @@ def show_syncs(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
         powers(axes, [row["K"] for row in rows])
         legend_beside(axes)
 
-    return Table([_cells(row) for row in rows], _notes(experiment)), draw
+    return ResultTable([_cells(row) for row in rows], _notes(experiment)), draw
 
 
 def paper_direction(w: Tensor) -> None:
@@ -201,7 +201,7 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     return rows
 
 
-def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
+def show_toy(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
     """Figure 5: a panel a family, a line for each Γ; dotted: Γ unrestricted draws, √(2 / πΓ) for the largest Γ."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     most = max(row["Γ"] for row in rows)
@@ -224,7 +224,7 @@ def show_toy(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
 
     count = experiment.options["repetitions"]
     cells = [_cells(row) | {"times any seed": _times_any_seed(row, count)} for row in rows]
-    return Table(cells, _notes(experiment)), draw
+    return ResultTable(cells, _notes(experiment)), draw
 
 
 def _times_any_seed(row: Mapping[str, Any], count: int) -> str:
@@ -241,7 +241,7 @@ def unrestricted(draws: int) -> float:
 # --- costs ----------------------------------------------------------------------------------------
 
 
-class Costs(Protocol):
+class MeasuredCosts(Protocol):
     """The results of `fedkseed.planning.compare.measure` that are shown here."""
 
     bytes_down: int
@@ -267,7 +267,7 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     return rows
 
 
-def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
+def show_complexity(experiment: Experiment, rows: Rows) -> tuple[ResultTable, None]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
     table: list[dict[str, Cell]] = []
     for row in rows:
@@ -276,10 +276,10 @@ def show_complexity(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
             orders = dict(zip(("communication", "memory", "computation"), orders_of, strict=True))
             approach = experiment.title_of("method", row["method"])
             table.append({"approach": approach, **orders, **_costs(experiment, row)})
-    return Table(table, _notes(experiment)), None
+    return ResultTable(table, _notes(experiment)), None
 
 
-def show_overhead(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
+def show_overhead(experiment: Experiment, rows: Rows) -> tuple[ResultTable, None]:
     """Table 3: the paper's cells, the same by the arithmetic of `byte_counts`, and costs measured here."""
     measured = {row["method"]: row for row in rows}
     table: list[dict[str, Cell]] = []
@@ -295,10 +295,10 @@ def show_overhead(experiment: Experiment, rows: Rows) -> tuple[Table, None]:
                     f"{title}: memory, paper": cell[1],
                 }
         table.append(row | (_costs(experiment, measured[method]) if method in measured else {}))
-    return Table(table, _notes(experiment)), None
+    return ResultTable(table, _notes(experiment)), None
 
 
-def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
+def show_steps(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
     """Figure 14: seconds of a local step against trainable weights."""
     models = list(dict.fromkeys(row["model"] for row in rows))
 
@@ -312,7 +312,7 @@ def show_steps(experiment: Experiment, rows: Rows) -> tuple[Table, Draw]:
             legend_beside(axes)
 
     named = [{"model": row["model"], "approach": experiment.title_of("method", row["method"])} for row in rows]
-    return Table([n | _costs(experiment, r) for n, r in zip(named, rows, strict=True)], _notes(experiment)), draw
+    return ResultTable([n | _costs(experiment, r) for n, r in zip(named, rows, strict=True)], _notes(experiment)), draw
 
 
 def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
@@ -338,10 +338,10 @@ def _notes(experiment: Experiment) -> tuple[str, ...]:
 
 
 MEASURED = {
-    "unlimited": Measured(gather_syncs, show_unlimited),
-    "syncs": Measured(gather_syncs, show_syncs),
-    "toy": Measured(gather_toy, show_toy),
-    "complexity": Measured(gather_costs, show_complexity),
-    "overhead": Measured(gather_costs, show_overhead),
-    "steps": Measured(gather_costs, show_steps),
+    "unlimited": Microbenchmark(gather_syncs, show_unlimited),
+    "syncs": Microbenchmark(gather_syncs, show_syncs),
+    "toy": Microbenchmark(gather_toy, show_toy),
+    "complexity": Microbenchmark(gather_costs, show_complexity),
+    "overhead": Microbenchmark(gather_costs, show_overhead),
+    "steps": Microbenchmark(gather_costs, show_steps),
 }

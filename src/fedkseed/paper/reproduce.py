@@ -37,7 +37,7 @@ from . import run_records as recording
 from .experiments import Choice, Experiment, Planned, fingerprint, merge, short
 from .figures import save
 from .microbenchmarks import MEASURED
-from .results import MEASURES, SHARES, Outcome, Table
+from .results import MEASURES, SHARES, ResultTable, RunOutcome
 from .tables import RUNS, WITHOUT_FIGURE, by_round
 
 
@@ -49,19 +49,19 @@ class Job:
     recipe: Recipe
     directory: Path
     label: str
-    recorded: Outcome | None = None  # its results, where a run of the same recipe is on record
+    recorded: RunOutcome | None = None  # its results, where a run of the same recipe is on record
 
-    def outcome(self) -> Outcome | None:
+    def outcome(self) -> RunOutcome | None:
         """The results of the run; None while the run is not finished."""
         if not (self.directory / "recipe.toml").is_file():
             return self.recorded
         store = Store(self.directory)
         if self.recipe.training.rounds not in store.evaluations() and store.recall(STOPPED) is None:
             return None
-        return Outcome.read(self.directory, self.planned.axes, self.planned.seed)
+        return RunOutcome.read(self.directory, self.planned.axes, self.planned.seed)
 
 
-class Progress(Silent):
+class ExperimentProgress(Silent):
     """A watcher with one bar for the rounds of all runs, one for the present activity, and no line a round."""
 
     def __init__(self, bars: Bars) -> None:
@@ -181,7 +181,7 @@ def redraw(experiment: Experiment, output: Path) -> Path:
     return folder
 
 
-def _write_by_round(experiment: Experiment, folder: Path, outcomes: Sequence[Outcome]) -> None:
+def _write_by_round(experiment: Experiment, folder: Path, outcomes: Sequence[RunOutcome]) -> None:
     if (table := by_round(experiment, outcomes)) is not None:
         table.write(folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
 
@@ -207,7 +207,7 @@ def parts(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = False) -> list[Outcome] | None:
+def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = False) -> list[RunOutcome] | None:
     """Finish the runs of a part, one by one.
 
     Args:
@@ -225,10 +225,10 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = F
                 if (job.directory / "recipe.toml").is_file():
                     done = len(Store(job.directory).reports())
                     bars.bars.update(bars.rounds, advance=done)
-                    resume(job.directory, Progress(bars))
+                    resume(job.directory, ExperimentProgress(bars))
                 else:
                     others = job.directory.parent.glob(f"*-seed-{job.planned.seed}-*")
-                    start(_whole(job.recipe), job.directory, Progress(bars), earlier=sorted(others))
+                    start(_whole(job.recipe), job.directory, ExperimentProgress(bars), earlier=sorted(others))
             except FedKSeedError as error:
                 begun = (job.directory / "recipe.toml").is_file()
                 if not trials or not begun or locked(job.directory / "lock"):  # by another process, which may finish it
@@ -257,7 +257,7 @@ def _whole(recipe: Recipe) -> Recipe:
 def _jobs(
     experiment: Experiment, output: Path, given: Mapping[str, str], only: str,
     seeds: Sequence[int] | None = None, fixed: Sequence[Mapping[str, Any]] = ({},),
-    records: Mapping[str, Outcome] | None = None, over: Mapping[str, Any] = MappingProxyType({}),
+    records: Mapping[str, RunOutcome] | None = None, over: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Job]:  # fmt: skip
     jobs = []
     for planned in (p for axes in fixed for p in experiment.plan(seeds, axes)):
@@ -281,7 +281,7 @@ def _jobs(
 
 def _choose(
     experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str,
-    part: tuple[int, int], records: Mapping[str, Outcome] | None = None,
+    part: tuple[int, int], records: Mapping[str, RunOutcome] | None = None,
 ) -> tuple[list[Job] | None, list[Job]]:  # fmt: skip
     """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left.
 
@@ -332,7 +332,7 @@ def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], com
 
 
 def _write(
-    experiment: Experiment, folder: Path, table: Table, command: Sequence[str], runs: Sequence[str], *,
+    experiment: Experiment, folder: Path, table: ResultTable, command: Sequence[str], runs: Sequence[str], *,
     commit: str | None = None, made_of: Sequence[Mapping[str, Any]] = (),
 ) -> None:  # fmt: skip
     table.write(folder, f"{experiment.item}: {experiment.title}")
@@ -355,9 +355,9 @@ def _write(
     write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
 
 
-def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
+def _runs(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> ResultTable:
     """A table with one row a run."""
-    return Table(
+    return ResultTable(
         [
             {
                 **{short(axis): experiment.title_of(axis, value) for axis, value in o.axes.items()},
@@ -378,14 +378,14 @@ def _runs(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     )
 
 
-def _shares(outcome: Outcome) -> dict[str, float]:
+def _shares(outcome: RunOutcome) -> dict[str, float]:
     """The measures in percent that were taken, before and after."""
     at = {"before": 0, "after": outcome.rounds}
     found = {f"{MEASURES[n][0]} {when}": MEASURES[n][1](outcome, done) for n in SHARES for when, done in at.items()}
     return {title: value for title, value in found.items() if value is not None}
 
 
-def _most(outcome: Outcome) -> dict[str, float]:
+def _most(outcome: RunOutcome) -> dict[str, float]:
     """The largest value of every metric that is not always shown, where a round has one that is not zero."""
     found = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
     return {f"{title}, most": max(values) for title, values in found.items() if any(values)}

@@ -47,7 +47,7 @@ class Spread:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """The results of one finished run. Dictionaries are by the number of finished rounds."""
 
     axes: dict[str, Any]
@@ -68,7 +68,7 @@ class Outcome:
     never_drawn: int | None = None  # directions
 
     @classmethod
-    def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "Outcome":
+    def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "RunOutcome":
         store = Store(directory)
         means = {done: Evaluation.of(found).means for done, found in store.evaluations().items()}
         rounds = [values(report) for report in store.reports()]
@@ -134,7 +134,7 @@ def _seconds(metrics: Mapping[str, float]) -> float:
 
 
 # Measures of a run: name -> (title, function to the run's value after some rounds, or None if that was not measured).
-Measure: TypeAlias = Callable[[Outcome, int], float | None]
+Measure: TypeAlias = Callable[[RunOutcome, int], float | None]
 MEASURES: dict[str, tuple[str, Measure]] = {
     "loss": ("held-out loss (nats a token)", lambda o, done: o.loss.get(done)),
     "change": (
@@ -149,13 +149,13 @@ MEASURES: dict[str, tuple[str, Measure]] = {
 }
 
 
-def _percent(outcome: Outcome, done: int, name: str) -> float | None:
+def _percent(outcome: RunOutcome, done: int, name: str) -> float | None:
     """The mean of a metric in percent."""
     found = outcome.scores.get(name, {})
     return 100 * found[done] if done in found else None
 
 
-def _points(outcome: Outcome, done: int, name: str) -> float | None:
+def _points(outcome: RunOutcome, done: int, name: str) -> float | None:
     """Percent points that the mean of a metric is above the base model's."""
     found = outcome.scores.get(name, {})
     return 100 * (found[done] - found[0]) if done in found else None
@@ -166,7 +166,7 @@ MEASURES |= {name: (f"{title_of(name)} (%)", partial(_percent, name=name)) for n
 MEASURES |= {f"{n} change": (f"change of {title_of(n)} (points)", partial(_points, name=n)) for n in SHARES}
 
 
-def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -> Spread | None:
+def spread(outcomes: Iterable[RunOutcome], measure: str, done: int | None = None) -> Spread | None:
     """A measure over seeds after some rounds, by default the last; None if a run lacks the measure."""
     of = MEASURES[measure][1]
     values = [of(o, o.rounds if done is None else done) for o in outcomes]
@@ -174,17 +174,17 @@ def spread(outcomes: Iterable[Outcome], measure: str, done: int | None = None) -
     return Spread.of(known) if values and len(known) == len(values) else None
 
 
-def group(outcomes: Iterable[Outcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[Outcome]]:
+def group(outcomes: Iterable[RunOutcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[RunOutcome]]:
     """Outcomes grouped by their values on some axes, in the order in which they come."""
     chosen = tuple(axes)
-    groups: dict[tuple[Any, ...], list[Outcome]] = {}
+    groups: dict[tuple[Any, ...], list[RunOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault(tuple(outcome.axes[axis] for axis in chosen), []).append(outcome)
     return groups
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
     """A table with rows of named cells; the cell of a column that a row lacks is empty."""
 
     rows: list[dict[str, Cell]]

@@ -22,10 +22,10 @@ from ..planning.compare import measure
 from ..recipe.schema import Recipe
 from ..run.store import Store
 from ..strategies.kseed import State, importance
-from .results import COMMITS, MEMORY, Outcome
+from .results import COMMITS, MEMORY, RunOutcome
 
 RUNS, ROUNDS = "runs.json", "rounds.csv"
-# Columns of rounds.csv beside the metrics: fields of `Outcome` that are dictionaries by the number of rounds.
+# Columns of rounds.csv beside the metrics: fields of `RunOutcome` that are dictionaries by the number of rounds.
 COLUMNS = ("loss", "rouge", "clock", "virtual")
 MODEL = "a base model of digest"
 # Digests that two runs share if they share these tables of their recipes, and the seed.
@@ -55,7 +55,7 @@ def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None
         store.remember(MEMORY, known)
 
 
-def with_probabilities(outcome: Outcome) -> Outcome:
+def with_probabilities(outcome: RunOutcome) -> RunOutcome:
     """The outcome with the probabilities of its run's directions, which its server's state has.
 
     Raises:
@@ -79,7 +79,7 @@ def commit() -> str | None:
         return None
 
 
-Recorded = tuple[Outcome, Mapping[str, Any]]  # a run, and its recipe as planned, where paths are names like $model
+Recorded = tuple[RunOutcome, Mapping[str, Any]]  # a run, and its recipe as planned, where paths are names like $model
 
 
 def keep(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
@@ -122,7 +122,7 @@ def keep(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] 
     write_atomically(folder / ROUNDS, lines.getvalue().encode(), 0o666)
 
 
-def kept(folder: Path) -> list[Outcome]:
+def kept(folder: Path) -> list[RunOutcome]:
     """The runs of which an experiment's folder has records.
 
     Raises:
@@ -135,13 +135,13 @@ def kept(folder: Path) -> list[Outcome]:
         return [_outcome(folder, run, [row for row in rows if row["run"] == run["run"]]) for run in runs]
 
 
-def found(results: Path, scale: str) -> dict[str, Outcome]:
+def found(results: Path, scale: str) -> dict[str, RunOutcome]:
     """The runs and trials of all experiments at a scale that a folder of results has records of, by `name_of`.
 
     Raises:
         FedKSeedError: there are none, or some are damaged.
     """
-    known: dict[str, Outcome] = {}
+    known: dict[str, RunOutcome] = {}
     for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS}")):
         outcomes = kept(folder)
         tree = json.loads((folder / RUNS).read_text())
@@ -167,7 +167,7 @@ def require_one_model(outcomes: Sequence[Recorded]) -> None:
         FedKSeedError: digests differ.
     """
     for what, parts in DIGESTED.items():
-        first: dict[str, Outcome] = {}
+        first: dict[str, RunOutcome] = {}
         for outcome, recipe in outcomes:
             like = json.dumps([outcome.seed, *(recipe.get(part) for part in parts)], sort_keys=True)
             if what == MODEL:
@@ -189,9 +189,9 @@ def _undamaged(folder: Path) -> Iterator[None]:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None
 
 
-def _trial(folder: Path, trial: Mapping[str, Any], rounds: int) -> Outcome:
+def _trial(folder: Path, trial: Mapping[str, Any], rounds: int) -> RunOutcome:
     before, after = trial["loss"]
-    return Outcome(
+    return RunOutcome(
         axes=trial["axes"], seed=trial["seed"], loss={0: before, rounds: after}, rouge={}, bytes_down=0, bytes_up=0,
         clock={}, virtual={}, memory=None, directory=folder / "trial",
     )  # fmt: skip
@@ -201,12 +201,12 @@ def _number(text: str) -> float:
     return int(text) if text.isdigit() else float(text)  # a count stays one, so that it is written as it was read
 
 
-def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> Outcome:
+def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> RunOutcome:
     def column(name: str) -> dict[int, float]:
         return {int(row["done"]): _number(row[name]) for row in rows if row[name]}
 
     others = [name for name in rows[0] if name not in ("run", "done", *COLUMNS)]
-    return Outcome(
+    return RunOutcome(
         axes=run["axes"],
         seed=run["seed"],
         bytes_down=run["bytes_down"],

@@ -13,15 +13,15 @@ from ..errors import FedKSeedError
 from ..recipe.algorithms import algorithm_of
 from .experiments import Experiment, short
 from .figures import Draw, bars, heat, legend_beside, line, panels, powers
-from .results import MEASURES, SHARES, Cell, Outcome, Spread, Table, group, spread
+from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome, Spread, group, spread
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Build: TypeAlias = Callable[[Experiment, Sequence[Outcome]], tuple[Table, Draw | None]]
+Build: TypeAlias = Callable[[Experiment, Sequence[RunOutcome]], tuple[ResultTable, Draw | None]]
 
 
-def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
+def summary(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> ResultTable:
     """A table with a row for every combination of values: losses, other measures and bytes, over seeds.
 
     With the option `reference = {axis = value}` each row is also compared with the row of that value, and with
@@ -67,10 +67,10 @@ def summary(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table:
     ]
     if "reference" in experiment.options:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
-    return Table(rows, (*notes, *filter(None, [experiment.note])))
+    return ResultTable(rows, (*notes, *filter(None, [experiment.note])))
 
 
-def _kilobytes(runs: Sequence[Outcome]) -> int | None:
+def _kilobytes(runs: Sequence[RunOutcome]) -> int | None:
     """Kilobytes (1,000 bytes) that all clients of a run receive and send in all of its rounds, the mean over runs."""
     sent = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
     return round(fmean(sent) / 1000) if all(sent) else None
@@ -85,7 +85,7 @@ def _rates(experiment: Experiment, axes: dict[str, Any]) -> dict[str, Cell]:
     return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
-def _paired(runs: Sequence[Outcome], others: Sequence[Outcome], measure: str = "change") -> str | None:
+def _paired(runs: Sequence[RunOutcome], others: Sequence[RunOutcome], measure: str = "change") -> str | None:
     """Mean difference of a measure at the ends, paired by seed, and its standard error; None if it is not measured."""
     of = MEASURES[measure][1]
     theirs = {run.seed: of(run, run.rounds) for run in others}
@@ -104,7 +104,7 @@ def _references(experiment: Experiment) -> list[tuple[str, Any]]:
     return list(dict.fromkeys(pairs))
 
 
-def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | None:
+def by_round(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> ResultTable | None:
     """A table of changes of loss after each round that several lines evaluated, with differences to two of them.
 
     These two are the reference and the rival. A last row has the changes from the middle one to the last of the rounds
@@ -142,10 +142,10 @@ def by_round(experiment: Experiment, outcomes: Sequence[Outcome]) -> Table | Non
                     }
                 rows.append(row)
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
-    return Table(rows, (note,)) if rows else None
+    return ResultTable(rows, (note,)) if rows else None
 
 
-def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def curves(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """A measure drawn against rounds: a line for each value of an axis, a panel for each combination of the others."""
     along = experiment.options.get("line", "method")
     measure, error = experiment.options.get("measure", "loss"), experiment.options.get("error", "std")
@@ -167,7 +167,7 @@ def curves(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
     return summary(experiment, outcomes), draw
 
 
-def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def speed(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """Speed of each method beside a reference: by the clock, by local steps, by bytes and in memory.
 
     A run is compared with the reference's run of the same seed: with its whole time, and its last change of loss.
@@ -225,10 +225,10 @@ def speed(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, D
             )
             legend_beside(axes)
 
-    return Table(rows, (*notes, *filter(None, [experiment.note]))), draw
+    return ResultTable(rows, (*notes, *filter(None, [experiment.note]))), draw
 
 
-def _most_memory(runs: Sequence[Outcome]) -> int | None:
+def _most_memory(runs: Sequence[RunOutcome]) -> int | None:
     """Bytes of a client, the most of several runs; None if one was not measured."""
     found = [run.memory for run in runs if run.memory is not None]
     return max(found) if found and len(found) == len(runs) else None
@@ -242,7 +242,7 @@ def _error(values: Sequence[float]) -> str | None:
     return f"{found.mean:+.3f}" + ("" if found.error is None else f" ± {found.error:.3f}")
 
 
-def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def against(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """Measures after the last round drawn against the values of an axis: a line a method, mean ± standard deviation.
 
     Where the axis is the learning rate, a note names the runs that ended with an error or were not asked for.
@@ -280,7 +280,7 @@ def against(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table,
     return replace(table, notes=(*table.notes, f"No result: {'; '.join(without)}.")) if without else table, draw
 
 
-def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def grid(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """A heat map of two axes."""
     x, y = experiment.options["x"], experiment.options["y"]
     (measure,) = _measured([experiment.options.get("measure", "rouge")], outcomes)
@@ -297,7 +297,7 @@ def grid(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Dr
     return summary(experiment, outcomes), draw
 
 
-def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, None]:
+def scores(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, None]:
     """Rouge-L after the last round, mean ± standard deviation: a row a method, a column a data set and model.
 
     Beside each, differences to the methods that the experiment compares with, paired by seed, ± standard error.
@@ -321,10 +321,10 @@ def scores(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, 
     notes = ["Rouge-L (%) after the last round, mean ± standard deviation over seeds."]
     if references:
         notes.append("A difference is paired by seed; after its ±: the standard error.")
-    return Table([base, *rows], (*notes, *filter(None, [experiment.note]))), None
+    return ResultTable([base, *rows], (*notes, *filter(None, [experiment.note]))), None
 
 
-def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def marginal(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """Gain in Rouge-L by each further seed of a range of K, (R(K') − R(K)) / (K' − K), from the runs of Figure 7."""
     x = experiment.options["x"]
     (measure,) = _measured(["rouge"], outcomes)
@@ -354,10 +354,10 @@ def marginal(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table
             axes.tick_params(axis="x", rotation=20)
             axes.legend()
 
-    return Table(rows, tuple(filter(None, [experiment.note]))), draw
+    return ResultTable(rows, tuple(filter(None, [experiment.note]))), draw
 
 
-def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[Table, Draw]:
+def probabilities(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, Draw]:
     """The probabilities of FedKSeed-Pro's directions after the last round, for the first seed."""
     rows: list[dict[str, Cell]] = []
     found: list[np.ndarray] = []
@@ -387,7 +387,7 @@ def probabilities(experiment: Experiment, outcomes: Sequence[Outcome]) -> tuple[
             axes.set(xlabel="direction", ylabel="probability", ylim=(0, None))
             axes.legend(title=f"seed {run.seed}")
 
-    return Table(rows, tuple(filter(None, [experiment.note]))), draw
+    return ResultTable(rows, tuple(filter(None, [experiment.note]))), draw
 
 
 WITHOUT_FIGURE = ("scores", "complexity", "overhead")  # outputs that are a table alone
@@ -397,7 +397,7 @@ RUNS: dict[str, Build] = {
 }  # fmt: skip
 
 
-def _measured(wanted: Sequence[str], outcomes: Sequence[Outcome]) -> list[str]:
+def _measured(wanted: Sequence[str], outcomes: Sequence[RunOutcome]) -> list[str]:
     """The wanted measures that all runs have; the loss if there are none, as without generated answers."""
     return [name for name in wanted if spread(outcomes, name) is not None] or ["loss"]
 
@@ -419,8 +419,8 @@ def _title(experiment: Experiment, without: Sequence[str], values: Sequence[Any]
 
 
 def _panels(
-    figure: "Figure", experiment: Experiment, outcomes: Sequence[Outcome], within: Sequence[str]
-) -> "list[tuple[Any, list[Outcome]]]":
+    figure: "Figure", experiment: Experiment, outcomes: Sequence[RunOutcome], within: Sequence[str]
+) -> "list[tuple[Any, list[RunOutcome]]]":
     """The panels of a figure with their runs: one for each combination of values of the axes not in `within`."""
     groups = group(outcomes, _others(experiment, within))
     titles = [_title(experiment, within, values) for values in groups]
@@ -431,6 +431,6 @@ def _mean(found: Spread | None) -> float:
     return float("nan") if found is None else found.mean
 
 
-def _once(outcomes: Sequence[Outcome]) -> Spread | None:
+def _once(outcomes: Sequence[RunOutcome]) -> Spread | None:
     """The base model's Rouge-L, which does not depend on the method: each seed counts once."""
     return spread(list({run.seed: run for run in outcomes}.values()), "rouge", 0)

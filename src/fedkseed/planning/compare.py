@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..data.federated import Shares, share_out
+from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..models.load import load_tokenizer
@@ -35,7 +35,7 @@ OnDone: TypeAlias = Callable[[str, FedKSeedError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class AlgorithmCosts:
     """Costs of one client and round. Bytes are those of encoded messages."""
 
     algorithm: str
@@ -49,7 +49,7 @@ class Costs:
     step_seconds: float  # median
 
 
-def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name, error: None) -> list[Costs]:
+def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name, error: None) -> list[AlgorithmCosts]:
     """Costs of several algorithms on a recipe's model, data and settings, one after the other.
 
     Args:
@@ -65,7 +65,7 @@ def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name,
     return found
 
 
-def measure(recipe: Recipe, algorithm: str, shares: Shares | None = None) -> Costs:
+def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) -> AlgorithmCosts:
     """Costs of one algorithm on a recipe's model, data and settings.
 
     Raises:
@@ -84,7 +84,7 @@ def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
         return process.submit(function, *arguments).result()
 
 
-def _serve(recipe: Recipe, shares: Shares, folder: Path) -> int | None:
+def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
     """Write the broadcasts of a server after AWAY rounds and after one more, as files.
 
     No client trains: uploads hold random numbers in place of training results.
@@ -117,7 +117,7 @@ def _once_synced(message: Any) -> Any:
     return replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
 
 
-def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | None) -> Costs:
+def _take_part(recipe: Recipe, shares: ClientShares, folder: Path, bytes_up: int | None) -> AlgorithmCosts:
     """Costs of client 0, which comes back after AWAY rounds and takes part in the next round.
 
     Another one goes before. Without it, 148 or 249 MB counted as FedKSeed's with a model of 0.14 million weights, by
@@ -131,7 +131,7 @@ def _take_part(recipe: Recipe, shares: Shares, folder: Path, bytes_up: int | Non
     return replace(costs, bytes_up=bytes_up or costs.bytes_up, peak_memory=meter.peak - before)
 
 
-def _once(recipe: Recipe, shares: Shares, folder: Path) -> Costs:
+def _once(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
     """Costs of client 0 without its memory."""
     few = recipe.training.model_copy(update={"steps": STEPS, "epochs": None})
     as_many = recipe.derivatives.model_copy(update={"steps": None})
@@ -150,7 +150,7 @@ def _once(recipe: Recipe, shares: Shares, folder: Path) -> Costs:
         message = _once_synced(message)
         del data
     upload = encode(strategy.train(message, client))
-    return Costs(
+    return AlgorithmCosts(
         algorithm=recipe.training.algorithm,
         trainable=client.weights.layout.size,
         bytes_down=sizes[1],

@@ -15,13 +15,13 @@ from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
-from ..strategies.masked import Secure
+from ..strategies.masked import MaskedKSeed
 from ..strategies.noised import Noised
 from ..strategies.replay import Replay
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
-from .schema import Derivatives, Peft, Privacy, Recipe, Trust
+from .schema import DerivativesTable, PeftTable, PrivacyTable, Recipe, TrustTable
 
 DENSE = ("trimmed", "median", "nnm-trimmed")  # rules for numbers that all clients send along the same directions
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
@@ -121,13 +121,13 @@ class Algorithm:
         given = {
             "[asynchronous]": recipe.asynchronous is not None,
             "[clients] backpropagating": recipe.clients.backpropagating > 0,
-            "[derivatives]": recipe.derivatives != Derivatives(),
+            "[derivatives]": recipe.derivatives != DerivativesTable(),
             "[directions] shared": recipe.directions.shared,
             "[privacy]": recipe.privacy is not None,
             "[secure]": recipe.secure is not None,
             "[training] wire": training.wire not in (None, "exact"),
             "[training] server": training.server != "sgd",
-            "[trust]": recipe.trust.summing != Trust().summing,
+            "[trust]": recipe.trust.summing != TrustTable().summing,
         }
         if unread := [setting for setting, there in given.items() if there and setting not in self.strategy.reads]:
             raise FedKSeedError(
@@ -174,9 +174,9 @@ class Algorithm:
         if self.pooled and not derives:
             alone = "set [training] in its place, or [clients] backpropagating"
             derivatives = f"of clients that take derivatives, and {name} has none: {alone}"
-            rules.append(("derivatives", (*Derivatives.model_fields,), derivatives))
+            rules.append(("derivatives", (*DerivativesTable.model_fields,), derivatives))
         if not self.adapts:
-            rules.append(("peft", (*Peft.model_fields,), f"of adapters, and {name} tunes none: leave it out"))
+            rules.append(("peft", (*PeftTable.model_fields,), f"of adapters, and {name} tunes none: leave it out"))
         for table, keys, why in rules:
             part = getattr(recipe, table)
             for key in keys:
@@ -249,7 +249,7 @@ class Algorithm:
         if privacy is not None and privacy.unit == "client":
             settings = replace(settings, noise=_noise(recipe, privacy, secret))
         if recipe.secure is not None:
-            own, strategy = recipe.secure, Secure
+            own, strategy = recipe.secure, MaskedKSeed
             settings = replace(settings, secure=Masking(own.norm, own.bits, own.neighbours, keys or {}, name))
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
@@ -260,7 +260,7 @@ class Algorithm:
         return made
 
 
-def _noise(recipe: Recipe, privacy: Privacy, secret: bytes) -> Noise:
+def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:
     if privacy.noise is None:
         raise FedKSeedError("[privacy] noise is missing: a run fills it in, see `with_noise`")
     scale = 1.0

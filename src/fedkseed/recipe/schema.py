@@ -28,13 +28,13 @@ def _portion(value: Any) -> Any:
 Portion = Annotated[int | float, BeforeValidator(_portion)]  # of some rows, see `data.federated.number_of`
 
 
-class Part(BaseModel):
+class Table(BaseModel):
     """A table of the recipe: unknown keys are refused, and values can't be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
 
-class Model(Part):
+class ModelTable(Table):
     """The base model, its storage, and the part of it that is tuned."""
 
     name: Annotated[str, Field(description="folder, .gguf file, package:NAME/FILE.gguf, or owner/name on the hub")]
@@ -47,7 +47,7 @@ class Model(Part):
     mode: Literal["auto", "streamed", "materialized", "in place", "factored"] = "auto"
 
     @model_validator(mode="after")
-    def _check(self) -> "Model":
+    def _check(self) -> "ModelTable":
         if self.storage != "dense" and self.mode not in ("auto", "streamed", "factored"):
             raise ValueError(
                 f"weights kept {self.storage} can't be written to; set mode = 'streamed', not {self.mode!r}"
@@ -55,7 +55,7 @@ class Model(Part):
         return self
 
 
-class Data(Part):
+class DataTable(Table):
     """The examples, their wording, and the share held out for evaluation."""
 
     source: str = "dolly-sample"  # a file, a folder (see [clients] split), dolly-sample or intents
@@ -82,13 +82,13 @@ class Data(Part):
         return {"template": template, "separator": ""} | table
 
     @model_validator(mode="after")
-    def _check(self) -> "Data":
+    def _check(self) -> "DataTable":
         if (self.columns or self.layout) and self.format != "rows":
             raise ValueError("columns name the fields of rows, and layout their kind; natural-instructions has its own")
         return self
 
 
-class Clients(Part):
+class ClientsTable(Table):
     """The clients: the split of the data over them, and the cohort that takes part in a round.
 
     With the splits `files`, `column` and `tasks` the data decides the number of clients: `len(shares.clients)`.
@@ -124,7 +124,7 @@ class Clients(Part):
                 return {"count": 200} | table
 
     @model_validator(mode="after")
-    def _check(self) -> "Clients":
+    def _check(self) -> "ClientsTable":
         if self.alpha <= 0:
             raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
         if self.active is not None and self.cohort != type(self).model_fields["cohort"].default:
@@ -153,7 +153,7 @@ def _known_family(name: str) -> str:
     return name
 
 
-class Directions(Part):
+class DirectionsTable(Table):
     """The pool of K directions of one family. The pool's key follows from the recipe's seed."""
 
     # hadamard, rademacher, gaussian, hashed, separable, informed or mixed: docs/families.md.
@@ -165,7 +165,7 @@ class Directions(Part):
     basis_digest: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None  # of that file; a run fills it in
 
     @model_validator(mode="after")
-    def _check(self) -> "Directions":
+    def _check(self) -> "DirectionsTable":
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
             raise ValueError(
@@ -192,7 +192,7 @@ OWN_ROWS = "own rows"  # the set of [evaluation] clients
 OBJECTIVES = ("loss", "accuracy", "exact match", "rouge")  # the built-in ones
 
 
-class Training(Part):
+class TrainingTable(Table):
     """The algorithm and its numbers."""
 
     algorithm: str = "fedkseed"  # a name of docs/algorithms.md, or FILE.py:NAME of your own: docs/extending.md
@@ -212,7 +212,7 @@ class Training(Part):
     objective: str = "loss"
 
     @model_validator(mode="after")
-    def _check(self) -> "Training":
+    def _check(self) -> "TrainingTable":
         if self.server == "adam" and self.server_lr is None:
             raise ValueError(
                 "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
@@ -225,7 +225,7 @@ class Training(Part):
         return self
 
 
-class Derivatives(Part):
+class DerivativesTable(Table):
     """The local steps of clients that take derivatives along all K directions at once."""
 
     optimizer: Literal["sgd", "adam"] = "adam"
@@ -235,7 +235,7 @@ class Derivatives(Part):
     checkpointing: bool = False  # less memory for activations and a third more time: layers run forward twice
 
 
-class Peft(Part):
+class PeftTable(Table):
     """The adapters of algorithms that tune adapters; the defaults are the paper's sizes."""
 
     rank: Count = 8  # of LoRA
@@ -244,7 +244,7 @@ class Peft(Part):
     virtual_tokens: Count = 20  # of P-tuning and prompt tuning
 
 
-class Asynchronous(Part):
+class AsynchronousTable(Table):
     """Asynchronous rounds: the server steps whenever `buffer` contributions have come (docs/asynchronous.md)."""
 
     buffer: Count = 10  # B, contributions of a server's step
@@ -263,7 +263,7 @@ class Asynchronous(Part):
                 raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
 
 
-class Network(Part):
+class NetworkTable(Table):
     """A server's waiting times for clients of a real network (docs/deployment.md); simulations ignore them."""
 
     minimum: Count | None = None  # number of answers that make a round; default: half of the cohort, rounded up
@@ -303,7 +303,7 @@ def _known_rule(name: str) -> str:
     return name
 
 
-class Secure(Part):
+class SecureTable(Table):
     """Secure aggregation: the server learns the sum of a round's uploads alone (docs/privacy.md)."""
 
     # Largest Euclidean norm of a client's change of c in a round; larger ones are cut. `fedkseed tune` finds one.
@@ -312,7 +312,7 @@ class Secure(Part):
     neighbours: Annotated[int, Field(ge=2)] | None = None  # with which each shares masks, even; None: 20, or all
 
 
-class Simulated(Part):
+class Simulated(Table):
     """A larger federation that a simulation stands for; its noise is scaled to the clients that there are."""
 
     clients: Count
@@ -325,7 +325,7 @@ class Simulated(Part):
         return self
 
 
-class Privacy(Part):
+class PrivacyTable(Table):
     """Differential privacy: noise that follows from epsilon and delta (docs/privacy.md)."""
 
     unit: Literal["client", "example"] = "client"  # what is protected: all of a client's rows, or one row
@@ -342,7 +342,7 @@ class Privacy(Part):
     simulated: Simulated | None = None  # no protection of the clients that there are
 
     @model_validator(mode="after")
-    def _check(self) -> "Privacy":
+    def _check(self) -> "PrivacyTable":
         if self.epsilon is None and self.noise is None:
             raise ValueError("[privacy] has neither epsilon nor noise: give epsilon, and delta far below 1 / clients")
         if self.unit == "example" and (self.noise is not None or self.simulated is not None or self.colluding):
@@ -353,7 +353,7 @@ class Privacy(Part):
         return self
 
 
-class Trust(Part):
+class TrustTable(Table):
     """Limits of what one client can do to a run (docs/security.md); `fedkseed server` has stricter defaults."""
 
     rule: Annotated[str, AfterValidator(_known_rule)] = "mean"  # of strategies/robust.py; a server's default: clipped
@@ -385,7 +385,7 @@ def _name_of_a_set(name: str) -> str:
     return name
 
 
-class HeldOutSet(Part):
+class HeldOutSetTable(Table):
     """A further held-out set: a file, a category, or rows that are kept back from each client."""
 
     name: Annotated[str, AfterValidator(_name_of_a_set)]
@@ -395,7 +395,7 @@ class HeldOutSet(Part):
     examples: Examples | None = None  # None: as many as [evaluation] examples, or all if there are fewer
 
     @model_validator(mode="after")
-    def _check(self) -> "HeldOutSet":
+    def _check(self) -> "HeldOutSetTable":
         given = [name for name in ("path", "held_out", "clients") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(
@@ -405,12 +405,12 @@ class HeldOutSet(Part):
         return self
 
 
-class Evaluation(Part):
+class EvaluationTable(Table):
     """The measurements before the first round, after the last, and every few rounds."""
 
     every: Annotated[int, Field(ge=0)] = 0  # rounds between evaluations; 0: only before and after
     examples: Examples = 64  # held-out ones that are evaluated; with 64 all, where there are fewer
-    sets: list[HeldOutSet] | None = None  # beside the rows of [data] held_out
+    sets: list[HeldOutSetTable] | None = None  # beside the rows of [data] held_out
     # Of these examples, those that only choose the best round; the others alone are the held-out set that is reported.
     validation: Portion | None = None  # with best 0.5, unless it is given
     # The metric whose best round on the validation part is the tuned model; with patience the loss, unless it is given.
@@ -439,7 +439,7 @@ class Evaluation(Part):
         return ({"validation": 0.5} if table.get("best") is not None else {}) | table
 
     @model_validator(mode="after")
-    def _check(self) -> "Evaluation":
+    def _check(self) -> "EvaluationTable":
         for name in self.measured:
             if name not in METRICS and not own_code.is_own(name):
                 raise ValueError(
@@ -485,9 +485,9 @@ class Evaluation(Part):
         return tuple(name for name in self.measured if name not in PREDICTED)
 
     @property
-    def further(self) -> tuple[HeldOutSet, ...]:
+    def further(self) -> tuple[HeldOutSetTable, ...]:
         """The held-out sets beside that of [data] held_out, the clients' own rows last."""
-        own = [HeldOutSet(name=OWN_ROWS, clients=self.clients, examples="all")] if self.clients is not None else []
+        own = [HeldOutSetTable(name=OWN_ROWS, clients=self.clients, examples="all")] if self.clients is not None else []
         return (*(self.sets or ()), *own)
 
     @property
@@ -496,7 +496,7 @@ class Evaluation(Part):
         return tuple(one.held_out for one in self.further if one.held_out is not None)
 
 
-class Reporting(Part):
+class ReportTable(Table):
     """The trackers of experiments that get a copy of a run's numbers, and no text (docs/report.md)."""
 
     # The copies stay on this machine unless a tracker's own environment variables, as WANDB_MODE, say else.
@@ -504,25 +504,25 @@ class Reporting(Part):
     project: Annotated[str, Field(min_length=1, max_length=100)] = "fedkseed"  # of the run, there; MLflow's experiment
 
 
-class Recipe(Part):
+class Recipe(Table):
     """All settings that decide a run's result."""
 
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0  # of all draws: directions, data, cohorts, batches
     save: bool = True  # write the tuned model at the end; one of coefficients is written in any case
-    model: Model
-    data: Data = Data()
-    clients: Clients = Clients()
-    directions: Directions = Directions()
-    training: Training = Training()
-    derivatives: Derivatives = Derivatives()
-    asynchronous: Asynchronous | None = None  # None: rounds are synchronous
-    peft: Peft = Peft()
-    evaluation: Evaluation = Evaluation()
-    network: Network = Network()
-    trust: Trust = Trust()
-    secure: Secure | None = None  # None: the server sees each upload
-    privacy: Privacy | None = None  # None: no noise
-    report: Reporting = Reporting()
+    model: ModelTable
+    data: DataTable = DataTable()
+    clients: ClientsTable = ClientsTable()
+    directions: DirectionsTable = DirectionsTable()
+    training: TrainingTable = TrainingTable()
+    derivatives: DerivativesTable = DerivativesTable()
+    asynchronous: AsynchronousTable | None = None  # None: rounds are synchronous
+    peft: PeftTable = PeftTable()
+    evaluation: EvaluationTable = EvaluationTable()
+    network: NetworkTable = NetworkTable()
+    trust: TrustTable = TrustTable()
+    secure: SecureTable | None = None  # None: the server sees each upload
+    privacy: PrivacyTable | None = None  # None: no noise
+    report: ReportTable = ReportTable()
 
     @model_validator(mode="before")
     @classmethod
@@ -584,7 +584,7 @@ class Recipe(Part):
         if self.asynchronous is not None:
             raise ValueError("[secure] adds up clients that begin a round together; leave [asynchronous] out")
 
-    def _require_private(self, privacy: Privacy) -> None:
+    def _require_private(self, privacy: PrivacyTable) -> None:
         """Refuse settings that would tell more than the noisy sums, or for which no epsilon is known."""
         by_client = privacy.unit == "client"
         if by_client and self.secure is not None and privacy.norm is not None:

@@ -50,7 +50,7 @@ from ..strategies.kseed import State, importance
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MetricPoint:
     """A metric of the model after some rounds."""
 
     mean: Estimate
@@ -85,12 +85,12 @@ class Scores:
     rouge_change: Estimate | None
     answers: int  # number of answers generated for Rouge-L
     empty: int  # number of empty ones among them
-    others: dict[str, Measured]  # by name: metrics beside loss and Rouge-L; of further sets, these too
+    others: dict[str, MetricPoint]  # by name: metrics beside loss and Rouge-L; of further sets, these too
     written: list[Any]  # the first answers, for people to read: instruction, true response, the model's
 
 
 @dataclass(frozen=True, slots=True)
-class Directions:
+class DirectionCurves:
     """The state of a run of K-seed type: three lists with one number a direction."""
 
     probabilities: list[float]  # of FedKSeed-Pro's next draw
@@ -124,7 +124,7 @@ class Account:
     rounds: list[dict[str, Any]]  # of `Report`, the totals `done`, `bytes` and `seconds_total` by then, and metrics
     evaluations: list[Scores]
     against_first: Estimate | None  # held-out loss: change from the first run's latest, on the same examples
-    directions: Directions | None
+    directions: DirectionCurves | None
     clients: Holdings | None
     gains: list[dict[str, Any]]  # of each client whose own rows were measured
     recipe: str
@@ -242,10 +242,10 @@ def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
     ]
 
 
-def _others(base: Evaluation, scores: Evaluation) -> dict[str, Measured]:
+def _others(base: Evaluation, scores: Evaluation) -> dict[str, MetricPoint]:
     """All that was measured beside loss and Rouge-L of the first set, with changes from the base model."""
     return {
-        named(of, name): Measured(
+        named(of, name): MetricPoint(
             estimate(values),
             _change(before.measures.get(name, []), values),
             counted(name, len(values)),
@@ -284,11 +284,11 @@ def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State 
     return store.state(State, done) if algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled else None
 
 
-def directions(state: State | None) -> Directions | None:
+def directions(state: State | None) -> DirectionCurves | None:
     """The state's numbers for each direction, to six digits; None before the first draw."""
     if state is None or not state.counts.any():
         return None
-    return Directions(_digits(importance(state)), state.counts.tolist(), _digits(state.coefficients))
+    return DirectionCurves(_digits(importance(state)), state.counts.tolist(), _digits(state.coefficients))
 
 
 def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
@@ -357,7 +357,7 @@ def _plain(value: Any) -> Any:
 
 
 def _asset(name: str) -> str:
-    return (files("fedkseed.planning") / "assets" / name).read_text(encoding="utf-8")
+    return (files("fedkseed.report") / "assets" / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

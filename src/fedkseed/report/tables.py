@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from ..planning.compare import AWAY, Costs
+from ..planning.compare import AWAY, AlgorithmCosts
 from ..planning.forecast import Forecast
 from ..planning.tune import Trial, Tuning, derives
 from ..run.eps_ladder import TOLERANCE, Scalars
@@ -16,7 +16,7 @@ from ..tuned.lm_eval import TaskScore
 from .terminal import console, short
 
 
-def print_costs(found: Sequence[Costs], steps: int) -> None:
+def print_costs(found: Sequence[AlgorithmCosts], steps: int) -> None:
     """Print a table of costs with one row an algorithm."""
     table = Table(title=f"A client and round, {steps} local steps; back: after {AWAY} rounds away", box=SIMPLE_HEAD)
     table.add_column("algorithm")

@@ -41,7 +41,7 @@ from ..evaluation.statistics import (
     title_of,
 )
 from ..run.round_metrics import line, telling
-from ..run.time_left import Pace
+from ..run.time_left import RoundPace
 
 if TYPE_CHECKING:
     from ..round import Report
@@ -126,7 +126,7 @@ class Bars:
         )  # fmt: skip
         self.rounds = self.bars.add_task("rounds", total=rounds, extra="", ends=None, visible=rounds > 0)
         self.now = self.bars.add_task("", total=1, extra="", ends=None, visible=False)
-        self.pace, self.began = Pace(), 0.0  # the second: when the present activity began
+        self.pace, self.began = RoundPace(), 0.0  # the second: when the present activity began
         self.total = rounds
         self.bytes = 0
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..evaluation.statistics import title_of
 from ..run.round_metrics import line
-from .watch_state import View, Watched, duration
+from .watch_state import RunView, Watched, duration
 
 LOOK = 1.0  # seconds between two looks at the run
 
@@ -27,7 +27,7 @@ class Teller:
         self._noted = 0.0  # time of the last note that was said
         self._text = ""
 
-    def tell(self, view: View) -> str:
+    def tell(self, view: RunView) -> str:
         """Say what is new in a view; returns the run's state."""
         if view.state != "ended":  # whose line is the last
             self._tell_state(view)
@@ -50,7 +50,7 @@ class Teller:
         self._tell_state(view)
         return view.state
 
-    def _tell_state(self, view: View) -> None:
+    def _tell_state(self, view: RunView) -> None:
         if view.text != self._text:
             self._text = view.text
             self.say(f"{view.name}: {view.text}")

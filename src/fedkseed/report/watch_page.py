@@ -23,7 +23,7 @@ from ..errors import FedKSeedError
 from ..files import border
 from ..run.store import Store
 from .page import content, document
-from .watch_state import View, Watched
+from .watch_state import RunView, Watched
 
 
 class Server(ThreadingHTTPServer):
@@ -47,7 +47,7 @@ class Server(ThreadingHTTPServer):
         """The page's address for a browser."""
         return f"http://{self.server_address[0]}:{self.server_address[1]}/"
 
-    def look(self) -> View:
+    def look(self) -> RunView:
         """The run's state; one request after the other looks."""
         with self._looking:
             return self.watched.look()

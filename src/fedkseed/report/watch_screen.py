@@ -15,7 +15,7 @@ from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 from ..evaluation.statistics import title_of
 from ..run.round_metrics import telling
 from .terminal import short
-from .watch_state import View, Watched, duration
+from .watch_state import RunView, Watched, duration
 
 LOOK = 1.0  # seconds between two looks at the run
 SHOWN = 500  # rounds of the table, the latest first
@@ -48,7 +48,7 @@ class Screen(App[None]):
         yield Static(id="head")
         with Horizontal(id="progress"):
             yield Static(id="rounds")
-            yield ProgressBar(show_percentage=False, show_eta=False)  # `View.left` counts evaluations too
+            yield ProgressBar(show_percentage=False, show_eta=False)  # `RunView.left` counts evaluations too
             yield Static(id="left")
         yield Static(id="now")
         yield Static(id="clients")
@@ -76,7 +76,7 @@ class Screen(App[None]):
         view = self.watched.look()
         self.call_from_thread(self.draw, view)
 
-    def draw(self, view: View) -> None:
+    def draw(self, view: RunView) -> None:
         """Show a view."""
         moment = view.moment
         self._say("head", f"{view.name}   {view.text}   {view.about}")
@@ -93,7 +93,7 @@ class Screen(App[None]):
             self._draw_curves(view)
             self._draw_table(view)
 
-    def _draw_curves(self, view: View) -> None:
+    def _draw_curves(self, view: RunView) -> None:
         held_out = [means["loss"] for means in view.means.values() if "loss" in means]
         local = [report["loss"] for report in view.reports if report["loss"] is not None]
         for name, values in (("held-out", held_out), ("local", local)):
@@ -101,7 +101,7 @@ class Screen(App[None]):
             self._say(f"{name}-loss", f"{name} loss: {ends}")
             self.query_one(f"#{name}-curve", Sparkline).data = [value for value in values if value == value]
 
-    def _draw_table(self, view: View) -> None:
+    def _draw_table(self, view: RunView) -> None:
         table = self.query_one(DataTable)
         table.clear(columns=True)
         table.add_columns(*(Text(title, justify="right") for title in titles(view)))
@@ -112,12 +112,12 @@ class Screen(App[None]):
         self.query_one(f"#{name}", Static).update(Text(text))  # texts of users may hold brackets
 
 
-def titles(view: View) -> list[str]:
+def titles(view: RunView) -> list[str]:
     """The columns of the table of rounds."""
     return ["round", *map(title_of, _scores(view)), *(metric.title for metric in telling(view.reports))]
 
 
-def rows(view: View) -> list[list[str]]:
+def rows(view: RunView) -> list[list[str]]:
     """The rows of the table of rounds, the latest first; the last is the base model's."""
     metrics, reports = telling(view.reports), dict(enumerate(view.reports, 1))
     return [
@@ -131,7 +131,7 @@ def rows(view: View) -> list[list[str]]:
     ]
 
 
-def _scores(view: View) -> list[str]:
+def _scores(view: RunView) -> list[str]:
     """The names of all that was evaluated."""
     return list(dict.fromkeys(name for means in view.means.values() for name in means))
 

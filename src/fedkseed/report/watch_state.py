@@ -13,14 +13,14 @@ from typing import Any, Literal, TypeAlias
 from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation
 from ..files import locked
-from ..run.activity import Moment, moment_of
+from ..run.activity import Activity, moment_of
 from ..run.store import STOPPED, Store
 
 State: TypeAlias = Literal["not begun", "running", "stopped", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RunView:
     """The state of a run at one moment."""
 
     name: str
@@ -31,7 +31,7 @@ class View:
     done: int = 0
     sent: int = 0  # bytes of all rounds and clients, down and up
     left: float | None = None  # seconds until the last round, about; None where nothing is known of it, or all is done
-    moment: Moment | None = None
+    moment: Activity | None = None
     reports: Sequence[Mapping[str, Any]] = ()  # of the rounds, as the store keeps them
     means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # of evaluations, by rounds done and metric
     best: int | None = None
@@ -49,9 +49,9 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._known = View(directory.resolve().name)
+        self._known = RunView(directory.resolve().name)
 
-    def look(self) -> View:
+    def look(self) -> RunView:
         """The run's present state. A store that can't be read now, as amid a rollback, is read at the next look."""
         directory, trouble = self.directory, ""
         if (directory / "recipe.toml").is_file():
@@ -62,11 +62,11 @@ class Watched:
                 except FedKSeedError as error:
                     trouble = f" (it can't be read at this moment: {error})"
         else:
-            self._known = View(self._known.name)
+            self._known = RunView(self._known.name)
         return _judged(self._known, directory, trouble)
 
 
-def remaining(view: View, moment: Moment | None, now: float) -> float | None:
+def remaining(view: RunView, moment: Activity | None, now: float) -> float | None:
     """The seconds until the last round, from the pace of this process or else of the rounds that are done.
 
     The first round of a run has no pace: the share of its clients that have answered stands in for it.
@@ -100,11 +100,11 @@ def _version(database: Path) -> str:
     return f"{found.st_mtime_ns} {found.st_size}"
 
 
-def _read(directory: Path, version: str) -> View:
+def _read(directory: Path, version: str) -> RunView:
     store = Store(directory, looks=True)
     recipe, reports = store.load_recipe(), store.reports()
     model = Path(recipe.model.name).name
-    return View(
+    return RunView(
         name=directory.resolve().name,
         text=store.recall(STOPPED) or "",
         about=f"{recipe.training.algorithm} tunes {model}",
@@ -118,7 +118,7 @@ def _read(directory: Path, version: str) -> View:
     )
 
 
-def _judged(known: View, directory: Path, trouble: str) -> View:
+def _judged(known: RunView, directory: Path, trouble: str) -> RunView:
     """The view with its state in words, what the process that works on the run does, and the time that is left."""
     if not known.planned:
         return replace(known, text=f"{directory} holds no run yet{trouble}")

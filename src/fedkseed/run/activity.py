@@ -1,8 +1,9 @@
 """The file now.json in a run's directory: what the process that works on it does, for `fedkseed watch`.
 
-The watcher `Now` replaces the file as the run goes on, so that a reader finds it whole at any time, and removes it at
-the end. A run that was killed or refused leaves it behind, with the reason where there is one. It is a copy for people:
-nothing is computed from it, it needs no sync to disk, and a full disk does not stop the run for its sake.
+The watcher `ActivityFile` replaces the file as the run goes on, so that a reader finds it whole at any time, and
+removes it at the end. A run that was killed or refused leaves it behind, with the reason where there is one. It is a
+copy for people: nothing is computed from it, it needs no sync to disk, and a full disk does not stop the run for its
+sake.
 
 It has no text of an example, no loss and no scalar: in a private run those would be what the noise has to hide.
 """
@@ -19,7 +20,7 @@ from ..errors import FedKSeedError
 from ..files import part_of, private, sweep
 from ..round import Report
 from .progress import Passing, Progress, Standing
-from .time_left import Pace
+from .time_left import RoundPace
 
 FILE = "now.json"
 EVERY = 0.5  # seconds between two versions that differ in steps alone: a step of a small model takes a millisecond
@@ -28,28 +29,28 @@ NOTES = 30  # kept; the oldest go first
 
 
 @dataclass(slots=True)
-class Moment:
+class Activity:
     """The content of the file; times are seconds since 1970."""
 
     activity: str = ""
     done: int = 0  # steps of it, or of the clients of a network that were asked
     total: int = 0
     since: float = 0.0  # when the present round began
-    pace: float | None = None  # seconds, see `Pace`; None: this process has done no round
+    pace: float | None = None  # seconds, see `RoundPace`; None: this process has done no round
     clients: dict[Standing, list[int]] = field(default_factory=dict)  # of the present round, or of the last one
     notes: list[tuple[float, str]] = field(default_factory=list)
     error: str = ""  # with which the run was refused
 
 
-class Now(Passing):
+class ActivityFile(Passing):
     """A watcher that writes the file, and passes calls on to another."""
 
     def __init__(self, inner: Progress) -> None:
         super().__init__(inner)
-        self.moment = Moment(since=time.time())
+        self.moment = Activity(since=time.time())
         self._path: Path | None = None  # while this process holds the run's lock
         self._written = 0.0
-        self._pace = Pace()
+        self._pace = RoundPace()
         self._standing: dict[int, Standing] = {}  # of the clients of the present round, or of the last one
         self._round_over = True  # and no client of the next one has been named
 
@@ -126,10 +127,10 @@ class Now(Passing):
                 part.unlink(missing_ok=True)
 
 
-def moment_of(directory: Path) -> Moment | None:
+def moment_of(directory: Path) -> Activity | None:
     """The present activity of the process that works on a run; None if the file is not there, or not one of ours."""
     try:
         found = json.loads((directory / FILE).read_bytes())
-        return Moment(**found | {"notes": [(float(at), str(text)) for at, text in found["notes"]]})
+        return Activity(**found | {"notes": [(float(at), str(text)) for at, text in found["notes"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -15,7 +15,7 @@ from ..recipe.schema import VALIDATION
 LOWER = ("loss",)  # metrics that are better the lower they are
 
 
-def best_round(settings: schema.Evaluation, evaluations: Mapping[int, Mapping[str, Any]]) -> int | None:
+def best_round(settings: schema.EvaluationTable, evaluations: Mapping[int, Mapping[str, Any]]) -> int | None:
     """The number of rounds after which the model was best, the first of equals; 0 is the base model.
 
     Args:
@@ -32,7 +32,7 @@ def best_round(settings: schema.Evaluation, evaluations: Mapping[int, Mapping[st
     return min(means, key=lambda done: (sign * means[done] if math.isfinite(means[done]) else math.inf, done))
 
 
-def exhausted(settings: schema.Evaluation, evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
+def exhausted(settings: schema.EvaluationTable, evaluations: Mapping[int, Mapping[str, Any]]) -> str | None:
     """The reason for which a run ends early: no better evaluation in `patience` of them; None: it goes on."""
     best = best_round(settings, evaluations)
     if best is None or settings.patience is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import FedKSeedError
 from ..files import read_table, write_table
 from ..randomness import Purpose, generator
-from ..recipe.schema import Privacy, Recipe
+from ..recipe.schema import PrivacyTable, Recipe
 from .cohort import IN_TURNS, cohort
 
 if TYPE_CHECKING:  # noise needs `cryptography`
@@ -47,7 +47,7 @@ def with_noise(recipe: Recipe, clients: int) -> Recipe:
     return recipe.model_copy(update={"privacy": privacy.model_copy(update=found)})
 
 
-def participations(recipe: Recipe, privacy: Privacy, clients: int, rounds: int) -> int:
+def participations(recipe: Recipe, privacy: PrivacyTable, clients: int, rounds: int) -> int:
     """The largest number of rounds in which one client takes part, of a run's first rounds."""
     size, draw, simulated = recipe.clients.cohort_of(clients), recipe.clients.draw, privacy.simulated
     if simulated is not None:
@@ -99,7 +99,7 @@ def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
     return epsilon_of(noise, participations(recipe, privacy, clients, rounds), privacy.delta)
 
 
-def noise_of_a_round(privacy: Privacy) -> float | None:
+def noise_of_a_round(privacy: PrivacyTable) -> float | None:
     """The noise of one round for one unit; None: there is none.
 
     Of an example it is that of the round's steps in which it takes part, taken together: the same for all clients,

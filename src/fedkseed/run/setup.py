@@ -29,7 +29,7 @@ from ..recipe.schema import VALIDATION, Recipe
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled, Weights
-from ..weights.full import Free
+from ..weights.full import FullWeights
 from ..weights.layout import Layout
 from ..weights.modes import hold
 from ..wire.records import Run
@@ -39,7 +39,7 @@ from .progress import Progress, Silent
 from .store import Store
 
 if TYPE_CHECKING:
-    from ..secure.member import Member
+    from ..secure.member import MaskingClient
 
 
 @dataclass(slots=True)
@@ -95,7 +95,7 @@ class Setup:
         examples: Sequence[Encoded],
         on_step: Callable[[float], None],
         secret: int | None = None,
-        member: "Member | None" = None,
+        member: "MaskingClient | None" = None,
         noise: bytes = b"",
     ) -> Client[Any]:
         """Client `number` of `count`, with its examples.
@@ -242,7 +242,7 @@ def build(
     if algorithm.pooled:
         weights: Weights = hold(model, pool, patterns, options.mode, basis)
     else:
-        weights = full = Free(Layout(model, patterns), pool)
+        weights = full = FullWeights(Layout(model, patterns), pool)
         start = full.values() if serves else start
     if options.digest not in (None, weights.base_digest.hex()):
         raise FedKSeedError(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..data.federated import Shares, share_out
+from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
@@ -25,7 +25,7 @@ from ..strategies.masked import simulated_key
 from ..strategy import Strategy
 from ..wire.codec import decode, encode
 from ..wire.delta import lack, restore
-from .activity import Now
+from .activity import ActivityFile
 from .cohort import Step, asynchronous, durations, synchronous
 from .digest_chain import Receipt
 from .known_scores import base_scores
@@ -38,7 +38,7 @@ from .trackers import Trackers
 from .workers import Answer, Workers, computing_with
 
 if TYPE_CHECKING:
-    from ..secure.member import Member
+    from ..secure.member import MaskingClient
 
 
 def _not_kept(done: int) -> Any:
@@ -65,7 +65,7 @@ class Simulation:
         self,
         recipe: Recipe,
         progress: Progress | None = None,
-        shares: Shares | None = None,
+        shares: ClientShares | None = None,
         serves: bool = True,
         secret: bytes = b"",
     ) -> None:
@@ -274,7 +274,7 @@ class Simulation:
         }
 
 
-def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Member]":
+def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, MaskingClient]":
     """The simulated clients' sides of secure aggregation; none where uploads are clear.
 
     Args:
@@ -286,14 +286,14 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Me
     if recipe.secure is None:
         return {}
     try:
-        from ..secure.member import Member
+        from ..secure.member import MaskingClient
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
     seed = int.from_bytes(secret, "little") if secret else recipe.seed
-    return {number: Member(number, simulated_key(seed, number)) for number in range(count)}
+    return {number: MaskingClient(number, simulated_key(seed, number)) for number in range(count)}
 
 
-def _prepare(recipe: Recipe, shares: Shares, secret: bytes) -> Answer:
+def _prepare(recipe: Recipe, shares: ClientShares, secret: bytes) -> Answer:
     """Make the function that answers broadcasts in a worker process."""
     return Simulation(recipe, shares=shares, serves=False, secret=secret).answer
 
@@ -318,7 +318,7 @@ def start(
     recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
     Store.require_new(directory)  # refuse before a minute of loading
     copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = Now(copies)
+    now = ActivityFile(copies)
     simulation = Simulation(recipe.absolute(), now)
     created = Store.create(directory, simulation.recipe.to_toml())
     with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
@@ -347,7 +347,7 @@ def resume(
     store = Store(directory)
     recipe = with_model(store.load_recipe(), model)
     copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = Now(copies)
+    now = ActivityFile(copies)
     with (
         store.locked(),
         copies.copying(directory),

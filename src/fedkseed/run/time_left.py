@@ -7,7 +7,7 @@ from statistics import fmean
 ROUNDS = 20  # the last ones, whose mean is the pace: more than the rounds between two evaluations, mostly
 
 
-class Pace:
+class RoundPace:
     """The seconds from one round to the next, evaluations and waits included."""
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ ONCE = bytes(12)  # the nonce of a key that seals one bundle
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class MaskRoster:
     """The clients of a round with masks, and who shares a mask with whom.
 
     Args:
@@ -213,7 +213,7 @@ def signed(place: int, other: int) -> int:
     return 1 if place < other else -1
 
 
-def places(roster: Roster, there: Sequence[bool] | NDArray[np.bool_]) -> tuple[list[int], list[int]]:
+def places(roster: MaskRoster, there: Sequence[bool] | NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Places of the clients whose uploads have come, and of the others."""
     found = np.asarray(there, bool)
     return np.flatnonzero(found).tolist(), np.flatnonzero(~found).tolist()

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, Roster, agreed, derived, mask, opened, places, sealed, share, signed
+from .masks import SEED, MaskRoster, agreed, derived, mask, opened, places, sealed, share, signed
 from .noise import discrete_gaussian
 
 
-class Memory(Protocol):
+class RoundMemory(Protocol):
     """The memory of a client, which in each round masks one vector and answers one set of survivors."""
 
     def once(self, round_: int, leg: str, value: bytes) -> None:
@@ -48,13 +48,13 @@ class Forgetful:
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MaskingClient:
     """A client of rounds with masks.
 
     Args:
         private: its X25519 key, 32 bytes.
         memory: what it has answered so far.
-        run: name of the run, see `Roster`.
+        run: name of the run, see `MaskRoster`.
         allow: raises `FedKSeedError` for an upload that must not be sent, which it is shown before it is masked.
         require: raises `FedKSeedError` for a public key that is not that of the client of a number; None: any will do.
     """
@@ -62,7 +62,7 @@ class Member:
     number: int
     private: bytes = field(repr=False)
     run: bytes = b""
-    memory: Memory = field(default_factory=Forgetful)
+    memory: RoundMemory = field(default_factory=Forgetful)
     allow: Callable[[Any], None] = lambda upload: None
     require: Callable[[int, bytes], None] | None = None
 
@@ -74,7 +74,7 @@ class Member:
     def public(self) -> bytes:
         return self.key.public_key().public_bytes_raw()
 
-    def place(self, roster: Roster) -> int:
+    def place(self, roster: MaskRoster) -> int:
         """The place of this client in a round.
 
         Raises:
@@ -89,7 +89,7 @@ class Member:
                 self.require(number, key.tobytes())
         return int(found[0])
 
-    def masked(self, run: Run, roster: Roster, numbers: NDArray[np.int64], width: int) -> Masked:
+    def masked(self, run: Run, roster: MaskRoster, numbers: NDArray[np.int64], width: int) -> Masked:
         """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
 
         Raises:
@@ -117,7 +117,7 @@ class Member:
         rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
         return Masked(run, roster.round, self.number, width, wrapped, rows)
 
-    def noise(self, roster: Roster, variance: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    def noise(self, roster: MaskRoster, variance: int, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """Make a client's share of a round's noise on its numbers, the same again for the same round and numbers.
 
         Another draw for the same numbers would let a server take the mean of both, the same one for others their
@@ -126,7 +126,7 @@ class Member:
         made_of = hashlib.sha256(numbers.astype("<i8").tobytes()).hexdigest()
         return discrete_gaussian(variance, numbers.size, derived(self.private, roster.context, "noise", made_of))
 
-    def shares(self, request: Survivors, roster: Roster) -> Shares:
+    def shares(self, request: Survivors, roster: MaskRoster) -> Shares:
         """The shares that take the masks off a round's sum, one client after another, in order.
 
         For each client that is there: the share of its own mask's seed, and those of the masks that it shares with
@@ -160,7 +160,7 @@ class Member:
         return Shares(request.run, request.round, self.number, b"".join(found))
 
 
-def sent_to(roster: Roster, holder: int, there: Collection[int]) -> list[int]:
+def sent_to(roster: MaskRoster, holder: int, there: Collection[int]) -> list[int]:
     """Places of the clients that are there and have sealed a share for a holder, in their order."""
     return [sender for sender in sorted(there) if holder in roster.sealed_for(sender)]
 
@@ -171,6 +171,6 @@ def _implied(secret: bytes, context: bytes, sender: int, holder: int, size: int)
     return stream.update(bytes(size))
 
 
-def _pair(secret: bytes, context: bytes, roster: Roster, place: int, other: int) -> bytes:
+def _pair(secret: bytes, context: bytes, roster: MaskRoster, place: int, other: int) -> bytes:
     """The seed of the mask that two clients share; both find the same."""
     return derived(secret, context, "pair", min(place, other), max(place, other), size=SEED)

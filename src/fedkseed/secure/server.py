@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, TAG, Roster, mask, places, share, signed
+from .masks import SEED, TAG, MaskRoster, mask, places, share, signed
 from .member import sent_to
 
 
-def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
+def requests(run: Run, roster: MaskRoster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
     """The message to each client whose masked upload has come: who is there, and the bundles made for it.
 
     Args:
@@ -42,7 +42,7 @@ def requests(run: Run, roster: Roster, uploads: Sequence[Masked], width: int, si
     return {int(roster.members[place]): request(place) for place in found}
 
 
-def require_upload(roster: Roster, upload: Masked, width: int, size: int) -> None:
+def require_upload(roster: MaskRoster, upload: Masked, width: int, size: int) -> None:
     """Refuse an upload of a client that is not in the round, or of another form than the round's."""
     (place,) = np.flatnonzero(roster.members == upload.client).tolist() or (None,)
     if place is None:
@@ -55,7 +55,7 @@ def require_upload(roster: Roster, upload: Masked, width: int, size: int) -> Non
         )
 
 
-def require_shares(roster: Roster, one: Shares, found: NDArray[np.bool_]) -> None:
+def require_shares(roster: MaskRoster, one: Shares, found: NDArray[np.bool_]) -> None:
     """Refuse shares of a client that was not asked, or of another length than was asked for."""
     there, gone = places(roster, found)
     (place,) = np.flatnonzero(roster.members == one.client).tolist() or (None,)
@@ -64,7 +64,9 @@ def require_shares(roster: Roster, one: Shares, found: NDArray[np.bool_]) -> Non
     _take(roster, place, one, {*there}, gone, {sender: {} for sender in there})
 
 
-def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int) -> NDArray[np.int64]:
+def unmasked(
+    roster: MaskRoster, uploads: Sequence[Masked], shares: Mapping[int, Shares], width: int
+) -> NDArray[np.int64]:
     """The sum of the whole numbers of those whose uploads have come, shape (m,).
 
     Args:
@@ -100,7 +102,12 @@ def unmasked(roster: Roster, uploads: Sequence[Masked], shares: Mapping[int, Sha
 
 
 def _take(
-    roster: Roster, holder: int, one: Shares, there: set[int], gone: Sequence[int], points: dict[int, dict[int, bytes]]
+    roster: MaskRoster,
+    holder: int,
+    one: Shares,
+    there: set[int],
+    gone: Sequence[int],
+    points: dict[int, dict[int, bytes]],
 ) -> None:
     """Share out a client's answer to the secrets that its parts belong to."""
     start = 0

@@ -23,11 +23,11 @@ from ..wire.records import Change, Run, Upload, Values
 from .checks import NEVER, NONE, in_order, merged, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
-    from ..weights.full import Free
+    from ..weights.full import FullWeights
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class AveragingState:
     """The server's state: the tuned weights of the model."""
 
     round: int  # rounds done
@@ -47,7 +47,7 @@ class Averaging:
     """
 
     message: ClassVar[type[Values]] = Values
-    state: ClassVar[type[State]] = State
+    state: ClassVar[type[AveragingState]] = AveragingState
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"[privacy]"})
@@ -76,17 +76,17 @@ class Averaging:
     def work(self, differentiates: bool) -> LocalWork:
         return self.local
 
-    def init(self) -> State:
-        return State(0, self.start)
+    def init(self) -> AveragingState:
+        return AveragingState(0, self.start)
 
-    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Values]:
+    def broadcast(self, state: AveragingState, cohort: Sequence[int]) -> dict[int, Values]:
         message = Values(self.run, state.round, self.local.learning_rate(state.round), state.values)
         return dict.fromkeys(cohort, message)
 
-    def sync(self, message: Values, weights: "Free") -> None:
+    def sync(self, message: Values, weights: "FullWeights") -> None:
         weights.set(message.values)
 
-    def train(self, message: Values, client: "Client[Free]") -> Upload | Change:
+    def train(self, message: Values, client: "Client[FullWeights]") -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
         if self.local.backpropagates:
             trained = self.local.first_order(client, message.round, message.lr)
@@ -99,8 +99,11 @@ class Averaging:
         return Change(*about, found.loss, found.skipped, client.weights.values(), NONE)
 
     def aggregate(
-        self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
-    ) -> State:
+        self,
+        state: AveragingState,
+        uploads: Sequence[Upload] | Sequence[Change],
+        earlier: Mapping[int, AveragingState] = NEVER,
+    ) -> AveragingState:
         """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
 
         Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
@@ -119,9 +122,9 @@ class Averaging:
         for upload in ordered:
             mean += np.multiply(upload.values, np.float32(upload.examples / total), out=part)
         require_sendable(state.round, mean)
-        return State(state.round + 1, mean)
+        return AveragingState(state.round + 1, mean)
 
-    def checked_change(self, state: State, upload: Change) -> NDArray[np.float64]:
+    def checked_change(self, state: AveragingState, upload: Change) -> NDArray[np.float64]:
         """The change of the weights that an upload stands for, shape (d,).
 
         Raises:
@@ -130,7 +133,7 @@ class Averaging:
         _require_size(upload, state)
         return upload.values.astype(np.float64) - state.values
 
-    def stepped(self, state: State, gradient: NDArray[np.float64]) -> State:
+    def stepped(self, state: AveragingState, gradient: NDArray[np.float64]) -> AveragingState:
         """The state after w ← w − gradient.
 
         Raises:
@@ -138,7 +141,7 @@ class Averaging:
         """
         values = (state.values - gradient).astype(np.float32)
         require_sendable(state.round, values)
-        return State(state.round + 1, values)
+        return AveragingState(state.round + 1, values)
 
     def example(
         self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
@@ -148,7 +151,7 @@ class Averaging:
             return Upload(*about, scalars(rng.normal(size=self.local.scalars)))
         return Change(*about, 0, self.start, NONE)
 
-    def _aggregate_scalars(self, state: State, uploads: Sequence[Upload]) -> State:
+    def _aggregate_scalars(self, state: AveragingState, uploads: Sequence[Upload]) -> AveragingState:
         """Apply clients' scalars; the server makes the directions, the price of sending weights down, scalars up."""
         import torch
 
@@ -166,10 +169,10 @@ class Averaging:
             start += size
         combine(pieces, self.run.pool, *self.run.pool.select(directions, coefficients))
         require_sendable(state.round, values.numpy())
-        return State(state.round + 1, values.numpy())
+        return AveragingState(state.round + 1, values.numpy())
 
 
-def _require_size(upload: Change, state: State) -> None:
+def _require_size(upload: Change, state: AveragingState) -> None:
     if upload.values.size != state.values.size:
         raise FedKSeedError(
             f"client {upload.client} sent {upload.values.size} weights, the model has {state.values.size}"

@@ -25,8 +25,8 @@ from .kseed import KSeed, State
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch; clear rounds need no `cryptography`
     from ..secure.grid import Grid
-    from ..secure.masks import Roster
-    from ..secure.member import Member
+    from ..secure.masks import MaskRoster
+    from ..secure.member import MaskingClient
     from ..weights.base import Pooled
 
 
@@ -41,14 +41,14 @@ class Summed:
 
 
 @dataclass(frozen=True, slots=True)
-class Secure:
+class MaskedKSeed:
     """FedKSeed with masked uploads.
 
     Args:
         inner: the algorithm; it makes broadcasts, local steps and the server's step.
         grid: the grid on which changes are added up.
         keys: X25519 public key of each client, for the server.
-        neighbours: clients with which each shares masks, see `Roster`.
+        neighbours: clients with which each shares masks, see `MaskRoster`.
         name: of the run, where keys outlive it: 16 bytes that both sides know.
         noise: differential privacy, to which each client adds its share; None: no noise.
     """
@@ -246,19 +246,19 @@ class Secure:
             raise FedKSeedError(f"a message of round {message.round} holds the broadcast of round {broadcast.round}")
         return broadcast
 
-    def _roster(self, message: Secured, name: bytes) -> "Roster":
-        from ..secure.masks import Roster
+    def _roster(self, message: Secured, name: bytes) -> "MaskRoster":
+        from ..secure.masks import MaskRoster
 
         digest = hashlib.sha256(message.broadcast).digest()
-        return Roster(name, message.round, message.members, message.keys, digest, self.neighbours)
+        return MaskRoster(name, message.round, message.members, message.keys, digest, self.neighbours)
 
-    def _asked(self, request: Survivors, name: bytes) -> "Roster":
-        from ..secure.masks import Roster
+    def _asked(self, request: Survivors, name: bytes) -> "MaskRoster":
+        from ..secure.masks import MaskRoster
 
-        return Roster(name, request.round, request.members, request.keys, request.broadcast, self.neighbours)
+        return MaskRoster(name, request.round, request.members, request.keys, request.broadcast, self.neighbours)
 
 
-def _member(client: Client[Any]) -> "Member":
+def _member(client: Client[Any]) -> "MaskingClient":
     if client.member is None:
         raise FedKSeedError(f"client {client.number} has no key for masks, and [secure] asks for masked uploads")
     return client.member

@@ -29,14 +29,14 @@ from ..wire.records import Change, History, Run, Upload
 from .checks import NEVER, NONE, in_order, merged, require_clipped, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
-    from ..directions.operations import Sum
-    from ..weights.full import Free
+    from ..directions.operations import DirectionSum
+    from ..weights.full import FullWeights
 
 LEAST = 2  # directions of a tensor that hardly moved, as in Ferret
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ReplayState:
     """The server's state: the coefficients that moved the model in every round, and the rounds that each client has."""
 
     round: int  # rounds done
@@ -61,7 +61,7 @@ class Replay:
     """
 
     message: ClassVar[type[History]] = History
-    state: ClassVar[type[State]] = State
+    state: ClassVar[type[ReplayState]] = ReplayState
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = True
     reads: ClassVar[frozenset[str]] = frozenset()
@@ -104,11 +104,11 @@ class Replay:
     def work(self, differentiates: bool) -> LocalWork:
         return self.local
 
-    def init(self) -> State:
+    def init(self) -> ReplayState:
         counts = np.empty((0, self.blocks), np.uint32)
-        return State(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
+        return ReplayState(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
 
-    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, History]:
+    def broadcast(self, state: ReplayState, cohort: Sequence[int]) -> dict[int, History]:
         """The rounds that each client has missed since it last took part; a new client holds the base model."""
         lr = self.local.learning_rate(state.round)
         known = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
@@ -122,7 +122,7 @@ class Replay:
             )  # fmt: skip
         return {client: messages[known.get(client, 0)] for client in cohort}
 
-    def sync(self, message: History, weights: "Free") -> None:
+    def sync(self, message: History, weights: "FullWeights") -> None:
         """Go back to the model of the last sync and add, round by round, the rounds that it lacks.
 
         Raises:
@@ -148,9 +148,9 @@ class Replay:
         weights.keep()
         weights.version = message.round
 
-    def _missed(self, message: History, version: int) -> "Iterator[tuple[Sum, int | None]]":
+    def _missed(self, message: History, version: int) -> "Iterator[tuple[DirectionSum, int | None]]":
         """The sums that moved the model after its first `version` rounds, each for all tensors or for one."""
-        from ..directions.operations import Sum
+        from ..directions.operations import DirectionSum
 
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
         for round_ in range(version, message.round):
@@ -159,10 +159,10 @@ class Replay:
                 place = (round_ - message.since) * self.blocks + block
                 part = slice(bounds[place], bounds[place + 1])
                 directions = message.directions[part] if self.draws else self.implied(round_, part)
-                total = Sum(pool, *pool.select(directions, message.coefficients[part]))
+                total = DirectionSum(pool, *pool.select(directions, message.coefficients[part]))
                 yield total, block if self.kind == "by tensor" else None
 
-    def train(self, message: History, client: "Client[Free]") -> Upload | Change:
+    def train(self, message: History, client: "Client[FullWeights]") -> Upload | Change:
         about = (self.run, message.round, client.number, client.examples)
         if self.local.backpropagates:
             return self._project(message, client)
@@ -177,8 +177,11 @@ class Replay:
         return Change(*about, found.loss, found.skipped, np.nan_to_num(found.scalars), NONE)  # NaN moves nothing
 
     def aggregate(
-        self, state: State, uploads: Sequence[Upload] | Sequence[Change], earlier: Mapping[int, State] = NEVER
-    ) -> State:
+        self,
+        state: ReplayState,
+        uploads: Sequence[Upload] | Sequence[Change],
+        earlier: Mapping[int, ReplayState] = NEVER,
+    ) -> ReplayState:
         """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
 
         n_i are the examples of client i.
@@ -205,7 +208,7 @@ class Replay:
         seen = np.zeros(everyone.size, np.uint32)
         seen[np.searchsorted(everyone, state.clients)] = state.seen
         seen[np.searchsorted(everyone, clients)] = state.round
-        return State(
+        return ReplayState(
             state.round + 1,
             np.concatenate([state.counts, counts[None]]),
             np.concatenate([state.directions, directions]),
@@ -242,7 +245,7 @@ class Replay:
         first = round_ * self.local.scalars if self.kind == "shared" else 0
         return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
 
-    def _project(self, message: History, client: "Client[Free]") -> Change:
+    def _project(self, message: History, client: "Client[FullWeights]") -> Change:
         """The upload of ⟨z_j, Δ⟩ / n, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / n has the mean Δ.
 
         n is K; where it is `by tensor`, ⌊K ‖Δ_l‖ / max ‖Δ_l‖⌋ but at least LEAST, as in the official code.

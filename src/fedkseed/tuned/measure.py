@@ -68,11 +68,11 @@ def _recipe(
     tuned: TunedModel, data: str, metrics: Sequence[str], examples: int | str, generated: int, max_tokens: int | None
 ) -> schema.Recipe:
     """The run's recipe, or a default one, with this data and these metrics."""
-    known = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.Model(name=""))
+    known = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
     wording: dict[str, Any] = {"template": tuned.wording.template, "separator": tuned.wording.separator}
     limit = max_tokens or known.evaluation.max_tokens or known.data.max_tokens
     table = known.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
     asked = {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
-    settings = typed(schema.Evaluation, table | asked)
+    settings = typed(schema.EvaluationTable, table | asked)
     update = {"source": data, "max_tokens": limit, **wording}
     return known.model_copy(update={"data": known.data.model_copy(update=update), "evaluation": settings})

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import Sum, project_pieces
+from ..directions.operations import DirectionSum, project_pieces
 from ..errors import FedKSeedError
 from .layout import Layout
 
@@ -128,8 +128,8 @@ class Pooled(Weights):
         self.pool.dense(c)
         return np.array(c, dtype=np.float32).reshape(-1)
 
-    def _shifted(self, direction: int, eps: float) -> Sum:
+    def _shifted(self, direction: int, eps: float) -> DirectionSum:
         """The sum Σ (c + ε e_j) z."""
         c = self.c.copy()
         c[direction] += np.float32(eps)
-        return Sum.over(self.pool, c)
+        return DirectionSum.over(self.pool, c)

@@ -23,14 +23,14 @@ from ..directions.factors import Factor, Matrix
 from ..directions.torch_any import held, separable_signs, transform
 from ..errors import FedKSeedError
 from .base import NO_GRADIENT, Value
-from .layout import Entry, Layout
+from .layout import Layout, TensorEntry
 from .lazy import Lazy, Workspace, linear, look_up
-from .streamed import Moved, Streamed
+from .streamed import Streamed, TunedTensor
 
 WIDE = 8  # a layer with more outputs for each input makes logits: they exist for one point at a time
 
 
-class Factored(Streamed):
+class FactoredWeights(Streamed):
     """Weights w(c) of a pool of a factored family, used without being made. No drift; memory of inference.
 
     The points of a step run side by side: at each layer their inputs are one batch, so W_0 is read once.
@@ -45,8 +45,8 @@ class Factored(Streamed):
         self._workspace = Workspace()
         self._moves = {entry.number: move for entry in layout.tuned if (move := _move(self.pool, entry)) is not None}
         self._lazy = [
-            Lazy(Applied(entry, self, self._moves[entry.number]), self._workspace) if entry.number in self._moves
-            else Lazy(Moved(entry, self), self._workspace)
+            Lazy(FactoredTensor(entry, self, self._moves[entry.number]), self._workspace) if entry.number in self._moves
+            else Lazy(TunedTensor(entry, self), self._workspace)
             for entry in layout.tuned
         ]  # fmt: skip
         for k, entry in enumerate(layout.tuned):
@@ -54,7 +54,7 @@ class Factored(Streamed):
                 self._places[k], self._original[k] = (), []
         self._scales = _scales(self.pool)
         self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
-        self._gather: Callable[[Applied, Tensor, bool], Tensor | None] | None = None
+        self._gather: Callable[[FactoredTensor, Tensor, bool], Tensor | None] | None = None
 
     def shift(self, direction: int, eps: float) -> None:
         super().shift(direction, eps)
@@ -74,7 +74,7 @@ class Factored(Streamed):
         cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
         here, calls = getcurrent(), [greenlet(loss) for _ in cores]
 
-        def gather(source: Applied, x: Tensor, turned: bool) -> Tensor | None:
+        def gather(source: FactoredTensor, x: Tensor, turned: bool) -> Tensor | None:
             return here.switch((source, x, turned))
 
         before, self._gather = self.cores, gather
@@ -150,7 +150,7 @@ class Factored(Streamed):
         finally:
             self.cores = before
 
-    def product(self, source: "Applied", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
+    def product(self, source: "FactoredTensor", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
         """The layer's output W_0 x + b, or W_0ᵀ x + b if `turned`; made for all points of a step together."""
         made = None if self._gather is None else self._gather(source, x, turned)
         if made is None:
@@ -174,12 +174,12 @@ class Factored(Streamed):
         return {number: move.core(placed[move.device]) for number, move in self._moves.items()}
 
 
-class Applied(Moved):
+class FactoredTensor(TunedTensor):
     """The `Source` of one tensor that operations use without its values."""
 
-    weights: Factored
+    weights: FactoredWeights
 
-    def __init__(self, entry: Entry, weights: Factored, move: "Move") -> None:
+    def __init__(self, entry: TensorEntry, weights: FactoredWeights, move: "Move") -> None:
         super().__init__(entry, weights)
         self.move = move
 
@@ -305,7 +305,7 @@ class Tiled(Move):
         return padded.view(*x.shape[:-1], -1, self.m)
 
 
-def _move(pool: Pool, entry: Entry) -> Move | None:
+def _move(pool: Pool, entry: TensorEntry) -> Move | None:
     """The change of one tensor; None: no direction touches it."""
     matrix, tensor = pool.matrix(entry.number), entry.tensor
     if matrix is None:
@@ -324,7 +324,7 @@ def _scales(pool: Pool) -> Tensor:
     return torch.from_numpy(scales)
 
 
-def _products(asked: Sequence[tuple[Applied, Tensor, bool]]) -> Sequence[Tensor | None]:
+def _products(asked: Sequence[tuple[FactoredTensor, Tensor, bool]]) -> Sequence[Tensor | None]:
     """The outputs W_0 x of calls that wait for them, from one batch; None: each is to make its own."""
     if not asked:
         return []
@@ -335,7 +335,7 @@ def _products(asked: Sequence[tuple[Applied, Tensor, bool]]) -> Sequence[Tensor 
     return _product(torch.cat([x for _, x, _ in asked]), source, turned).split(len(x))
 
 
-def _product(x: Tensor, source: Applied, turned: bool, bias: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, source: FactoredTensor, turned: bool, bias: Tensor | None = None) -> Tensor:
     """The output W_0 x + b of a layer, or W_0ᵀ x + b."""
     base = source.entry.tensor
     if not turned:

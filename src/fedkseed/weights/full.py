@@ -10,14 +10,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from ..directions import Pool
-from ..directions.operations import Piece, Sum, project_pieces
+from ..directions.operations import DirectionSum, Piece, project_pieces
 from ..errors import FedKSeedError
 from .base import Weights
 from .layout import Layout
 from .lazy import TILE, Lazy
 
 
-class Free(Weights):
+class FullWeights(Weights):
     """The weights w as d float32 numbers; the model holds them rounded to its type.
 
     Where nothing is perturbed, the model's own memory is all that is needed. Zeroth-order steps and
@@ -76,18 +76,18 @@ class Free(Weights):
             start += tensor.numel()
         self.settle()
 
-    def add(self, total: Sum, tensor: int | None = None) -> None:
+    def add(self, total: DirectionSum, tensor: int | None = None) -> None:
         """Add Σ_k c_k z_k to w, in all tensors or in one (by its place among the tuned); the model is then stale."""
         chosen = range(len(self._truth)) if tensor is None else [tensor]
         truth, tuned = self._truth, self.layout.tuned
         total.combine([Piece(tuned[k].number, truth[k], truth[k]) for k in chosen])
 
     def shift(self, direction: int, eps: float) -> None:
-        self._write(Sum(self.pool, *self.pool.select([direction], [eps])))
+        self._write(DirectionSum(self.pool, *self.pool.select([direction], [eps])))
 
     def move(self, direction: int, step: float) -> None:
         self._make_exact()
-        self.add(Sum(self.pool, *self.pool.select([direction], [step])))
+        self.add(DirectionSum(self.pool, *self.pool.select([direction], [step])))
 
     def settle(self) -> None:
         if self._exact is not None:
@@ -158,7 +158,7 @@ class Free(Weights):
         if self._exact is None:
             self._exact = [tensor.to(torch.float32, copy=True) for tensor in self._model]
 
-    def _write(self, total: Sum) -> None:
+    def _write(self, total: DirectionSum) -> None:
         """Set the model to w plus the sum."""
         self._make_exact()
         self._passes += 1

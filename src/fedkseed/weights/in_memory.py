@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import Piece, Sum, combine
+from ..directions.operations import DirectionSum, Piece, combine
 from ..errors import FedKSeedError
 from .base import NOTHING, Pooled
 from .layout import Layout
@@ -60,7 +60,7 @@ class Written(Pooled):
                 parameter.requires_grad_(False)
                 parameter.grad = None
 
-    def _write(self, total: Sum, addends: list[Tensor] | None = None) -> None:
+    def _write(self, total: DirectionSum, addends: list[Tensor] | None = None) -> None:
         pieces = [
             Piece(entry.number, base, entry.tensor, addend=None if addends is None else addends[k])
             for k, (entry, base) in enumerate(zip(self.layout.tuned, self.base, strict=True))
@@ -86,7 +86,7 @@ class Materialized(Written):
         self.c[direction] += np.float32(step)
 
     def settle(self) -> None:
-        self._write(Sum(self.pool, *self.pool.dense(self.c)))
+        self._write(DirectionSum(self.pool, *self.pool.dense(self.c)))
 
 
 class InPlace(Written):
@@ -108,7 +108,7 @@ class InPlace(Written):
         self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
-        self._write(Sum(self.pool, *self.pool.select([direction], [eps])), self.sums)
+        self._write(DirectionSum(self.pool, *self.pool.select([direction], [eps])), self.sums)
 
     def move(self, direction: int, step: float) -> None:
         self._add(*self.pool.select([direction], [step]))
@@ -118,7 +118,7 @@ class InPlace(Written):
         for total in self.sums:
             total.zero_()
         self._add(*self.pool.dense(self.c))
-        self._write(Sum(self.pool, *NOTHING), self.sums)
+        self._write(DirectionSum(self.pool, *NOTHING), self.sums)
 
     def restore(self) -> None:
         super().restore()

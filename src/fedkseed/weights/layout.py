@@ -15,7 +15,7 @@ from .lazy import TILE, Lazy
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of the layout."""
 
     number: int  # place in the sorted order of all names: the `tensor` of its directions
@@ -64,7 +64,7 @@ class Layout:
         names = sorted(first.values())
         places = {name: tuple({owners[a]: None for a in sorted(named) if aliases[a] == name}) for name in names}
         self.entries = [
-            Entry(k, name, _data(named[name]), name in chosen, places[name]) for k, name in enumerate(names)
+            TensorEntry(k, name, _data(named[name]), name in chosen, places[name]) for k, name in enumerate(names)
         ]
         self.tuned = [entry for entry in self.entries if entry.tuned]
         if not self.tuned:
@@ -87,13 +87,13 @@ class Layout:
         return digest(self.entries)
 
 
-def digest(entries: Sequence[Entry]) -> bytes:
+def digest(entries: Sequence[TensorEntry]) -> bytes:
     """The SHA-256 over parameters: names, types, shapes and the weights' bits, in layout order.
 
     It is a hash of the tensors' hashes, so that tensors can be hashed side by side.
     """
 
-    def of_tensor(entry: Entry) -> str:
+    def of_tensor(entry: TensorEntry) -> str:
         t, bits = entry.tensor, hashlib.sha256()
         for part in _parts(t):
             bits.update(part.view(torch.uint8).numpy().data)

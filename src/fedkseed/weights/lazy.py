@@ -18,7 +18,7 @@ from ..errors import FedKSeedError
 TILE = 1 << 20  # weights of a matrix that are made at a time: 4 MiB of float32, within the caches
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """The origin of a tensor's values."""
 
     shape: torch.Size
@@ -34,7 +34,7 @@ class Source(Protocol):
 
 
 @runtime_checkable
-class Applied(Source, Protocol):
+class UsableUnmade(TensorSource, Protocol):
     """The origin of a tensor that operations can use without its values."""
 
     @property
@@ -91,18 +91,18 @@ class Lazy(Tensor):
         workspace: memory to make them in.
     """
 
-    source: Source
+    source: TensorSource
     workspace: Workspace
     _is_param = True  # `isinstance(lazy, nn.Parameter)` holds, so that modules take it as one
 
     @staticmethod
-    def __new__(cls, source: Source, workspace: Workspace) -> "Lazy":
+    def __new__(cls, source: TensorSource, workspace: Workspace) -> "Lazy":
         make: Any = torch.Tensor._make_wrapper_subclass
         lazy = make(cls, source.shape, dtype=source.dtype, device=source.device)
         lazy.source, lazy.workspace = source, workspace
         return lazy
 
-    def __init__(self, source: Source, workspace: Workspace) -> None:
+    def __init__(self, source: TensorSource, workspace: Workspace) -> None:
         super().__init__()
 
     def whole(self) -> Tensor:
@@ -118,7 +118,7 @@ class Lazy(Tensor):
 
     def used(self, beside: Tensor | None = None) -> Tensor:
         """All values, for an operation that may keep them, on the activations `beside`."""
-        if isinstance(self.source, Applied):
+        if isinstance(self.source, UsableUnmade):
             return self.source.values(beside)
         leaf = self.workspace.leaf
         return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
@@ -143,7 +143,7 @@ class Lazy(Tensor):
                     "of hold(); of an adapter's model, call fedkseed.weights.lazy.densify(model) first"
                 )
             lazy = next(_lazies((*args, *kwargs.values())))
-            if isinstance(lazy.source, Applied) and func in WITHOUT_VALUES:
+            if isinstance(lazy.source, UsableUnmade) and func in WITHOUT_VALUES:
                 # before the guard below, which would hold for all points of a step: they change places inside
                 return WITHOUT_VALUES[func](*args, **kwargs)
             lazy.workspace.turn()
@@ -215,7 +215,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return linear(x, weight) + bias
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
-    if isinstance(weight.source, Applied):
+    if isinstance(weight.source, UsableUnmade):
         return weight.source.linear(x, bias)
     kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
@@ -239,7 +239,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, **more: Any) -> Tensor:
     """The sum b + x W for inputs of shape (examples · tokens, n): the linear layer of GPT-2 (transformers' Conv1D)."""
-    if more or not (isinstance(weight, Lazy) and isinstance(weight.source, Applied)):
+    if more or not (isinstance(weight, Lazy) and isinstance(weight.source, UsableUnmade)):
         return torch.addmm(_made(bias), _made(x), _made(weight), **more)
     y = weight.source.linear(x, None, turned=True)
     by_example = y.view(weight.source.examples or 1, -1, y.shape[-1])
@@ -273,7 +273,7 @@ def look_up(
     """Rows of an embedding table; each row that occurs is made once."""
     if not isinstance(weight, Lazy):
         return functional.embedding(input, weight, padding_idx, *more, **named)
-    if isinstance(weight.source, Applied):
+    if isinstance(weight.source, UsableUnmade):
         return weight.source.look_up(input, padding_idx)
     used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
@@ -311,7 +311,7 @@ def _made(value: Any, beside: Tensor | None = None) -> Any:
     return value
 
 
-# Functions that need no values of an `Applied` tensor.
+# Functions that need no values of an `UsableUnmade` tensor.
 WITHOUT_VALUES: dict[Any, Callable[..., Tensor]] = {
     functional.linear: linear,
     functional.embedding: look_up,

@@ -8,13 +8,13 @@ from ..directions import Pool
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from .base import Pooled
-from .factored import Factored
+from .factored import FactoredWeights
 from .in_memory import InPlace, Materialized
 from .layout import Layout
 from .lazy import Lazy
 from .streamed import Streamed
 
-MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace, "factored": Factored}
+MODES = {"streamed": Streamed, "materialized": Materialized, "in place": InPlace, "factored": FactoredWeights}
 
 
 def hold(

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import Piece, Sum
+from ..directions.operations import DirectionSum, Piece
 from ..errors import FedKSeedError
 from .base import NOTHING, Pooled, Value
-from .layout import Entry, Layout, digest
+from .layout import Layout, TensorEntry, digest
 from .lazy import Lazy, Workspace
 
 TURN = object()  # what a point hands over when it is the other's turn; else its loss
@@ -48,12 +48,12 @@ class Streamed(Pooled):
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
         super().__init__(layout, pool)
-        self.sum = Sum(pool, *NOTHING)
+        self.sum = DirectionSum(pool, *NOTHING)
         self.made = 0  # weights
         self._installed = False
         self._workspace = Workspace()
         self._points: list[greenlet] = []  # of the last step: to make them takes longer than a quick loss
-        self._lazy = [Lazy(Moved(entry, self), self._workspace) for entry in layout.tuned]
+        self._lazy = [Lazy(TunedTensor(entry, self), self._workspace) for entry in layout.tuned]
         self._places = [entry.places for entry in layout.tuned]
         self._original = [[module._parameters[name] for module, name in places] for places in self._places]
 
@@ -74,7 +74,7 @@ class Streamed(Pooled):
 
     def settle(self) -> None:
         self._install()
-        self.sum = Sum(self.pool, *self.pool.dense(self.c))
+        self.sum = DirectionSum(self.pool, *self.pool.dense(self.c))
 
     def restore(self) -> None:
         self.c[:] = 0
@@ -164,10 +164,10 @@ class Streamed(Pooled):
                 setattr(module, name, lazy)
 
 
-class Moved:
+class TunedTensor:
     """The `Source` of one tensor's tuned values."""
 
-    def __init__(self, entry: Entry, weights: Streamed) -> None:
+    def __init__(self, entry: TensorEntry, weights: Streamed) -> None:
         self.entry, self.weights = entry, weights
         self.shape, self.dtype, self.device = entry.tensor.shape, entry.tensor.dtype, entry.tensor.device
 

@@ -20,13 +20,13 @@ from fedkseed.network.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.network.flower.server.app import serve
 from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Task, digest_of
 from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
-from fedkseed.recipe.schema import Trust
+from fedkseed.recipe.schema import TrustTable
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.progress import Silent, Standing
 from fedkseed.run.simulation import Simulation
@@ -97,7 +97,7 @@ class Setting:
         text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
         # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
         resolved = networked(parse(loads(text)))
-        trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != Trust() else ""
+        trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != TrustTable() else ""
         clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
         return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
 
@@ -111,12 +111,12 @@ class Setting:
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as `fedkseed server` makes it."""
         with Store.create(directory, parse(loads(self.text(network, **changes))).to_toml()):
-            Numbers.register(directory, NODES)
+            ClientNumbers.register(directory, NODES)
             return directory
 
     def workers(self) -> dict[int, Worker]:
         owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
-        return {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+        return {node: Worker(partial(ClientWithRows, owner)) for node, owner in zip(NODES, owners, strict=True)}
 
     def deliver(self) -> Deliver:
         workers = self.kept = self.kept or self.workers()

@@ -12,11 +12,11 @@ from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.models.load import load_model
 from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
-from fedkseed.network.protocol.client.consent import Owner, Settings, consented
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.consent import Owner, OwnerSettings, consented
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, digest_of
 from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients, require_networked
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.store import Store
@@ -44,7 +44,7 @@ def files(tmp_path, basis_file) -> list[Path]:
 
 def worker(setting, number: int, basis: Path | None) -> Worker:
     owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, basis=basis and str(basis))
-    return Worker(partial(Member, owner))
+    return Worker(partial(ClientWithRows, owner))
 
 
 def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
@@ -54,7 +54,7 @@ def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
         for node, worker in workers.items()
     }
     with Store.create(directory, recipe.to_toml()):
-        Numbers.register(directory, NODES)
+        ClientNumbers.register(directory, NODES)
     return setting.serve(directory, to_apps(apps, {}))
 
 
@@ -149,5 +149,5 @@ def test_a_recipe_without_the_digest_does_not_travel(recipe):
 
 def test_the_owners_settings_keep_the_file(setting, files, tmp_path):
     owner = Owner(str(setting.files[1]), str(setting.model), basis=str(files[1]))
-    Settings(owner).write(tmp_path / "c")
-    assert Settings.read(tmp_path / "c").owner == owner
+    OwnerSettings(owner).write(tmp_path / "c")
+    assert OwnerSettings.read(tmp_path / "c").owner == owner

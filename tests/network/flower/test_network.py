@@ -23,7 +23,7 @@ import tomli_w
 from fedkseed import Adapter, FedKSeedError, start
 from fedkseed.files import read_table
 from fedkseed.network.flower.children import environment, flwr, free_port
-from fedkseed.network.flower.server.processes import Host, find_nginx
+from fedkseed.network.flower.server.processes import ServerProcesses, find_nginx
 from fedkseed.network.protocol.carrier import TRANSPORTS
 from fedkseed.network.protocol.certs import make, revoke
 from fedkseed.network.protocol.receipts import checks
@@ -237,12 +237,12 @@ def exposed(tmp_path_factory):
         pytest.skip("nginx is not installed")
     folder = tmp_path_factory.mktemp("exposed")
     make(folder / "keys", 2, ["localhost"], 2)
-    host = Host(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
+    host = ServerProcesses(folder / "run", folder / "keys", "127.0.0.1", free_port(), 1 << 16, Silent())
     with host.running():
         yield host
 
 
-def ask(host: Host, port: int, method: str, path: str, body: bytes = b"") -> int:
+def ask(host: ServerProcesses, port: int, method: str, path: str, body: bytes = b"") -> int:
     """The status that a path answers with."""
     context = ssl.create_default_context(cafile=str(host.keys / "ca.pem"))
     connection = http.client.HTTPSConnection("localhost", port, context=context, timeout=30)

@@ -14,7 +14,7 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import app, server
-from fedkseed.network.https.connections import Hub
+from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
@@ -28,7 +28,7 @@ LARGEST = 1000  # bytes of a reply
 class Place:
     """A server, and a way to ask it."""
 
-    hub: Hub
+    hub: Connections
     http: httpx.Client
     keys: Path
     port: int
@@ -46,7 +46,7 @@ class Place:
 def place(tmp_path_factory) -> Iterator[Place]:
     keys, port = tmp_path_factory.mktemp("keys"), free_port()
     make(keys, 3, ["localhost"], 2)
-    hub = Hub([private_key(keys / f"client-{number}").public_key() for number in range(3)])
+    hub = Connections([private_key(keys / f"client-{number}").public_key() for number in range(3)])
     context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
     with (
         server.listening(hub, server.Address("127.0.0.1", port), LARGEST, keys),

@@ -10,7 +10,7 @@ from fedkseed import FedKSeedError
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import browser_page as page
 from fedkseed.network.https import server
-from fedkseed.network.https.connections import Hub
+from fedkseed.network.https.connections import Connections
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,7 @@ def http(tmp_path_factory, model_folder) -> Iterator[httpx.Client]:
     port = free_port()
     address = server.Address("127.0.0.1", port, tls=False, page=page.Page(model_folder))
     with (
-        server.listening(Hub([]), address, 1000, tmp_path_factory.mktemp("keys")),
+        server.listening(Connections([]), address, 1000, tmp_path_factory.mktemp("keys")),
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as opened,
     ):
         yield opened

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedkseed.network.https.connections import AWAY, FRESH, HELLO, Hub, RequestError
+from fedkseed.network.https.connections import AWAY, FRESH, HELLO, Connections, RequestError
 from fedkseed.network.https.task_files import KEY, Stub
 from fedkseed.network.protocol.carrier import Parcel
 from fedkseed.network.protocol.signatures import fingerprint, sign
@@ -31,17 +31,17 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def hub(clock) -> Hub:
-    return Hub([key.public_key() for key in KEYS], clock)
+def hub(clock) -> Connections:
+    return Connections([key.public_key() for key in KEYS], clock)
 
 
-def proof(hub: Hub, key: ec.EllipticCurvePrivateKey, challenge: bytes = b"") -> bytes:
+def proof(hub: Connections, key: ec.EllipticCurvePrivateKey, challenge: bytes = b"") -> bytes:
     challenge = challenge or hub.challenge()
     name = fingerprint(key.public_key())
     return challenge + name + sign(key, HELLO + challenge + name)
 
 
-def begun(hub: Hub, number: int) -> str:
+def begun(hub: Connections, number: int) -> str:
     got, token = hub.session(proof(hub, KEYS[number]))
     assert got == number
     return token
@@ -53,7 +53,7 @@ def refused(status: int, call: Callable[[], object]) -> None:
     assert refusal.value.status == status, str(refusal.value)
 
 
-def waits(hub: Hub, token: str, seconds: float = 0.0, after: bytes = b"") -> bytes | None:
+def waits(hub: Connections, token: str, seconds: float = 0.0, after: bytes = b"") -> bytes | None:
     return asyncio.run(hub.next(token, after, seconds))
 
 
@@ -140,7 +140,7 @@ def test_a_challenge_is_signed_once_soon_and_with_a_registered_key(hub, clock):
     late = proof(hub, KEYS[0])
     clock.now += FRESH
     refused(401, lambda: hub.session(late))
-    refused(401, lambda: Hub([KEYS[0].public_key()], clock).session(proof(hub, KEYS[0])))
+    refused(401, lambda: Connections([KEYS[0].public_key()], clock).session(proof(hub, KEYS[0])))
 
 
 def test_a_new_session_ends_the_one_before(hub):

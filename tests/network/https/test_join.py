@@ -12,10 +12,10 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import join, server
-from fedkseed.network.https.connections import Hub
-from fedkseed.network.https.join import Attendance, WorkerDesk
+from fedkseed.network.https.connections import Connections
+from fedkseed.network.https.join import HttpsClient, WorkerDesk
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import Owner, Settings
+from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
 from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.signatures import private_key
 
@@ -28,18 +28,18 @@ class EndedError(Exception):
     """The end of a client that a test has seen enough of."""
 
 
-def attendance(directory: Path, url: str, ca: Path, key: Path, owner: Owner) -> Attendance:
+def attendance(directory: Path, url: str, ca: Path, key: Path, owner: Owner) -> HttpsClient:
     """A client as `fedkseed join` makes it."""
-    desk = WorkerDesk(directory, Settings(owner, 60.0, str(key), str(ca)))
-    return Attendance(directory, url, ca, key, desk)
+    desk = WorkerDesk(directory, OwnerSettings(owner, 60.0, str(key), str(ca)))
+    return HttpsClient(directory, url, ca, key, desk)
 
 
 @pytest.fixture
-def joined(tmp_path, monkeypatch) -> Iterator[tuple[Hub, list[str], dict[str, Any]]]:
+def joined(tmp_path, monkeypatch) -> Iterator[tuple[Connections, list[str], dict[str, Any]]]:
     """A server with client 1 connected, what the client says, and the reply that its worker will give."""
     keys, port, said, worker, ends = tmp_path / "keys", free_port(), list[str](), dict[str, Any](), threading.Event()
     make(keys, 2, ["localhost"], 2)
-    hub = Hub([private_key(keys / f"client-{number}").public_key() for number in range(2)])
+    hub = Connections([private_key(keys / f"client-{number}").public_key() for number in range(2)])
 
     def relayed(task: bytes, directory: Path, opened: Callable[..., None]) -> bytes:
         worker.get("before", int)()
@@ -78,7 +78,7 @@ def until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def answered(hub: Hub, worker: dict[str, Any], said: list[str], reply: Reply) -> tuple[list[bytes], list[str]]:
+def answered(hub: Connections, worker: dict[str, Any], said: list[str], reply: Reply) -> tuple[list[bytes], list[str]]:
     """Send a task to client 1; the replies that came, and what the client says of it after it has begun."""
     worker["reply"], before = reply, len(said)
     keys = [key or "" for key in hub.send([parcel(1)])]

@@ -13,7 +13,7 @@ import pytest
 from fedkseed.network.flower.children import accepts, free_port
 from fedkseed.network.flower.server.processes import find_nginx
 from fedkseed.network.https import server
-from fedkseed.network.https.connections import Hub
+from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
@@ -22,7 +22,7 @@ from ...report.browser import ended
 from .test_connections import parcel, proof, task
 
 
-class Counting(Hub):
+class Counting(Connections):
     """A hub that counts the files it is asked for."""
 
     asked = 0

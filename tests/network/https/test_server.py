@@ -7,7 +7,7 @@ from fedkseed.network.https import server
 from fedkseed.network.https.connections import RequestError
 from fedkseed.network.https.server import FOLDER, Registry, RekeyedError, Watching
 from fedkseed.network.protocol.certs import add, make, request, revoke
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.network.protocol.signatures import private_key
 
 from ...run import synthetic
@@ -32,7 +32,7 @@ def registry(keys, tmp_path, monkeypatch):
 def test_keys_are_numbered_written_down_and_looked_at(registry, keys):
     lines = registry.take()
     assert lines == [(keys / f"client-{number}.pub").read_text().strip() for number in range(3)]
-    assert Numbers(registry.directory, None).expected == {0, 1, 2}
+    assert ClientNumbers(registry.directory, None).expected == {0, 1, 2}
     assert (registry.directory / FOLDER / "signing.json").exists()
     assert not registry.changed()
     revoke(keys, 1)
@@ -50,10 +50,10 @@ def test_a_run_goes_on_with_the_clients_that_it_began_with(registry, keys, tmp_p
     synthetic.begin(tmp_path / "begun", stop=1)
     (tmp_path / "begun" / FOLDER).mkdir()
     begun = Registry(tmp_path / "begun", keys, Notes())
-    Numbers.register(tmp_path / "begun", range(3))
+    ClientNumbers.register(tmp_path / "begun", range(3))
     revoke(keys, 2)
     assert [bool(line) for line in begun.take()] == [True, True, False]
-    assert Numbers(tmp_path / "begun", None).expected == {0, 1}
+    assert ClientNumbers(tmp_path / "begun", None).expected == {0, 1}
     add(keys, request(tmp_path / "another"))
     assert [bool(line) for line in begun.take()] == [True, True, True]
     add(keys, request(tmp_path / "late"))

@@ -17,17 +17,17 @@ from fedkseed import FedKSeedError, start
 from fedkseed.cli.network import begun
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.server import FOLDER, Registry
-from fedkseed.network.https.shard import Hurried, LeftError, Part, Shard, ShardDesk
+from fedkseed.network.https.shard import Hurried, LeftError, Shard, ShardDesk, ShardKeys
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.client.answering import AbandonedError, Worker
 from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.worker import Member
+from fedkseed.network.protocol.client.worker import ClientWithRows
 from fedkseed.network.protocol.envelope import Reply, Status
-from fedkseed.network.protocol.history import History
+from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.networked_recipe import require_networked
 from fedkseed.network.protocol.receipts import checks
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.network.protocol.server.serving import serve
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
@@ -90,13 +90,13 @@ class Tree:
         shard = int(number >= FIRST[1])
         owner = Owner(str(self.setting.files[number]), str(self.setting.model), policy=OPEN)
         keys, key = self.keys(shard), f"client-{number - FIRST[shard]}"
-        return Worker(partial(Member, owner), self.signing(keys, key, self.folder / f"c{number}"))
+        return Worker(partial(ClientWithRows, owner), self.signing(keys, key, self.folder / f"c{number}"))
 
     def shard(self, shard: int) -> Worker:
         """The shard as after a start of its process: it has forgotten all but its directory."""
         folder = self.folder / f"shard-{shard}"
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        part = Part(folder, self.keys(shard), self.notes, FIRST[shard])
+        part = ShardKeys(folder, self.keys(shard), self.notes, FIRST[shard])
         part.take()
         mine = {n: worker for n, worker in self.clients.items() if (n >= FIRST[1]) == bool(shard)}
         signing = self.signing(self.folder / "root-keys", f"client-{shard}", folder)
@@ -107,7 +107,7 @@ class Tree:
 
     def signing(self, keys: Path, key: str, folder: Path) -> ClientSigning:
         folder.mkdir(exist_ok=True)
-        return ClientSigning(private_key(keys / key), certificate(keys / "ca.pem"), History(folder))
+        return ClientSigning(private_key(keys / key), certificate(keys / "ca.pem"), RunHistory(folder))
 
     def run(self, before: Callable[[int], object] = id):
         """The result of the root's rounds."""
@@ -237,15 +237,15 @@ def test_the_numbers_of_a_shards_clients_begin_where_its_operator_says(tmp_path)
     keys, folder = tmp_path / "keys", tmp_path / "shard"
     make(keys, 0, ["localhost"], 2)
     (folder / FOLDER).mkdir(parents=True)
-    part = Part(folder, keys, Notes(), 250)
+    part = ShardKeys(folder, keys, Notes(), 250)
     with pytest.raises(FedKSeedError, match=r"began with .*250.*, not with --first 25: give this one a --state"):
-        Part(folder, keys, Notes(), 25)
+        ShardKeys(folder, keys, Notes(), 25)
     with pytest.raises(FedKSeedError, match="has no public key of a client; `fedkseed certs add` registers one"):
         part.take()
     for name in ("a", "b", "c"):
         add(keys, request(tmp_path / name))
     assert [bool(line) for line in part.take()] == [False] * 250 + [True] * 3
-    assert Numbers(folder, None).expected == {250, 251, 252}
+    assert ClientNumbers(folder, None).expected == {250, 251, 252}
     assert part.has(251)
     revoke(keys, 2)
     assert [bool(line) for line in part.take()][250:] == [True, True, False], "a former client keeps its place"

@@ -10,8 +10,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedkseed.network.peers.merge_rule import Rule
-from fedkseed.network.peers.roster import Peer, Roster
-from fedkseed.network.peers.signed_upload import Entry
+from fedkseed.network.peers.roster import ListedPeer, Roster
+from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
@@ -55,7 +55,7 @@ def line(number: int) -> str:
 def roster(**changes: object) -> Roster:
     made = Roster(
         start=datetime(2026, 1, 1, tzinfo=UTC), seconds=60.0, max_staleness=LATE,
-        peers=[Peer(key=line(number)) for number in range(PEERS)],
+        peers=[ListedPeer(key=line(number)) for number in range(PEERS)],
     )  # fmt: skip
     return made.model_copy(update=changes)
 
@@ -73,12 +73,14 @@ class Federation:
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), BASE))
         return cls(Rule.of(text.encode(), recipe, strategy, roster(**changes)))
 
-    def entry(self, client: int, round_: int, *, late: int = 0, draw: int = 0, signer: int | None = None) -> Entry:
+    def entry(
+        self, client: int, round_: int, *, late: int = 0, draw: int = 0, signer: int | None = None
+    ) -> SignedUpload:
         """An upload of seeded random scalars; another `draw` is another upload."""
         rng = np.random.default_rng([client, round_, draw])
         differentiates = self.rule.strategy.derivatives is not None and client % 2 == 1
         upload = encode(self.rule.strategy.example(round_, client, 10 + client, differentiates, rng))
-        made = Entry(round_ + late, bytes([draw]) * 32, upload)
+        made = SignedUpload(round_ + late, bytes([draw]) * 32, upload)
         key = secret(client if signer is None else signer)
         return replace(made, signature=sign(key, made.statement(self.rule.run)))
 

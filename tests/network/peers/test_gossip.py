@@ -20,10 +20,10 @@ from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.server import answering
 from fedkseed.network.peers import gossip, tls
 from fedkseed.network.peers.app import application, knowing, path_of
-from fedkseed.network.peers.gossip import Gossip, Pace
-from fedkseed.network.peers.roster import Addresses, load_roster
+from fedkseed.network.peers.gossip import ComparisonPace, Gossip
+from fedkseed.network.peers.roster import PeerAddresses, load_roster
 from fedkseed.network.peers.signed_upload import framed, unframed
-from fedkseed.network.peers.store import FILE, Copy
+from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import add, make, sign
 from fedkseed.network.protocol.signatures import _key_of_a_server, certificate, fingerprint
 
@@ -37,7 +37,7 @@ LISTED = b"\x01\0\0\0" + bytes(32) + bytes(12)  # names of four rounds: one, and
 class One:
     """A peer without a model: its copy, its server, its gossip."""
 
-    copy: Copy
+    copy: UploadStore
     gossip: Gossip
     said: list[str]
     port: int
@@ -87,9 +87,9 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
         server, contexts[number] = tls.contexts(*files, folder)
         if number > 2:
             continue
-        copy, said = Copy(folder / f"{number}.{FILE}", federation.rule), list[str]()
-        addresses = Addresses(folder / "peers.toml", load_roster(folder / "peers.toml"), said.append)
-        pace = Pace(quick, 4 * quick)
+        copy, said = UploadStore(folder / f"{number}.{FILE}", federation.rule), list[str]()
+        addresses = PeerAddresses(folder / "peers.toml", load_roster(folder / "peers.toml"), said.append)
+        pace = ComparisonPace(quick, 4 * quick)
         one = Gossip(copy, number, addresses, contexts[number], lambda: ROUNDS, 3, LARGEST, pace, said.append)
         names = {fingerprint(key): k for k, key in enumerate(federation.rule.keys)}
         config = uvicorn.Config(

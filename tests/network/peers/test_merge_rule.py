@@ -9,7 +9,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.peers.merge_rule import Rule, counted, kept, model_of, require_shared
-from fedkseed.network.peers.signed_upload import Entry
+from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
 from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
@@ -67,7 +67,7 @@ def test_of_a_peer_that_contradicts_itself_neither_upload_counts_whichever_two_o
     for pair in itertools.combinations(lies, 2):
         assert pack(model_of(rule, [*honest, *pair])) == alone
     assert pack(model_of(rule, [*honest, lies[0]])) != alone
-    marks = [rule.mark(Entry.decode(one), ROUNDS) for one in lies]
+    marks = [rule.mark(SignedUpload.decode(one), ROUNDS) for one in lies]
     for order in itertools.permutations(marks):  # one after the other, as they come
         slot: list = []
         for mark in order:
@@ -127,12 +127,12 @@ def test_every_prefix_and_every_flipped_bit_of_an_entry_is_refused(federation):
     data = federation.entry(0, 0).encoded
     for end in range(0, len(data), 7):
         with pytest.raises(FedKSeedError):
-            federation.rule.mark(Entry.decode(data[:end]), 0)
+            federation.rule.mark(SignedUpload.decode(data[:end]), 0)
     for bit in range(0, 8 * len(data), 37):
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FedKSeedError):
-            federation.rule.mark(Entry.decode(bytes(broken)), 0)
+            federation.rule.mark(SignedUpload.decode(bytes(broken)), 0)
 
 
 def test_a_round_without_uploads_leaves_the_model_as_it_is(federation):

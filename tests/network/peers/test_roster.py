@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from fedkseed import FedKSeedError
-from fedkseed.network.peers.roster import Addresses, load_roster
+from fedkseed.network.peers.roster import PeerAddresses, load_roster
 
 from .synthetic import line
 
@@ -58,7 +58,7 @@ def test_a_file_that_lacks_something_is_refused(tmp_path, changes, text):
 
 def test_addresses_may_change_and_keys_and_times_may_not(tmp_path):
     path, notes = write(tmp_path / "peers.toml"), []
-    addresses = Addresses(path, load_roster(path), notes.append)
+    addresses = PeerAddresses(path, load_roster(path), notes.append)
     assert addresses.now()[2] == "https://p2.example.org:8443"
 
     def changed(**changes) -> dict[int, str]:

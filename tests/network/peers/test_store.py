@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError
 from fedkseed.network.peers.merge_rule import model_of
-from fedkseed.network.peers.store import FILE, Copy
+from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.signatures import sign
 from fedkseed.run.store import pack
 
@@ -30,7 +30,7 @@ def everything(federation) -> list[bytes]:
 @pytest.fixture(scope="module")
 def whole(federation, everything, tmp_path_factory) -> tuple[bytes, bytes]:
     """Digest and model of the whole set, by the definition."""
-    with closing(Copy(tmp_path_factory.mktemp("whole") / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path_factory.mktemp("whole") / FILE, federation.rule)) as copy:
         copy.add(everything, ROUNDS)
         return copy.digest(), pack(model_of(federation.rule, everything))
 
@@ -44,7 +44,7 @@ def test_copies_that_were_given_parts_in_any_order_are_one_when_they_have_met(
     folder, rule = tmp_path_factory.mktemp("copies"), federation.rule
     sides = data.draw(st.lists(st.integers(0, 2), min_size=len(everything), max_size=len(everything)))
     order = data.draw(st.permutations(range(len(everything))))
-    copies = [Copy(folder / f"{k}.sqlite", rule) for k in range(3)]
+    copies = [UploadStore(folder / f"{k}.sqlite", rule) for k in range(3)]
     for place, k in enumerate(order):
         copies[sides[k]].add([everything[k]], ROUNDS)
         if place % 9 == 0:
@@ -61,12 +61,12 @@ def test_copies_that_were_given_parts_in_any_order_are_one_when_they_have_met(
         assert copy.contradictions() == [(2, 1), (4, 0)]
         assert len(copy.marks()) == PEERS * ROUNDS - 2
         copy.close()
-        with closing(Copy(copy.path, rule)) as again:  # as after a kill
+        with closing(UploadStore(copy.path, rule)) as again:  # as after a kill
             assert (again.digest(), pack(again.state(ROUNDS))) == whole
 
 
 def test_a_state_in_the_middle_is_that_of_the_entries_before_it(federation, tmp_path):
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         copy.add([federation.entry(client, 0).encoded for client in range(PEERS)], ROUNDS)
         first = pack(copy.state(1))
         copy.add([federation.entry(client, 1).encoded for client in range(PEERS)], ROUNDS)
@@ -82,7 +82,7 @@ def test_a_state_in_the_middle_is_that_of_the_entries_before_it(federation, tmp_
 
 def test_many_rounds_need_only_a_few_states(tmp_path):
     federation = Federation.of(RECIPE.replace("rounds = 4", "rounds = 60"))
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         copy.add([federation.entry(0, round_).encoded for round_ in range(60)], 60)
         last = pack(copy.state(60))
         assert len(copy._states) < 14
@@ -94,7 +94,7 @@ def test_many_rounds_need_only_a_few_states(tmp_path):
 
 
 def test_what_is_refused_leaves_what_came_with_it(federation, tmp_path):
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         good, bad = federation.entry(0, 0).encoded, federation.entry(1, 0, signer=2).encoded
         added, refused = copy.add([bad, good, good, b"junk"], ROUNDS)
         assert [mark.client for mark in added] == [0]
@@ -103,7 +103,7 @@ def test_what_is_refused_leaves_what_came_with_it(federation, tmp_path):
 
 
 def test_a_disk_that_fails_leaves_the_copy_as_it_was(federation, tmp_path):
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         copy.add([federation.entry(0, 0).encoded], ROUNDS)
         before = copy.digest()
         with closing(sqlite3.connect(tmp_path / FILE)) as other:
@@ -117,19 +117,19 @@ def test_a_disk_that_fails_leaves_the_copy_as_it_was(federation, tmp_path):
 
 
 def test_a_copy_of_another_run_is_refused(federation, tmp_path):
-    Copy(tmp_path / FILE, federation.rule).close()
+    UploadStore(tmp_path / FILE, federation.rule).close()
     with pytest.raises(FedKSeedError, match=r"is of the run .*: undo the change, or choose another --state"):
-        Copy(tmp_path / FILE, Federation.of(seconds=5.0).rule)
+        UploadStore(tmp_path / FILE, Federation.of(seconds=5.0).rule)
 
 
 def test_a_file_that_is_no_database_is_refused(federation, tmp_path):
     (tmp_path / FILE).write_bytes(b"no database" * 100)
     with pytest.raises(FedKSeedError, match=r"can't open .*file is not a database"):
-        Copy(tmp_path / FILE, federation.rule)
+        UploadStore(tmp_path / FILE, federation.rule)
 
 
 def test_uploads_that_were_trained_from_the_models_of_this_set_are_counted(federation, tmp_path):
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         for round_ in range(2):
             made = replace(federation.entry(0, round_), base=copy.rule.base(copy.state(round_)))
             made = replace(made, signature=sign(secret(0), made.statement(copy.rule.run)))

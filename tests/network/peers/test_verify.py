@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from fedkseed import Adapter, FedKSeedError
 from fedkseed.cli.commands import app
 from fedkseed.network.peers.merge_rule import model_of
-from fedkseed.network.peers.store import FILE, Copy
+from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.peers.verify import central, describe, verify
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Coefficients, provenance
@@ -26,7 +26,7 @@ from .synthetic import RECIPE, ROUNDS, TRUST, Federation, roster
 def directory(tmp_path):
     """As a peer leaves it; the model's digest is any."""
     federation, text = Federation.of(), RECIPE + TRUST
-    with closing(Copy(tmp_path / FILE, federation.rule)) as copy:
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
         describe(copy, text.encode(), roster())
         copy.add(federation.everything(), ROUNDS)
         weights = Coefficients()
@@ -53,7 +53,7 @@ def test_the_model_of_a_directory_is_that_of_its_set_and_its_adapter_follows(dir
 
 def test_an_upload_that_came_after_the_adapter_was_written_shows(directory):
     federation = Federation.of()
-    with closing(Copy(directory / FILE, federation.rule)) as copy:
+    with closing(UploadStore(directory / FILE, federation.rule)) as copy:
         copy.add([federation.entry(0, 0, draw=1).encoded], ROUNDS)
     with pytest.raises(FedKSeedError, match="does not hold the coefficients that follow from the 23 uploads"):
         verify(directory)

@@ -21,8 +21,8 @@ from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
 from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.client.policy import Policy, Unseen
-from fedkseed.network.protocol.client.worker import Member, Worker
-from fedkseed.network.protocol.gain import LEAST, Kept, Sum, said
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
+from fedkseed.network.protocol.gain import LEAST, GainSum, Kept, said
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server.serving import asks_for_gains
 from fedkseed.recipe.reading import parse
@@ -49,7 +49,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
     places = [folder / f"c{number}" for number in range(len(owners))]
     for place in places:
         place.mkdir()
-    made = [Worker(partial(Member, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)]
+    made = [Worker(partial(ClientWithRows, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)]
 
     def answered(task, context, worker):
         reply = worker.reply(task).encode()
@@ -62,7 +62,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
 
 def measured(setting, owner: Owner, adapter: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
     """The losses of the base and the tuned model on the rows that a client says it keeps back, one row at a time."""
-    member = Member(owner, setting.first(0, **LINES).recipe)
+    member = ClientWithRows(owner, setting.first(0, **LINES).recipe)
     kept = [e.example for e in member.unseen.examples]
     assert not {e.example for e in member.examples} & {*kept}
     tokenizer = load_tokenizer(str(setting.model))
@@ -115,7 +115,7 @@ def test_a_server_that_does_not_ask_is_sent_nothing_and_the_owner_sees_it_all_th
 def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     clear, masked = (parse(loads(setting.text(more=more, **LINES))) for more in ("", "[secure]\nnorm = 0.05\n"))
-    sends = [Member(owner, recipe_for_clients(recipe, 3))._sends() for recipe in (clear, masked)]
+    sends = [ClientWithRows(owner, recipe_for_clients(recipe, 3))._sends() for recipe in (clear, masked)]
     assert sends == [True, False]
     notes = Notes()
     assert [asks_for_gains(recipe, notes) for recipe in (clear, masked)] == [True, False]
@@ -127,9 +127,9 @@ def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
 def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     task = replace(recorded(setting.first(0, **LINES)), keep=True)
-    member = Member(owner, task.recipe, keeps=tmp_path / NAME)
+    member = ClientWithRows(owner, task.recipe, keeps=tmp_path / NAME)
     _, made = member.answer(task, lambda loss: None)
-    found = Sum.decode(made)
+    found = GainSum.decode(made)
     assert found.rows == len(member.unseen.examples)
     assert found.change == pytest.approx(0.0, abs=1e-4)  # the model of the first round is the base model
     assert member.answer(task, lambda loss: None)[1] == made  # a worker that was started again answers the same
@@ -145,7 +145,7 @@ def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_p
 
 def test_a_sum_of_few_rows_is_not_sent(setting, tmp_path, capsys):
     owner = own(setting, tmp_path, 0, kept_back=0.1, send=True)
-    member = Member(owner, setting.first(0, **LINES).recipe)
+    member = ClientWithRows(owner, setting.first(0, **LINES).recipe)
     assert 0 < len(member.unseen.examples) < LEAST
     assert not member._sends()
     assert f"{LEAST} are needed: let kept_back be larger" in capsys.readouterr().err
@@ -153,17 +153,17 @@ def test_a_sum_of_few_rows_is_not_sent(setting, tmp_path, capsys):
 
 def test_an_owner_names_the_metrics_and_the_size_of_batches_and_no_server_does(setting, tmp_path):
     recipe = setting.first(0, examples='examples = 8\nbatch_size = 4096\nmetrics = ["choice"]\nclients = 0.1').recipe
-    followed = Member(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
+    followed = ClientWithRows(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
     assert followed.recipe.evaluation.measured == ("loss",)
     assert followed.recipe.evaluation.batch_size == OPEN.training.max_batch_size
     assert len(followed.unseen.examples) == 7
 
 
 def test_a_sum_travels_in_18_bytes_and_anything_else_is_refused():
-    made = Sum(12, -3.5)
+    made = GainSum(12, -3.5)
     data = made.encode()
     assert data.hex() == "464b53670100" + "0c000000" + "0000000000000cc0"
-    assert Sum.decode(data) == made
+    assert GainSum.decode(data) == made
     gain = made.gain(4)
     assert (gain.client, gain.rows, gain.change["loss"].mean, gain.verdict) == ("client 4", 12, -3.5 / 12, "unclear")
     for broken in (
@@ -174,10 +174,10 @@ def test_a_sum_travels_in_18_bytes_and_anything_else_is_refused():
         data[:5] + b"\7" + data[6:],
     ):
         with pytest.raises(FedKSeedError, match=r"a gain has 18 bytes|no gain of version 1"):
-            Sum.decode(broken)
+            GainSum.decode(broken)
     for rows_, change in ((LEAST - 1, 1.0), (12, math.nan), (12, math.inf)):
         with pytest.raises(FedKSeedError, match="a gain is of 10 rows or more, and a finite sum"):
-            Sum(rows_, change)
+            GainSum(rows_, change)
 
 
 def test_news_are_said_once(tmp_path):

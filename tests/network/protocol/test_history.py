@@ -8,7 +8,7 @@ import pytest
 
 from fedkseed import FedKSeedError, encode
 from fedkseed.network.protocol.envelope import LINK, Task
-from fedkseed.network.protocol.history import KEPT, RUNS, History, Seen, seen
+from fedkseed.network.protocol.history import KEPT, RUNS, RunHistory, Seen, seen
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.store import Store
 
@@ -49,12 +49,12 @@ def broadcast(store: Store, done: int, **changes: float) -> bytes:
 
 def test_a_client_follows_round_after_round_and_its_file_says_so(run, tmp_path):
     for done in range(4):
-        assert History(tmp_path).follow(task(run, done, done)), "by another process each time"
+        assert RunHistory(tmp_path).follow(task(run, done, done)), "by another process each time"
         assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, done)}
 
 
 def test_a_client_that_has_missed_rounds_needs_the_links_since(run, tmp_path):
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     assert history.follow(task(run, 1))
     assert not history.follow(task(run, 4, 4)), "links are lacking: it asks for all"
     assert seen(history.path) == {NONCE.hex(): known(run, 1)}
@@ -63,7 +63,7 @@ def test_a_client_that_has_missed_rounds_needs_the_links_since(run, tmp_path):
 
 
 def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_path):
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     assert not history.follow(task(run, 5, 5))
     assert not history.path.exists()
     assert history.follow(task(run, 5))
@@ -71,13 +71,13 @@ def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_
 
 
 def test_the_same_round_may_be_asked_for_again(run, tmp_path):
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     for since in (0, 3, 4, 0):  # the last with all links, since the server has been restarted
         assert history.follow(task(run, 3, since))
 
 
 def test_a_server_that_goes_back_in_silence_is_refused(run, tmp_path):
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     history.follow(task(run, 4))
     for since in (0, 3):
         with pytest.raises(
@@ -90,22 +90,22 @@ def test_a_server_that_goes_back_in_silence_is_refused(run, tmp_path):
 def test_a_server_that_has_changed_a_past_round_is_refused(run, forged, tmp_path):
     assert run.head(1) == forged.head(1)
     assert run.head(2) != forged.head(2), "the forgery begins in round 2"
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     history.follow(task(run, 3))
     for since in (0, 2, 4):
         with pytest.raises(FedKSeedError, match="the run's history up to round 5 is another than the one that this"):
-            History(tmp_path).follow(task(forged, 5, since))
+            RunHistory(tmp_path).follow(task(forged, 5, since))
     assert history.follow(task(run, 5, 4)), "the true one goes on"
 
 
 def test_a_client_that_saw_nothing_of_what_was_changed_goes_on(run, forged, tmp_path):
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     history.follow(task(run, 1))
     assert history.follow(task(forged, 4, 2))
 
 
 def test_a_server_that_shows_two_clients_two_histories_leaves_two_heads(run, forged, tmp_path):
-    histories = [History(tmp_path / str(number)) for number in range(2)]
+    histories = [RunHistory(tmp_path / str(number)) for number in range(2)]
     for history, store in zip(histories, (run, forged), strict=True):
         history.path.parent.mkdir()
         assert history.follow(task(store, 4))
@@ -127,13 +127,13 @@ def test_a_changed_link_or_head_is_refused_and_nothing_is_kept(run, tmp_path, at
         replace(genuine, links=b""),
     ):
         with pytest.raises(FedKSeedError, match="is another than the one"):
-            History(tmp_path).follow(forged)
+            RunHistory(tmp_path).follow(forged)
     assert not (tmp_path / KEPT).exists()
 
 
 def test_a_server_that_goes_back_by_the_command_begins_another_history(run, tmp_path):
     """`fedkseed rollback` draws another nonce: the client goes on, and its file has both."""
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     history.follow(task(run, 4))
     assert history.follow(task(run, 2, nonce=OTHER))
     assert seen(history.path) == {NONCE.hex(): known(run, 4), OTHER.hex(): known(run, 2)}
@@ -143,12 +143,12 @@ def test_a_server_that_goes_back_by_the_command_begins_another_history(run, tmp_
 
 def test_a_round_has_one_broadcast_however_often_and_by_whichever_worker_it_is_asked_for(run, tmp_path):
     """The attack: the same client trains on two chosen models in one round, and the server subtracts its answers."""
-    history = History(tmp_path)
+    history = RunHistory(tmp_path)
     asked = task(run, 2)
     assert history.follow(asked)
     history.require_bound(asked, chain.digest(broadcast(run, 2)))
     for again in (task(run, 2), task(run, 2, 1), task(run, 2, 3), replace(task(run, 2), stem=bytes(LINK))):
-        for restarted in (history, History(tmp_path)):
+        for restarted in (history, RunHistory(tmp_path)):
             assert restarted.follow(again)
             with pytest.raises(FedKSeedError, match="the broadcast of round 3 is not the one in the run's history"):
                 restarted.require_bound(again, chain.digest(broadcast(run, 2, lr=1.0)))
@@ -162,7 +162,7 @@ def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
     """The attack: one head for both, which each of them signs, and another model for the second."""
     for number, changes in enumerate(({}, {"eps": 1.0})):
         (tmp_path / str(number)).mkdir()
-        history, asked = History(tmp_path / str(number)), replace(task(run, 3), client=number)
+        history, asked = RunHistory(tmp_path / str(number)), replace(task(run, 3), client=number)
         assert history.follow(asked)
         if changes:
             with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
@@ -173,7 +173,7 @@ def test_two_clients_get_one_broadcast_after_one_head(run, tmp_path):
 
 def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_path):
     """The attack: the stem is the server's to choose; its links and head are as they were."""
-    history, other = History(tmp_path), broadcast(run, 2, lr=1.0)
+    history, other = RunHistory(tmp_path), broadcast(run, 2, lr=1.0)
     for stem in (run.parts(2)[: chain.SIZE], chain.digest(other), chain.link_of(run.parts(2)), b"\xff" * LINK):
         forged = replace(task(run, 2), stem=stem)
         assert history.follow(forged)
@@ -182,7 +182,7 @@ def test_a_stem_that_is_made_for_another_broadcast_gives_another_link(run, tmp_p
 
 
 def test_a_run_whose_history_was_not_followed_has_no_broadcast(run, tmp_path):
-    history, asked = History(tmp_path), task(run, 2, 2)
+    history, asked = RunHistory(tmp_path), task(run, 2, 2)
     assert not history.follow(asked)
     with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
         history.require_bound(asked, chain.digest(broadcast(run, 2)))
@@ -198,23 +198,23 @@ def test_a_run_whose_history_was_not_followed_has_no_broadcast(run, tmp_path):
 )
 def test_a_client_keeps_its_number_and_its_recipe_in_a_run_when_it_is_started_again(run, tmp_path, change, match):
     """The attack: with another number the same rows are asked along other directions; with a recipe, as it says."""
-    assert History(tmp_path).follow(task(run, 2))
+    assert RunHistory(tmp_path).follow(task(run, 2))
     for done in (2, 3):
         with pytest.raises(FedKSeedError, match=match):
-            History(tmp_path).follow(replace(task(run, done), **change))
+            RunHistory(tmp_path).follow(replace(task(run, done), **change))
     assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, 2)}
-    assert History(tmp_path).follow(replace(task(run, 2, nonce=OTHER), **change)), "of another run"
+    assert RunHistory(tmp_path).follow(replace(task(run, 2, nonce=OTHER), **change)), "of another run"
 
 
 def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch):
     """The attack: a nonce for each task, until the run is driven out; then one of its rounds with another model."""
     monkeypatch.setattr("fedkseed.network.protocol.history.RUNS", 8)
-    asked = History(tmp_path)
+    asked = RunHistory(tmp_path)
     nonces = [number.to_bytes(16, "big") for number in range(9)]
     for nonce in nonces[:8]:
         assert asked.follow(task(run, 2, nonce=nonce))
     full = asked.path.read_bytes()
-    for client in (asked, History(tmp_path)):
+    for client in (asked, RunHistory(tmp_path)):
         with pytest.raises(FedKSeedError, match="has 8 runs, and more are not kept: give this client a new --state"):
             client.follow(task(run, 0, nonce=nonces[8]))
         with pytest.raises(FedKSeedError, match="is not the one in the run's history"):
@@ -250,12 +250,12 @@ def test_a_damaged_file_is_refused(tmp_path, content):
     """A client that took it for no history would follow a server anywhere."""
     (tmp_path / KEPT).write_bytes(content)
     with pytest.raises(FedKSeedError, match=r"history\.json is damaged"):
-        History(tmp_path)
+        RunHistory(tmp_path)
 
 
 def test_one_flipped_bit_in_the_file_is_refused_or_makes_no_difference(run, tmp_path):
     for nonce in (NONCE, OTHER):
-        History(tmp_path).follow(task(run, 3, nonce=nonce))
+        RunHistory(tmp_path).follow(task(run, 3, nonce=nonce))
     right, refusals = seen(tmp_path / KEPT), 0
     for where in synthetic.flips(tmp_path / KEPT, 300):
         try:
@@ -268,4 +268,4 @@ def test_one_flipped_bit_in_the_file_is_refused_or_makes_no_difference(run, tmp_
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
     Path(tmp_path / KEPT).mkdir()
     with pytest.raises(FedKSeedError, match="can't read"):
-        History(tmp_path)
+        RunHistory(tmp_path)

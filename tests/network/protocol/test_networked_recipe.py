@@ -4,9 +4,9 @@ import pytest
 
 from fedkseed.network.protocol.networked_recipe import networked
 from fedkseed.recipe.reading import parse
-from fedkseed.recipe.schema import Recipe, Trust
+from fedkseed.recipe.schema import Recipe, TrustTable
 
-DEFENDED = Trust(rule="clipped", agreement=True, most_examples=1)
+DEFENDED = TrustTable(rule="clipped", agreement=True, most_examples=1)
 
 
 def recipe(training: dict, trust: dict | None = None) -> Recipe:
@@ -19,16 +19,16 @@ def test_a_server_defends_itself_and_its_clients_where_a_recipe_says_nothing(alg
     made = networked(recipe({"algorithm": algorithm}))
     assert (made.trust, made.training.clip, made.training.batch_size) == (DEFENDED, 1000.0, 4)
     alone = recipe({"algorithm": algorithm})
-    assert (alone.trust, alone.training.clip, alone.training.batch_size) == (Trust(), None, 1), "`fedkseed run`"
+    assert (alone.trust, alone.training.clip, alone.training.batch_size) == (TrustTable(), None, 1), "`fedkseed run`"
 
 
 def test_what_a_recipe_names_is_not_replaced():
     named = {"rule": "mean", "agreement": False, "most_examples": 7}
     made = networked(recipe({"batch_size": 1, "clip": 5.0}, named))
-    assert (made.trust, made.training.clip, made.training.batch_size) == (Trust(**named), 5.0, 1)
+    assert (made.trust, made.training.clip, made.training.batch_size) == (TrustTable(**named), 5.0, 1)
 
 
 def test_a_default_is_given_to_those_who_can_follow_it_alone():
     assert networked(recipe({"wire": "sign", "lr": 1e-6})).training.clip is None, "a sign is 1"
     weights = networked(recipe({"algorithm": "fedavg"}))
-    assert (weights.trust, weights.training.clip, weights.training.batch_size) == (Trust(), None, 4)
+    assert (weights.trust, weights.training.clip, weights.training.batch_size) == (TrustTable(), None, 4)

@@ -11,7 +11,7 @@ from fedkseed import FedKSeedError
 from fedkseed.cli.commands import app
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.envelope import Task
-from fedkseed.network.protocol.history import KEPT, History
+from fedkseed.network.protocol.history import KEPT, RunHistory
 from fedkseed.network.protocol.receipts import checks, held_keys, nonce_of, require_seen
 from fedkseed.network.protocol.server.serving import current_nonce
 from fedkseed.network.protocol.signatures import (
@@ -239,7 +239,7 @@ def client(run: Store, directory: Path, done: int) -> Path:
     directory.mkdir(exist_ok=True)
     links, head, stem = run.history(0, done)
     asked = Task(0, 1.0, bytes(16), b"", b"", nonce_of(run, done), links=b"".join(links), head=head, stem=stem)
-    assert History(directory).follow(asked)
+    assert RunHistory(directory).follow(asked)
     return directory / KEPT
 
 

@@ -25,12 +25,12 @@ from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import Owner, Settings
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import UNSIGNED, Reply, Status, Task, digest_of
-from fedkseed.network.protocol.history import History
+from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.server import clients as remote
-from fedkseed.network.protocol.server.clients import Remote
+from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import current_nonce
 from fedkseed.network.protocol.signatures import (
     SIGNING,
@@ -87,9 +87,9 @@ class Untouched:
         self.parsed = 0
         owner = Owner(str(setting.files[number]), str(setting.model))
 
-        def follow(recipe: bytes) -> Member:
+        def follow(recipe: bytes) -> ClientWithRows:
             self.parsed += 1
-            return Member(owner, recipe)
+            return ClientWithRows(owner, recipe)
 
         self.worker = Worker(follow, client_of(keys, number), disclose=lambda code, text: text)
 
@@ -102,7 +102,7 @@ class Untouched:
 
 def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting, keys, first):
     """The attack: client 1 has the node id of client 0 and all that clients have, and wants its examples' scalars."""
-    assert Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
+    assert Worker(partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
         first.encode()
     ).status is (Status.DONE), "without signatures the attack succeeds"
     victim = Untouched(setting, keys)
@@ -232,7 +232,9 @@ def test_a_certificate_that_is_no_certificate_is_refused(keys, first):
 
 def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, keys, first):
     server = server_of(keys)
-    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0))
+    worker = Worker(
+        partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+    )
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, HEAD0, first.message, reply.message, reply.signature)
     digests = sha256(first.message).digest() + sha256(reply.message).digest()
@@ -274,7 +276,9 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
 
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
-    worker = Worker(partial(Member, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0))
+    worker = Worker(
+        partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+    )
     for nonce in (NONCE, bytes(16)):
         server = server_of(keys, nonce)
         reply = worker.reply(server.signed(first).encode())
@@ -288,9 +292,9 @@ def test_a_client_trains_on_one_model_in_a_round_whatever_its_server_signs(setti
     chosen = encode(replace(message, coefficients=rounded(message.coefficients + np.float32(1e-3), message.wire)))
 
     def started() -> Worker:
-        signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), History(tmp_path))
+        signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), RunHistory(tmp_path))
         owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-        return Worker(partial(Member, owner), signing, disclose=lambda code, text: text)
+        return Worker(partial(ClientWithRows, owner), signing, disclose=lambda code, text: text)
 
     honest, worker = recorded(first), started()
     answer = worker.reply(server.signed(honest).encode())
@@ -372,13 +376,13 @@ def test_a_signed_run_ends_with_the_digest_of_an_unsigned_one_and_keeps_the_rece
 ):
     """Differences to kept broadcasts travel in rounds 2 and 3; what is signed is what they restore."""
     receipts, sizes, made = [], set(), []
-    deliver, init = apps(setting, keys), Remote.__init__
+    deliver, init = apps(setting, keys), RemoteClients.__init__
 
     def remember(self, *args, **options):
         init(self, *args, **options)
         made.append(self)
 
-    monkeypatch.setattr(Remote, "__init__", remember)
+    monkeypatch.setattr(RemoteClients, "__init__", remember)
 
     def watching(message):
         task = Task.decode(unpacked(message))
@@ -512,15 +516,15 @@ def test_a_client_whose_key_was_removed_keeps_its_key_for_masks(keys, tmp_path):
 
 def test_a_clients_settings_name_the_files_that_sign(setting, keys, tmp_path):
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    Settings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")
+    OwnerSettings(owner, 60.0, str(keys / "client-0"), str(keys / "ca.pem")).write(tmp_path / "c")
     assert (tmp_path / "c" / "owner.json").stat().st_mode & 0o777 == 0o600
-    signing = Settings.read(tmp_path / "c").signing(tmp_path / "c")
+    signing = OwnerSettings.read(tmp_path / "c").signing(tmp_path / "c")
     assert signing is not None
     assert fingerprint(signing.key.public_key()) == fingerprint(server_of(keys).clients[0])
-    Settings(owner).write(tmp_path / "c")
-    assert Settings.read(tmp_path / "c").signing(tmp_path / "c") is None
+    OwnerSettings(owner).write(tmp_path / "c")
+    assert OwnerSettings.read(tmp_path / "c").signing(tmp_path / "c") is None
     with pytest.raises(FedKSeedError, match="a key and a ca, or neither"):
-        Settings(owner, key="x")
+        OwnerSettings(owner, key="x")
 
 
 @pytest.mark.parametrize("content", [b"nonsense", b"-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA\n"])

@@ -39,9 +39,9 @@ from fedkseed.models.quantised import KINDS, row_order, widened
 from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
-from fedkseed.network.protocol.history import History
+from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.signatures import ClientSigning, fingerprint, task_statement, upload_statement
 from fedkseed.randomness import EVERYONE, Purpose, draw_directions, generator, pool_key
 from fedkseed.run import digest_chain as chain
@@ -307,8 +307,8 @@ def received() -> list[dict[str, Any]]:
         (Path(folder) / "rows.jsonl").write_text("")
         owner = Owner(str(Path(folder) / "rows.jsonl"))
         authority = x509.load_der_x509_certificate(proof["authority"])
-        signing = ClientSigning(KEYS["client 0"], authority, History(Path(folder)))
-        worker = Worker(partial(Member, owner), signing, disclose=lambda code, text: str(code))
+        signing = ClientSigning(KEYS["client 0"], authority, RunHistory(Path(folder)))
+        worker = Worker(partial(ClientWithRows, owner), signing, disclose=lambda code, text: str(code))
         replies_ = [(name, data, worker.reply(data)) for name, data in cases]
     return [
         {"name": name, "status": int(reply.status), "code": reply.text, "bytes": data.hex()}

@@ -15,9 +15,9 @@ import torch
 
 from ...errors import FedKSeedError
 from ...recipe.reading import parse
-from ...recipe.schema import Network, Recipe
+from ...recipe.schema import NetworkTable, Recipe
 from ...round import answer
-from ...run.activity import Now
+from ...run.activity import ActivityFile
 from ...run.loop import Result, work
 from ...run.privacy_plan import kept_secret
 from ...run.progress import Progress
@@ -79,12 +79,12 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from ..protocol.server.clients import Numbers, Remote
+    from ..protocol.server.clients import ClientNumbers, RemoteClients
     from .client.app import client_app
     from .server.carrier import GridCarrier
 
     copies = Trackers([*recipe.report.to, *trackers], progress)
-    now = Now(copies)
+    now = ActivityFile(copies)
     simulation = Simulation(recipe.absolute(), now)
     recipe = simulation.recipe
     if simulation.setup.algorithm.remembers:
@@ -101,8 +101,10 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
         @app.main()
         def main(grid: Grid, context: Any) -> None:
             try:
-                numbers, text = Numbers(directory, count), recipe.to_toml().encode()
-                remote = Remote(GridCarrier(grid), numbers, text, count, Network(deadline=DAY, attempts=1), now)
+                numbers, text = ClientNumbers(directory, count), recipe.to_toml().encode()
+                remote = RemoteClients(
+                    GridCarrier(grid), numbers, text, count, NetworkTable(deadline=DAY, attempts=1), now
+                )
 
                 def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
                     return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from ...errors import FedKSeedError
 from ..protocol.server.request_limits import Quota
 from .browser_page import Page
-from .connections import PROOF, Hub, RequestError
+from .connections import PROOF, Connections, RequestError
 from .task_files import DIGEST, KEY
 
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
@@ -34,7 +34,7 @@ FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def application(hub: Hub, largest: int, strangers: Quota | None = None, page: Page | None = None) -> Starlette:
+def application(hub: Connections, largest: int, strangers: Quota | None = None, page: Page | None = None) -> Starlette:
     """The application of a server.
 
     Args:

@@ -24,7 +24,7 @@ from .task_files import KEY, Stub
 
 HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
-PROOF = 128  # bytes with which a client proves its key, see `Hub.session`
+PROOF = 128  # bytes with which a client proves its key, see `Connections.session`
 FRESH = 60.0  # seconds for which a challenge can be answered
 
 
@@ -37,7 +37,7 @@ class RequestError(FedKSeedError):
 
 
 @dataclass(slots=True)
-class Seat:
+class ConnectedClient:
     """A client, as requests know it."""
 
     key: EllipticCurvePublicKey
@@ -47,7 +47,7 @@ class Seat:
     task: tuple[bytes, bytes, float] | None = None  # key, stub and time of its end: sent, and not answered
 
 
-class Hub:
+class Connections:
     """The clients of a federation over HTTPS; a client's node is its number.
 
     Args:
@@ -62,7 +62,7 @@ class Hub:
         self._lock, self._clock = threading.Lock(), clock
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
         self._secret, self._answered = secrets.token_bytes(32), OrderedDict[bytes, float]()  # used challenges
-        self._seats: dict[int, Seat] = {}
+        self._seats: dict[int, ConnectedClient] = {}
         self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
         self._sessions: dict[str, int] = {}  # token -> client
         self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, time of its end
@@ -85,7 +85,7 @@ class Hub:
                     self._sessions.pop(seat.token or "", None)
                     self._wake(seat)
             for number, key in now.items():
-                self._seats.setdefault(number, Seat(key))
+                self._seats.setdefault(number, ConnectedClient(key))
 
     def close(self) -> None:
         """End all requests that wait: the server is about to end."""
@@ -256,7 +256,7 @@ class Hub:
             raise RequestError(404, "no task needs a file of this digest")
         return found[0]
 
-    def _wake(self, seat: Seat) -> None:
+    def _wake(self, seat: ConnectedClient) -> None:
         """Let the client's request look again; called with the lock held."""
         waiting, loop = seat.waiting, self._loop
         if waiting is not None and loop is not None and not loop.is_closed():

@@ -1,6 +1,6 @@
 """A client over HTTPS: one connection, on which it waits for a task, fetches its files and sends the reply.
 
-Who answers the tasks is its `Desk`: a worker with the model, a process of its own that ends when it is idle
+Who answers the tasks is its `TaskAnswerer`: a worker with the model, a process of its own that ends when it is idle
 (network/protocol/client/worker.py), or a shard's clients (shard.py). This process loads no PyTorch, and while it
 waits it does nothing at all.
 """
@@ -21,7 +21,7 @@ from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
 from ..protocol.carrier import MAX_MESSAGE
 from ..protocol.client import worker_socket as sockets
-from ..protocol.client.consent import Settings
+from ..protocol.client.consent import OwnerSettings
 from ..protocol.client.relay import GiveUp, relay, stop_worker
 from ..protocol.envelope import Reply, Status, Task
 from ..protocol.gain import Kept
@@ -41,7 +41,7 @@ class SessionError(Exception):
     """The end of a session: another has to be begun."""
 
 
-class Desk(Protocol):
+class TaskAnswerer(Protocol):
     """Whoever answers the tasks of a client."""
 
     kept: str  # what becomes of the tuned model of a finished run
@@ -71,7 +71,7 @@ class WorkerDesk:
         settings: of the worker.
     """
 
-    def __init__(self, directory: Path, settings: Settings) -> None:
+    def __init__(self, directory: Path, settings: OwnerSettings) -> None:
         self.directory, self.settings = directory.resolve(), settings
         self.kept = f"its tuned model is {self.directory / TUNED}"
         self.log: Path | str = self.directory / sockets.LOG
@@ -88,14 +88,14 @@ class WorkerDesk:
         stop_worker(self.directory)
 
 
-class Work:
+class TaskInHand:
     """A task in the hands of the desk, on a thread of its own.
 
     Args:
         stub: of the task; one that asks the same later only changes the key of the reply.
     """
 
-    def __init__(self, stub: Stub, task: bytes, desk: Desk) -> None:
+    def __init__(self, stub: Stub, task: bytes, desk: TaskAnswerer) -> None:
         self.stub, self.about = stub, Task.decode(task)
         self.reply: bytes | None = None
         self.done = threading.Event()
@@ -116,7 +116,7 @@ class Work:
         if self._give_up is not None:
             self._give_up()
 
-    def _run(self, task: bytes, desk: Desk) -> None:
+    def _run(self, task: bytes, desk: TaskAnswerer) -> None:
         def begun(give_up: GiveUp) -> None:
             self._give_up = give_up
             if self._given_up:
@@ -126,7 +126,7 @@ class Work:
         self.done.set()
 
 
-class Attendance:
+class HttpsClient:
     """A client of a server, which takes part until it is stopped.
 
     Args:
@@ -137,7 +137,7 @@ class Attendance:
         desk: answers its tasks.
     """
 
-    def __init__(self, directory: Path, url: str, ca: Path, key: Path, desk: Desk) -> None:
+    def __init__(self, directory: Path, url: str, ca: Path, key: Path, desk: TaskAnswerer) -> None:
         self.desk = desk
         self.directory, self.url = directory.resolve(), url.rstrip("/")
         parsed = httpx.URL(self.url)
@@ -214,7 +214,7 @@ class Attendance:
 
     def _attend(self, say: Say) -> NoReturn:
         """Answer tasks until the session ends."""
-        work: Work | None = None
+        work: TaskInHand | None = None
         last = b""  # key of the last task of this session: one that was refused or late is not done again
         try:
             while True:
@@ -236,7 +236,7 @@ class Attendance:
                     say(f"{_round(work.about)}: given up, the server has gone on")
                 if not about.keep:
                     say(f"{_round(about)}: training")
-                work = Work(stub, task, self.desk)
+                work = TaskInHand(stub, task, self.desk)
         except FedKSeedError as error:  # a broken file or task
             raise SessionError(str(error)) from error
         finally:
@@ -254,7 +254,7 @@ class Attendance:
         data = self._get(f"/v1/task?wait={wait:g}&after={after.hex()}", LARGEST, TIMEOUT + wait)
         return Stub.decode(data) if data else None
 
-    def _send(self, work: Work, say: Say) -> None:
+    def _send(self, work: TaskInHand, say: Say) -> None:
         """Send the worker's reply. One that is lost is asked for again, and the worker has it still."""
         data = work.reply or b""
         headers = {"authorization": f"Bearer {self._token}"}

@@ -27,13 +27,13 @@ from ..protocol import certs
 from ..protocol.addresses import disk_of
 from ..protocol.carrier import Parcel
 from ..protocol.networked_recipe import largest_request
-from ..protocol.server.clients import Numbers
+from ..protocol.server.clients import ClientNumbers
 from ..protocol.server.request_limits import Quota
 from ..protocol.server.serving import serve
 from ..protocol.signatures import SIGNING, ServerSigning, public_key
 from .app import application
 from .browser_page import Page
-from .connections import Hub, RequestError
+from .connections import Connections, RequestError
 
 FOLDER = "https"  # in a run's directory
 KEYS = 2.0  # seconds between two looks at the clients' keys
@@ -116,14 +116,14 @@ class Registry:
                     )
         self.lines = lines
         lacking = [number for number, line in enumerate(lines) if not line]
-        Numbers.register(self.directory, range(len(lines)), lacking)
+        ClientNumbers.register(self.directory, range(len(lines)), lacking)
         ServerSigning.write(folder, self.keys, lines)
         self._taken, self.times = self._seen, self.times + 1
         return lines
 
     def _paths(self) -> list[Path]:
         """The file of each client, by number; those of a run that has begun may be missing."""
-        known = Numbers.registered(self.directory) if Store(self.directory).begun else 0
+        known = ClientNumbers.registered(self.directory) if Store(self.directory).begun else 0
         if not known:
             return certs.public_keys(self.keys)
         if len(self._seen) > known:
@@ -135,7 +135,7 @@ class Registry:
         return {name: (stat.st_mtime_ns, stat.st_size) for name, stat in found.items()}
 
 
-class Watching(Hub):
+class Watching(Connections):
     """A hub that looks at the clients' keys: at all while the rounds wait, at a client's own with each request."""
 
     def __init__(self, registry: Registry) -> None:
@@ -204,7 +204,7 @@ class Address:
 
 
 @contextmanager
-def listening(hub: Hub, address: Address, largest: int, keys: Path) -> Iterator[None]:
+def listening(hub: Connections, address: Address, largest: int, keys: Path) -> Iterator[None]:
     """Answer requests on a thread of their own for the length of a `with` block.
 
     Args:

@@ -21,7 +21,7 @@ from ...errors import FedKSeedError
 from ...files import border, exclusive, read_table, write_table
 from ...recipe.algorithms import Algorithm, chosen
 from ...recipe.reading import parse, tables
-from ...recipe.schema import Network
+from ...recipe.schema import NetworkTable
 from ...round import decoded
 from ...run import digest_chain as chain
 from ...run.cohort import cohort
@@ -36,11 +36,11 @@ from ..protocol.carrier import Arrival, Carrier, Parcel
 from ..protocol.client.answering import AbandonedError, LaterError, Worker
 from ..protocol.client.relay import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
-from ..protocol.history import History
+from ..protocol.history import RunHistory
 from ..protocol.networked_recipe import ENVELOPE, MOST_OF_A_SHARD, require_networked
-from ..protocol.server.clients import Numbers, Remote
+from ..protocol.server.clients import ClientNumbers, RemoteClients
 from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
-from .join import Attendance
+from .join import HttpsClient
 from .server import FOLDER, KEYS, Address, Registry, RekeyedError, Watching, listening
 
 SHARE = 0.8  # of a task's seconds that the clients of a shard have: its sum must still come in time
@@ -52,10 +52,10 @@ Found = TypeVar("Found")
 
 
 class LeftError(BaseException):
-    """The end of a round for whose sum the root does not wait any more; no error of the carrier's, see `Remote`."""
+    """The end of a round for whose sum the root no longer waits; no error of the carrier's, see `RemoteClients`."""
 
 
-class Part(Registry):
+class ShardKeys(Registry):
     """The keys of a shard's clients, whose numbers begin somewhere in the run's. Clients may come and go at any time.
 
     Args:
@@ -83,7 +83,9 @@ class Part(Registry):
             numbers.append(int(found[1]))
         if not numbers:
             raise FedKSeedError(f"{self.keys} has no public key of a client; `fedkseed certs add` registers one")
-        most = max(max(numbers) + 1, Numbers.registered(self.directory) - self.first)  # a former one keeps its place
+        most = max(
+            max(numbers) + 1, ClientNumbers.registered(self.directory) - self.first
+        )  # a former one keeps its place
         return [self.keys / f"client-{number}.pub" for number in range(most)]
 
 
@@ -125,7 +127,7 @@ class Shard:
         part: the clients' keys, in whose directory their numbers are.
     """
 
-    def __init__(self, recipe: bytes, hub: Carrier, part: Part, progress: Progress) -> None:
+    def __init__(self, recipe: bytes, hub: Carrier, part: ShardKeys, progress: Progress) -> None:
         self.text, self.hub, self.part, self.progress = recipe, hub, part, progress
         with refusing(Code.RECIPE):
             self.recipe = parse(tables(recipe))
@@ -136,7 +138,9 @@ class Shard:
         self._strategy: KSeed | None = None
         self._links: list[bytes] = []  # of the run's log, from the first
         self._kept: bytes | None = None  # the last broadcast, to which the next may come as a difference
-        self._remote: tuple[tuple[bytes, int], Remote] | None = None  # with the nonce of its run and the clients' keys
+        self._remote: tuple[tuple[bytes, int], RemoteClients] | None = (
+            None  # with the nonce of its run and the clients' keys
+        )
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
@@ -171,7 +175,7 @@ class Shard:
 
         own = self.recipe.network.members(task.client)
 
-        def gather(remote: Remote) -> dict[int, bytes]:
+        def gather(remote: RemoteClients) -> dict[int, bytes]:
             mine = [client for client in drawn if client in own and client in remote.numbers.expected]
             if not mine:
                 return {}
@@ -210,7 +214,7 @@ class Shard:
         return self._strategy
 
     def _with_clients(
-        self, task: Task, end: float, on_step: Callable[[float], None], ask: Callable[[Remote], Found]
+        self, task: Task, end: float, on_step: Callable[[float], None], ask: Callable[[RemoteClients], Found]
     ) -> Found:
         """The clients' answers to a task; they are asked again if their keys change meanwhile.
 
@@ -230,14 +234,17 @@ class Shard:
             except FedKSeedError as error:
                 raise LaterError(str(error)) from error
 
-    def _clients(self, task: Task, end: float, on_step: Callable[[float], None]) -> Remote:
+    def _clients(self, task: Task, end: float, on_step: Callable[[float], None]) -> RemoteClients:
         """The clients behind the hub, for one task; all that are connected are waited for until its end."""
         left = max(1.0, end - time.monotonic())
-        network, of = Network(deadline=left, grace=left, attempts=1), (task.nonce, self.part.times)
+        network, of = NetworkTable(deadline=left, grace=left, attempts=1), (task.nonce, self.part.times)
         if self._remote is None or self._remote[0] != of:
             folder = self.part.directory
             signing = ServerSigning.read(folder / FOLDER, task.nonce)
-            self._remote = of, Remote(self.hub, Numbers(folder, None), self.text, 1, network, self.progress, signing)
+            self._remote = (
+                of,
+                RemoteClients(self.hub, ClientNumbers(folder, None), self.text, 1, network, self.progress, signing),
+            )
         remote = self._remote[1]
         remote.carrier, remote.options = Hurried(self.hub, partial(on_step, 0.0)), network
         remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
@@ -306,10 +313,10 @@ def run(directory: Path, url: str, ca: Path, key: Path, keys: Path, address: Add
     with border(f"can't make {directory / FOLDER}"):
         (directory / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(directory / FOLDER / "server.lock", f"another shard works in {directory}; stop it first"):
-        part = Part(directory, keys, progress, first)
+        part = ShardKeys(directory, keys, progress, first)
         hub = Watching(part)
         hub.renew()
-        signing = ClientSigning(private_key(key), certificate(ca), History(directory))
+        signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory))
         # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
         worker = Worker(
             lambda recipe: Shard(recipe, hub, part, progress),
@@ -317,7 +324,7 @@ def run(directory: Path, url: str, ca: Path, key: Path, keys: Path, address: Add
             partial(_noted, progress),
             lambda task: not task.keep,
         )
-        attendance = Attendance(directory, url, ca, key, ShardDesk(worker, hub))
+        attendance = HttpsClient(directory, url, ca, key, ShardDesk(worker, hub))
         with listening(hub, address, LARGEST, keys):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
             _gather(hub, directory, patience, progress)
@@ -335,7 +342,7 @@ def _gather(hub: Watching, directory: Path, patience: float, progress: Progress)
     end, known = time.monotonic() + patience, -1
     while time.monotonic() < end:
         try:
-            online, expected = {*hub.nodes()}, Numbers(directory, None).expected
+            online, expected = {*hub.nodes()}, ClientNumbers(directory, None).expected
         except RekeyedError:
             continue
         if expected <= online:

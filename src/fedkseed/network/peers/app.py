@@ -23,7 +23,7 @@ from ..https.connections import RequestError
 from ..protocol.server.request_limits import Quota
 from . import tls
 from .signed_upload import DIGEST, framed, unframed
-from .store import Copy
+from .store import UploadStore
 
 BATCH = 64  # entries of a request, and rounds whose names are asked for
 PREFIX = 8  # bytes of the run's digest in a path
@@ -34,7 +34,7 @@ def path_of(run: bytes) -> str:
     return f"/v1/{run[:PREFIX].hex()}"
 
 
-def application(copy: Copy, now: Callable[[], int], largest: int, heard: Callable[[], object]) -> Starlette:
+def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: Callable[[], object]) -> Starlette:
     """The application of a peer.
 
     Args:

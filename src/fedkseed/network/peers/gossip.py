@@ -21,9 +21,9 @@ from ..protocol.signatures import fingerprint
 from . import tls
 from .app import BATCH, path_of
 from .merge_rule import KEPT
-from .roster import Addresses
+from .roster import PeerAddresses
 from .signed_upload import DIGEST, framed, unframed
-from .store import Copy
+from .store import UploadStore
 
 FANOUT = 3  # peers that an own upload is pushed to
 TIMEOUT = 10.0  # seconds between two signs of life of a peer
@@ -33,14 +33,14 @@ MOST = 1 << 20  # bytes of an answer without entries: 1,000 rounds of digests ha
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ComparisonPace:
     """Seconds between two comparisons: `quick` after news, then twice as long each time up to `slow`."""
 
     quick: float
     slow: float
 
     @classmethod
-    def of(cls, seconds: float) -> "Pace":
+    def of(cls, seconds: float) -> "ComparisonPace":
         """The pace of rounds of some seconds: an upload has to be everywhere well before the next round opens."""
         return cls(min(2.0, seconds / 50), min(60.0, seconds / 8))
 
@@ -66,8 +66,8 @@ class Gossip:
     """
 
     def __init__(
-        self, copy: Copy, number: int, addresses: Addresses, context: ssl.SSLContext, open_: Callable[[], int],
-        seed: int, largest: int, pace: Pace, say: Callable[[str], object],
+        self, copy: UploadStore, number: int, addresses: PeerAddresses, context: ssl.SSLContext,
+        open_: Callable[[], int], seed: int, largest: int, pace: ComparisonPace, say: Callable[[str], object],
     ) -> None:  # fmt: skip
         self.copy, self.number, self.addresses, self.open = copy, number, addresses, open_
         self.seed, self.largest, self.pace, self.say = seed, largest, pace, say

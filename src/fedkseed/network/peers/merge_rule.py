@@ -27,13 +27,13 @@ from ...wire.records import Change, Upload
 from ..protocol.networked_recipe import require_networked
 from ..protocol.signatures import verify
 from .roster import Roster
-from .signed_upload import Entry
+from .signed_upload import SignedUpload
 
 KEPT = 2  # entries of one peer and round: two prove that it has contradicted itself
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Mark:
+class OrderedUpload:
     """An entry as the set's order knows it."""
 
     name: bytes
@@ -105,7 +105,7 @@ class Rule:
         drawn = [frozenset(cohort(recipe.seed, k, count, size, clients.draw)) for k in range(recipe.training.rounds)]
         return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
-    def mark(self, entry: Entry, now: int) -> Mark:
+    def mark(self, entry: SignedUpload, now: int) -> OrderedUpload:
         """The mark of an entry that belongs to the set; what is cheap to check comes first.
 
         Args:
@@ -130,7 +130,7 @@ class Rule:
             raise FedKSeedError(f"the upload for round {began + 1} is not signed with the key of peer {client}")
         alone = replace(self._before, round=step)
         self._plain.aggregate(alone, [upload])  # else one upload could keep a step from being added up
-        return Mark(entry.name(self.run), client, began, step)
+        return OrderedUpload(entry.name(self.run), client, began, step)
 
     @cached_property
     def _plain(self) -> KSeed:
@@ -141,7 +141,7 @@ class Rule:
     def _before(self) -> State:
         return self._plain.init()
 
-    def after(self, state: State, entries: Iterable[Entry]) -> State:
+    def after(self, state: State, entries: Iterable[SignedUpload]) -> State:
         """The state after the step `state.round` with the entries that count in it.
 
         Where there are none, or where together they overflow, the model stays and the step is over.
@@ -163,12 +163,12 @@ class Rule:
         return encode(self.strategy.broadcast(state, [0])[0])
 
 
-def kept(slot: Iterable[Mark]) -> list[Mark]:
+def kept(slot: Iterable[OrderedUpload]) -> list[OrderedUpload]:
     """The marks of one peer and round that are kept: the two with the smallest names, in order."""
     return sorted(set(slot))[:KEPT]
 
 
-def counted(slots: Mapping[tuple[int, int], Sequence[Mark]]) -> list[Mark]:
+def counted(slots: Mapping[tuple[int, int], Sequence[OrderedUpload]]) -> list[OrderedUpload]:
     """The marks that count: each alone in its slot, by (client, round)."""
     return [slots[key][0] for key in sorted(slots) if len(slots[key]) == 1]
 
@@ -179,8 +179,8 @@ def model_of(rule: Rule, data: Iterable[bytes]) -> State:
     Raises:
         FedKSeedError: an entry would not be taken.
     """
-    entries = {rule.mark(entry, rule.rounds): entry for entry in map(Entry.decode, data)}
-    slots: dict[tuple[int, int], list[Mark]] = {}
+    entries = {rule.mark(entry, rule.rounds): entry for entry in map(SignedUpload.decode, data)}
+    slots: dict[tuple[int, int], list[OrderedUpload]] = {}
     for mark in entries:
         slots[mark.client, mark.round] = kept([*slots.get((mark.client, mark.round), ()), mark])
     state = rule.strategy.init()

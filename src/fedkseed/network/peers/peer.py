@@ -19,18 +19,18 @@ from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
 from ..https.server import KEPT, answering
-from ..protocol.client.consent import Journal, Owner
-from ..protocol.client.worker import Member, journaled, secret_of
+from ..protocol.client.consent import ConsentJournal, Owner
+from ..protocol.client.worker import ClientWithRows, journaled, secret_of
 from ..protocol.envelope import Task, digest_of
 from ..protocol.networked_recipe import largest_request, networked, recipe_for_clients, require_one_server
 from ..protocol.signatures import fingerprint, private_key, sign
 from . import tls
 from .app import application, knowing
-from .gossip import Gossip, Pace
+from .gossip import ComparisonPace, Gossip
 from .merge_rule import Rule, require_shared
-from .roster import Addresses, Roster, load_roster
-from .signed_upload import Entry
-from .store import FILE, Copy
+from .roster import PeerAddresses, Roster, load_roster
+from .signed_upload import SignedUpload
+from .store import FILE, UploadStore
 from .verify import describe
 
 ANY = "each peer's own"  # in the place of the model's name, which is another on each machine; its digest counts
@@ -59,7 +59,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class PeerOutcome:
     """The result of a run, as one peer has it."""
 
     digest: str  # of the tuned model
@@ -98,7 +98,7 @@ class Place:
     port: int
 
 
-def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, say: Say) -> Outcome:
+def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, say: Say) -> PeerOutcome:
     """Take part in a run until its last round is over and no new upload has come for a while.
 
     Args:
@@ -123,11 +123,13 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         secret = secret_of(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
         say(f"peer {number} of {len(keys)}: loading {owner.model}")
-        member = journaled(Journal(directory), owner, text, keeps=directory / TUNED)
+        member = journaled(ConsentJournal(directory), owner, text, keeps=directory / TUNED)
         rule = Rule.of(text, member.recipe, member.setup.strategy, roster)
-        copy, largest = Copy(directory / FILE, rule), largest_request(recipe)
-        addresses, seed = Addresses(files.peers, roster, say), recipe.seed
-        gossip = Gossip(copy, number, addresses, client, roster.now, seed, largest, Pace.of(roster.seconds), say)
+        copy, largest = UploadStore(directory / FILE, rule), largest_request(recipe)
+        addresses, seed = PeerAddresses(files.peers, roster, say), recipe.seed
+        gossip = Gossip(
+            copy, number, addresses, client, roster.now, seed, largest, ComparisonPace.of(roster.seconds), say
+        )
         config = uvicorn.Config(
             application(copy, roster.now, largest, gossip.heard), host=place.host, port=place.port,
             log_level="critical", access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEPT,
@@ -156,9 +158,9 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
 class Peer:
     """A peer's own part: what it trains, and what it keeps."""
 
-    member: Member
+    member: ClientWithRows
     rule: Rule
-    copy: Copy
+    copy: UploadStore
     roster: Roster
     number: int
     key: ec.EllipticCurvePrivateKey
@@ -207,7 +209,7 @@ class Peer:
         except FedKSeedError as error:
             self.say(f"{which}: not trained: {error}")
             return
-        entry = Entry(max(round_, roster.now()), hashlib.sha256(broadcast).digest(), upload)
+        entry = SignedUpload(max(round_, roster.now()), hashlib.sha256(broadcast).digest(), upload)
         entry = replace(entry, signature=sign(self.key, entry.statement(rule.run)))
         added, refused = self.copy.add([entry.encoded], roster.now())
         for mark in added:
@@ -224,7 +226,7 @@ class Peer:
         while (left := max(begin, self.copy.changed) + seconds - time.monotonic()) > 0:
             time.sleep(min(LOOK, left))
 
-    def keep(self, path: Path) -> Outcome:
+    def keep(self, path: Path) -> PeerOutcome:
         """Write the tuned model of the entries that are here.
 
         Args:
@@ -237,7 +239,7 @@ class Peer:
         )
         tuned = Adapter.load(path)
         self.member.afterwards()
-        return Outcome(
+        return PeerOutcome(
             digest=tuned.tuned or "",
             set=copy.digest().hex(),
             rounds=rule.rounds,

@@ -24,13 +24,13 @@ from pydantic import AwareDatetime, Field, field_validator
 from ...errors import FedKSeedError
 from ...files import read_whole
 from ...recipe.reading import MAX_BYTES, tables, typed
-from ...recipe.schema import Part, Positive
+from ...recipe.schema import Positive, Table
 from ..protocol.signatures import fingerprint, public_key
 
 ADDRESS = re.compile(r"https://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9.-]+)(:[0-9]{1,5})?/?")
 
 
-class Peer(Part):
+class ListedPeer(Table):
     """One peer: its public key in OpenSSH's format, and where others reach it."""
 
     key: str
@@ -44,14 +44,14 @@ class Peer(Part):
         return value if value is None else value.rstrip("/")
 
 
-class Roster(Part):
+class Roster(Table):
     """The peers of a run in the order of their numbers, and the times of its rounds."""
 
     start: AwareDatetime
     seconds: Positive
     max_staleness: Annotated[int, Field(ge=0, le=100)] = 1  # rounds by which an upload may be late
     staleness_power: Annotated[float, Field(ge=0, le=16)] = 0.5  # one that is s rounds late counts (1 + s)^-power
-    peers: Annotated[list[Peer], Field(min_length=2, max_length=200)]
+    peers: Annotated[list[ListedPeer], Field(min_length=2, max_length=200)]
 
     def public_keys(self) -> tuple[EllipticCurvePublicKey, ...]:
         """The public keys of peers 0, 1, ….
@@ -99,7 +99,7 @@ def load_roster(path: Path) -> Roster:
     return roster
 
 
-class Addresses:
+class PeerAddresses:
     """The addresses in a roster's file as they are now; it may be edited while the run goes on.
 
     Args:

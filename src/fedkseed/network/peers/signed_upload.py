@@ -21,7 +21,7 @@ DIGEST = 32  # bytes
 
 
 @dataclass(frozen=True)
-class Entry:
+class SignedUpload:
     """A signed upload.
 
     Args:
@@ -53,7 +53,7 @@ class Entry:
         return LAYOUT.pack(MAGIC, VERSION, 0, self.step, self.base) + self.upload + self.signature
 
     @classmethod
-    def decode(cls, data: bytes) -> "Entry":
+    def decode(cls, data: bytes) -> "SignedUpload":
         """The entry encoded in `data`; the upload in it is not looked at.
 
         Raises:

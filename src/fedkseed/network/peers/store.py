@@ -13,8 +13,8 @@ from typing import Any
 from ...errors import FedKSeedError
 from ...files import border
 from ...strategies.kseed import State
-from .merge_rule import Mark, Rule, counted, kept
-from .signed_upload import Entry
+from .merge_rule import OrderedUpload, Rule, counted, kept
+from .signed_upload import SignedUpload
 
 FILE = "peer.sqlite"  # in a peer's directory
 SCHEMA = """
@@ -26,7 +26,7 @@ CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
 NEAR, EVERY = 8, 16  # states that are held: the last eight, and each sixteenth, from which others are computed again
 
 
-class Copy:
+class UploadStore:
     """A copy of the set; its methods may be called by several threads.
 
     Args:
@@ -40,7 +40,7 @@ class Copy:
         self.path, self.rule = path, rule
         self.changed = time.monotonic()  # the time of the last entry that was new
         self._lock = threading.RLock()
-        self._slots: dict[tuple[int, int], list[Mark]] = {}
+        self._slots: dict[tuple[int, int], list[OrderedUpload]] = {}
         self._names = set[bytes]()
         self._digests: dict[int, bytes] = {}  # of rounds, as long as they are right
         self._states: dict[int, State] = {0: rule.strategy.init()}
@@ -49,7 +49,7 @@ class Copy:
             self._database.executescript(SCHEMA)
             rows = self._database.execute("SELECT name, client, round, step FROM entries").fetchall()
         for row in rows:
-            mark = Mark(*row)
+            mark = OrderedUpload(*row)
             self._slots.setdefault((mark.client, mark.round), []).append(mark)
             self._names.add(mark.name)
         for slot in self._slots.values():
@@ -77,7 +77,7 @@ class Copy:
             row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def add(self, data: Iterable[bytes], now: int) -> tuple[list[Mark], list[str]]:
+    def add(self, data: Iterable[bytes], now: int) -> tuple[list[OrderedUpload], list[str]]:
         """Take encoded entries, all of them in one commit.
 
         Args:
@@ -86,12 +86,12 @@ class Copy:
         Returns:
             The entries that were new, and why others were refused.
         """
-        added, refused = list[Mark](), list[str]()
+        added, refused = list[OrderedUpload](), list[str]()
         with self._lock:
-            read = list[tuple[Mark, Entry]]()
+            read = list[tuple[OrderedUpload, SignedUpload]]()
             for one in data:
                 try:
-                    entry = Entry.decode(one)
+                    entry = SignedUpload.decode(one)
                     if entry.name(self.rule.run) not in self._names:
                         read.append((self.rule.mark(entry, now), entry))
                 except FedKSeedError as error:
@@ -149,7 +149,7 @@ class Copy:
         with self._lock:
             return (client, round_) in self._slots
 
-    def marks(self) -> list[Mark]:
+    def marks(self) -> list[OrderedUpload]:
         """The entries that count."""
         with self._lock:
             return counted(self._slots)
@@ -166,7 +166,7 @@ class Copy:
             state, marks = self._states[first], self.marks()
             while state.round < done:
                 names = [mark.name for mark in marks if mark.step == state.round]
-                state = self.rule.after(state, map(Entry.decode, self.data(names)))
+                state = self.rule.after(state, map(SignedUpload.decode, self.data(names)))
                 self._states[state.round] = state
             self._states = {k: s for k, s in self._states.items() if k % EVERY == 0 or k > done - NEAR}
             return state
@@ -175,7 +175,7 @@ class Copy:
         """The number of entries that were trained from the very model that this copy has for their rounds."""
         marks = self.marks()
         bases = {began: self.rule.base(self.state(began)) for began in sorted({mark.round for mark in marks})}
-        return sum(Entry.decode(self.data([mark.name])[0]).base == bases[mark.round] for mark in marks)
+        return sum(SignedUpload.decode(self.data([mark.name])[0]).base == bases[mark.round] for mark in marks)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

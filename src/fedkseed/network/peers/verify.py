@@ -22,13 +22,13 @@ from ...wire.codec import decode
 from ...wire.records import Broadcast, Run
 from .merge_rule import Rule, model_of, require_shared
 from .roster import Roster
-from .store import FILE, Copy
+from .store import FILE, UploadStore
 
 RUN = "run of"  # the fact with recipe, base model and roster
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class SetVerdict:
     """The extent of what was found right."""
 
     run: str  # digest of the run, hexadecimal
@@ -37,7 +37,7 @@ class Verdict:
     adapter: bool  # whether there was one
 
 
-def describe(copy: Copy, text: bytes, roster: Roster) -> None:
+def describe(copy: UploadStore, text: bytes, roster: Roster) -> None:
     """Keep in a copy what its verification needs besides the entries."""
     base = copy.rule.strategy.run.base.hex()
     copy.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
@@ -70,7 +70,7 @@ def central(directory: Path) -> tuple[Rule, State, int]:
     return rule, model_of(rule, entries), len(entries)
 
 
-def verify(directory: Path) -> Verdict:
+def verify(directory: Path) -> SetVerdict:
     """Recompute a peer's tuned model from its uploads.
 
     Raises:
@@ -88,4 +88,4 @@ def verify(directory: Path) -> Verdict:
                 f"{directory / NAME} does not hold the coefficients that follow from the {uploads} uploads: some came "
                 "after it was written (start the peer again, and it writes another), or something was changed"
             )
-    return Verdict(rule.run.hex(), uploads, rule.base(state).hex(), found)
+    return SetVerdict(rule.run.hex(), uploads, rule.base(state).hex(), found)

@@ -28,7 +28,7 @@ MINE = "this client"
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class GainSum:
     """The answer of a client: its number of rows, and the sum of their changes of the loss."""
 
     rows: int
@@ -44,7 +44,7 @@ class Sum:
         return LAYOUT.pack(MAGIC, VERSION, 0, self.rows, self.change)
 
     @classmethod
-    def decode(cls, data: bytes) -> "Sum":
+    def decode(cls, data: bytes) -> "GainSum":
         """The sum encoded in `data`.
 
         Raises:

@@ -36,7 +36,7 @@ class Seen:
     recipe: bytes  # digest of the recipe of the run
 
 
-class History:
+class RunHistory:
     """The last head that a client knows of each run, in its directory.
 
     None is forgotten: a server could have a run driven out by made-up ones, and ask for its rounds with other models.

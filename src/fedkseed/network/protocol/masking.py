@@ -45,7 +45,7 @@ def masking_public(line: str) -> bytes | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MaskedRoundsFile:
     """The last masked round of each run, in a file of a client's directory.
 
     Args:

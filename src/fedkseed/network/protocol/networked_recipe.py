@@ -7,7 +7,7 @@ from ...data.file_formats import SAMPLES
 from ...errors import FedKSeedError
 from ...recipe.algorithms import ALGORITHMS, algorithm_of
 from ...recipe.basis_digest import with_basis
-from ...recipe.schema import OBJECTIVES, Network, Recipe, Reporting
+from ...recipe.schema import OBJECTIVES, NetworkTable, Recipe, ReportTable
 from .carrier import MAX_MESSAGE
 
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
@@ -119,8 +119,8 @@ def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
     rest = {"sets": categories or None, "stop_when_diverged": True}  # its default, whatever the server does
     evaluation = recipe.evaluation.model_copy(update={**choosing, **rest})
     parts = {"model": model, "data": data, "clients": clients, "directions": directions, "evaluation": evaluation}
-    network = Network(shards=recipe.network.shards)  # by which a shard knows its clients
-    return recipe.model_copy(update=parts | {"network": network, "report": Reporting()}).to_toml().encode()
+    network = NetworkTable(shards=recipe.network.shards)  # by which a shard knows its clients
+    return recipe.model_copy(update=parts | {"network": network, "report": ReportTable()}).to_toml().encode()
 
 
 def largest_request(recipe: Recipe) -> int:

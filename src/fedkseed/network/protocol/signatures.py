@@ -29,7 +29,7 @@ from ...errors import FedKSeedError
 from ...files import border, read_table, write_table
 from .carrier import TRANSPORTS
 from .envelope import UNSIGNED, Reply, Status, Task
-from .history import RUNS, History
+from .history import RUNS, RunHistory
 from .masking import masking_public
 
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
@@ -241,7 +241,7 @@ class ClientSigning:
 
     key: ec.EllipticCurvePrivateKey
     ca: x509.Certificate
-    history: History | None = None
+    history: RunHistory | None = None
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
 

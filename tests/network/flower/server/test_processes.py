@@ -34,20 +34,20 @@ from fedkseed.network.flower.client import supervisor as node
 from fedkseed.network.flower.client.supervisor import Connection, Node
 from fedkseed.network.flower.compat import CLIENTAPP, QUIET
 from fedkseed.network.flower.server import processes as host
-from fedkseed.network.flower.server.processes import Host, nginx_conf
-from fedkseed.network.flower.server.status_file import Follower, Journal
+from fedkseed.network.flower.server.processes import ServerProcesses, nginx_conf
+from fedkseed.network.flower.server.status_file import Journal, JournalReader
 from fedkseed.network.flower.server.superlink import Notices
 from fedkseed.network.protocol.carrier import MAX_MESSAGE
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.networked_recipe import largest_request
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
-from fedkseed.strategies.averaging import State
+from fedkseed.strategies.averaging import AveragingState
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run, Upload
 
@@ -90,15 +90,15 @@ def test_without_nginx_only_loopback_is_served(monkeypatch, tmp_path):
     with pytest.raises(
         FedKSeedError, match=r"whoever reaches 0.0.0.0:8443 could start programs.*apt-get install nginx"
     ):
-        Host(tmp_path, tmp_path, ANYWHERE, 8443, 1 << 16, Silent())
+        ServerProcesses(tmp_path, tmp_path, ANYWHERE, 8443, 1 << 16, Silent())
     for loopback in ("127.0.0.1", "localhost", "::1"):
-        assert Host(tmp_path, tmp_path, loopback, 8443, 1 << 16, Silent()).inner == 8443
+        assert ServerProcesses(tmp_path, tmp_path, loopback, 8443, 1 << 16, Silent()).inner == 8443
 
 
 def test_a_server_without_certificates_starts_nothing(tmp_path):
     with (
         pytest.raises(FedKSeedError, match="make it with: fedkseed certs"),
-        Host(tmp_path, tmp_path, "127.0.0.1", 8443, 1 << 16, Silent()).running(),
+        ServerProcesses(tmp_path, tmp_path, "127.0.0.1", 8443, 1 << 16, Silent()).running(),
     ):
         pytest.fail("something was started")
 
@@ -152,7 +152,7 @@ def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_tim
             self.told.append(report)
 
     progress = Watching()
-    follower = Follower(tmp_path, progress)
+    follower = JournalReader(tmp_path, progress)
     assert follower.read() is None
     with Journal(tmp_path) as journal:
         journal.note("hello")
@@ -179,7 +179,7 @@ def test_a_journal_tells_everything_to_whoever_follows_even_half_a_line_at_a_tim
 def test_what_ends_a_run_reaches_whoever_follows_and_what_flower_does_to_it_is_only_told(tmp_path):
     with pytest.raises(FedKSeedError), Journal(tmp_path):
         raise FedKSeedError("too few clients")
-    follower = Follower(tmp_path, Silent())
+    follower = JournalReader(tmp_path, Silent())
     with pytest.raises(FedKSeedError, match="too few clients"):
         follower.read()
     follower.close()
@@ -187,7 +187,7 @@ def test_what_ends_a_run_reaches_whoever_follows_and_what_flower_does_to_it_is_o
         with pytest.raises(type(error)), Journal(tmp_path):
             raise error
         notes = Notes()
-        follower = Follower(tmp_path, notes)
+        follower = JournalReader(tmp_path, notes)
         assert follower.read() is None, "it is started again"
         follower.close()
         assert notes.has(f"the ServerApp ended with {type(error).__name__}")
@@ -305,7 +305,7 @@ def test_a_refused_client_compares_its_clock_with_the_servers(tmp_path, data_fil
 def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, tmp_path):
     """It was killed before it wrote down which node that is."""
     make(tmp_path / "keys", 2, ["localhost"], 2)
-    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, Silent())
+    served = ServerProcesses(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, Silent())
     nodes: dict[str, int] = {}
 
     def superlink(arguments, env, seconds=60.0):
@@ -322,7 +322,7 @@ def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, t
     keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(2)]
     nodes[str(keys[0])] = 5
     served._register()
-    assert Numbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
+    assert ClientNumbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
     served._nodes.unlink()
     with pytest.raises(FedKSeedError, match="already in use"):
         served._register()
@@ -334,7 +334,7 @@ def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_cam
     monkeypatch.setattr(host, "flwr", lambda arguments, env, seconds=60.0: {"node-id": str(next(fresh))})
     for name, expected in (("begun", {0: 7, 1: 8}), ("new", {0: 9, 1: 10, 2: 11})):
         notes = Notes()
-        served = Host(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
+        served = ServerProcesses(tmp_path / name, tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
         served.folder.mkdir(parents=True)
         if name == "begun":
             third = (tmp_path / "keys" / "client-2.pub").rename(tmp_path / "later")
@@ -342,7 +342,7 @@ def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_cam
             begin(served)
             third.rename(tmp_path / "keys" / "client-2.pub")
         assert not served._register()
-        assert Numbers(served.directory, None).of(range(7, 20)) == expected
+        assert ClientNumbers(served.directory, None).of(range(7, 20)) == expected
         assert notes.has("the run began with 2 clients") == (name == "begun")
 
 
@@ -373,29 +373,29 @@ class Nodes:
         raise AssertionError(arguments)
 
 
-def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int) -> tuple[Host, Nodes, Notes]:
+def begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clients: int) -> tuple[ServerProcesses, Nodes, Notes]:
     """A server whose run has begun."""
     make(tmp_path / "keys", clients, ["localhost"], 2)
     nodes, notes = Nodes(), Notes()
     monkeypatch.setattr(host, "flwr", nodes)
-    served = Host(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
+    served = ServerProcesses(tmp_path / "run", tmp_path / "keys", "127.0.0.1", 1, 1 << 16, notes)
     served.folder.mkdir(parents=True)
     served._register()
     begin(served)
     return served, nodes, notes
 
 
-def begin(served: Host) -> None:
+def begin(served: ServerProcesses) -> None:
     """Write the state before the first round, as the ServerApp does."""
     with Store.create(served.directory, "") as store:
-        store.commit(State(0, np.zeros(1, np.float32)), None)
+        store.commit(AveragingState(0, np.zeros(1, np.float32)), None)
 
 
-def text_of(served: Host, client: int) -> str:
+def text_of(served: ServerProcesses, client: int) -> str:
     return (served.keys / f"client-{client}.pub").read_text().strip()
 
 
-def replace_key(served: Host, client: int) -> str:
+def replace_key(served: ServerProcesses, client: int) -> str:
     """Make another key for a client, as docs/deployment.md says; returns the old one."""
     old = text_of(served, client)
     for name in (f"client-{client}", f"client-{client}.pub"):
@@ -406,15 +406,15 @@ def replace_key(served: Host, client: int) -> str:
 
 def test_a_key_that_was_replaced_is_revoked_and_the_new_one_has_its_number(monkeypatch, tmp_path):
     served, nodes, notes = begun(tmp_path, monkeypatch, 3)
-    before = Numbers.nodes(served.directory)
+    before = ClientNumbers.nodes(served.directory)
     assert not served._new_keys()
     old = replace_key(served, 1)
     assert served._new_keys(), "the running server sees it"
     assert old not in nodes.of
-    assert Numbers.nodes(served.directory) == {**before, 1: nodes.of[text_of(served, 1)]}
+    assert ClientNumbers.nodes(served.directory) == {**before, 1: nodes.of[text_of(served, 1)]}
     assert notes.has("revoking the key of client 1")
     assert not served._new_keys()
-    again = Host(served.directory, served.keys, "127.0.0.1", 1, 1 << 16, notes)
+    again = ServerProcesses(served.directory, served.keys, "127.0.0.1", 1, 1 << 16, notes)
     assert not again._register(), "and one that is started again"
     (served.keys / "client-1.pub").write_text(old)
     with pytest.raises(FedKSeedError, match=r"client-1.pub was revoked, and can't come back; make another"):
@@ -423,12 +423,12 @@ def test_a_key_that_was_replaced_is_revoked_and_the_new_one_has_its_number(monke
 
 def test_a_key_that_was_removed_is_revoked_and_nobody_waits_for_its_client(monkeypatch, tmp_path):
     served, nodes, _ = begun(tmp_path, monkeypatch, 3)
-    old, before = text_of(served, 2), Numbers.nodes(served.directory)
+    old, before = text_of(served, 2), ClientNumbers.nodes(served.directory)
     (served.keys / "client-2.pub").unlink()
     assert not served._new_keys(), "the others have the keys that they had"
     assert old not in nodes.of
-    assert Numbers.nodes(served.directory) == before
-    numbers = Numbers(served.directory, None)
+    assert ClientNumbers.nodes(served.directory) == before
+    numbers = ClientNumbers(served.directory, None)
     assert (numbers.count, numbers.expected) == (3, {0, 1})
 
 
@@ -441,7 +441,7 @@ def test_a_server_that_is_killed_while_it_revokes_a_key_has_revoked_it_when_it_i
     nodes.gone.discard(text_of(served, 0))
     del nodes.of[text_of(served, 0)]
     assert served._register()
-    assert Numbers.nodes(served.directory)[0] == nodes.of[text_of(served, 0)]
+    assert ClientNumbers.nodes(served.directory)[0] == nodes.of[text_of(served, 0)]
 
 
 def test_a_running_server_survives_a_key_that_it_cannot_take_up(monkeypatch, tmp_path):
@@ -483,10 +483,10 @@ def test_whatever_fails_on_a_full_disk_is_told_as_that(monkeypatch, tmp_path, fr
         raise FedKSeedError("Server error 500")
 
     monkeypatch.setattr(host, "flwr", failing)
-    monkeypatch.setattr(Host, "_ready", lambda *_: None)
+    monkeypatch.setattr(ServerProcesses, "_ready", lambda *_: None)
     monkeypatch.setattr(host.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
     with pytest.raises(FedKSeedError, match=match):
-        Host(tmp_path, tmp_path, "127.0.0.1", 1, 1 << 16, Silent()).run()
+        ServerProcesses(tmp_path, tmp_path, "127.0.0.1", 1, 1 << 16, Silent()).run()
 
 
 def test_a_clients_executor_that_was_killed_is_started_again(monkeypatch, tmp_path, data_file):
@@ -606,7 +606,7 @@ def test_a_clients_executor_runs_our_app_and_never_the_servers(monkeypatch):
 
 
 def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(monkeypatch, setting, tmp_path):
-    class Gone(Host):
+    class Gone(ServerProcesses):
         @contextmanager
         def running(self):
             yield

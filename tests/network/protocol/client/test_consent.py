@@ -8,8 +8,8 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol.client import consent
-from fedkseed.network.protocol.client.consent import Journal, Owner, Settings, consented
-from fedkseed.network.protocol.client.policy import View
+from fedkseed.network.protocol.client.consent import ConsentJournal, Owner, OwnerSettings, consented
+from fedkseed.network.protocol.client.policy import RowView
 from fedkseed.network.protocol.envelope import Code, RefusedError
 from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
 
@@ -81,8 +81,8 @@ def test_a_recipe_that_is_no_text_is_refused(owner):
 
 def test_a_worker_reads_the_policy_that_the_owner_gave(data_file, tmp_path):
     owner = Owner(str(data_file), policy=OPEN)
-    Settings(owner).write(tmp_path)
-    assert Settings.read(tmp_path).owner == owner
+    OwnerSettings(owner).write(tmp_path)
+    assert OwnerSettings.read(tmp_path).owner == owner
 
 
 BOMBS = {  # of recipes: a text, and the words of its refusal
@@ -120,11 +120,11 @@ def test_a_key_of_as_many_parts_as_go_is_refused_for_its_name():
 
 
 def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
-    journal = Journal(tmp_path)
+    journal = ConsentJournal(tmp_path)
     for _ in range(2):
         journal.asked(b"one")
         journal.decided(b"one", "policy: no")
-        journal = Journal(tmp_path)  # of the next worker
+        journal = ConsentJournal(tmp_path)  # of the next worker
     lines = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     assert [line.get("recipe") or line["decision"] for line in lines] == ["one", "policy: no", "policy: no"]
     assert len({line["digest"] for line in lines}) == 1
@@ -134,7 +134,7 @@ def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
 def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_is_read(tmp_path, monkeypatch):
     monkeypatch.setattr(consent, "MAX_ASKED", 3000)
     (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
-    journal = Journal(tmp_path)
+    journal = ConsentJournal(tmp_path)
     journal.asked(b"x" * 2000)
     with pytest.raises(RefusedError, match="more than 3,000 are not kept: move it"):
         journal.asked(b"y" * 2000)
@@ -143,12 +143,12 @@ def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_i
 
 def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
     """By the number of examples, each limit of tokens more tells how many rows are shorter."""
-    journal = Journal(tmp_path)
-    views = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+    journal = ConsentJournal(tmp_path)
+    views = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
     for view in views[:2]:
         journal.require_room(view, 2)
         journal.decided(b"recipe", "followed", view)
-    journal = Journal(tmp_path)  # a restart forgets none
+    journal = ConsentJournal(tmp_path)  # a restart forgets none
     journal.require_room(views[0], 2)
     with pytest.raises(RefusedError, match="max_views = 2: raise it, or remove"):
         journal.require_room(views[2], 2)
@@ -161,38 +161,38 @@ def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
         assert refusal.value.code is code
 
 
-VIEWS = [View("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
+VIEWS = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
 
 
 def test_a_view_after_a_line_that_was_cut_short_is_not_forgotten(tmp_path):
     """The attack: a server whose tasks end the worker while it writes gets each view that is noted next for nothing."""
-    journal = Journal(tmp_path)
+    journal = ConsentJournal(tmp_path)
     journal.decided(b"recipe", "followed", VIEWS[0])
     journal.path.write_bytes(journal.path.read_bytes()[:-20])
-    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
-    assert Journal(tmp_path).views == {VIEWS[1]}
-    Journal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
-    assert Journal(tmp_path).views == {*VIEWS[1:]}
+    ConsentJournal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
+    assert ConsentJournal(tmp_path).views == {VIEWS[1]}
+    ConsentJournal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
+    assert ConsentJournal(tmp_path).views == {*VIEWS[1:]}
 
 
 def test_one_flipped_bit_in_the_journal_costs_one_line_at_most(tmp_path):
-    journal = Journal(tmp_path)
+    journal = ConsentJournal(tmp_path)
     for number, view in enumerate(VIEWS):
         journal.asked(bytes([65 + number]))
         journal.decided(bytes([65 + number]), "followed", view)
     for where in flips(journal.path, 300):
-        assert len(Journal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
+        assert len(ConsentJournal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
     journal.path.write_text('{"digest": ' + "[" * 100_000 + "\n" + journal.path.read_text())
-    assert Journal(tmp_path).views == {*VIEWS}
+    assert ConsentJournal(tmp_path).views == {*VIEWS}
 
 
 def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference(owner, tmp_path):
-    Settings(owner, key="/keys/client-0", ca="/keys/ca.pem").write(tmp_path)
-    right = Settings.read(tmp_path)
+    OwnerSettings(owner, key="/keys/client-0", ca="/keys/ca.pem").write(tmp_path)
+    right = OwnerSettings.read(tmp_path)
     for where in flips(tmp_path / consent.SETTINGS, 300):
-        if not refused(lambda: Settings.read(tmp_path)):
-            assert Settings.read(tmp_path) == right, where
-    assert Settings.read(tmp_path) == right
+        if not refused(lambda: OwnerSettings.read(tmp_path)):
+            assert OwnerSettings.read(tmp_path) == right, where
+    assert OwnerSettings.read(tmp_path) == right
 
 
 @pytest.mark.parametrize(
@@ -203,9 +203,9 @@ def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference
 def test_settings_that_are_none_are_refused(tmp_path, content):
     (tmp_path / consent.SETTINGS).write_text(content)
     with pytest.raises(FedKSeedError):
-        Settings.read(tmp_path)
+        OwnerSettings.read(tmp_path)
 
 
 def test_settings_may_be_written_by_hand(owner, tmp_path):
     (tmp_path / consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
-    assert Settings.read(tmp_path) == Settings(owner)
+    assert OwnerSettings.read(tmp_path) == OwnerSettings(owner)

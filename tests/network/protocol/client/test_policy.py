@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.protocol.client.consent import Journal, Owner, consented
+from fedkseed.network.protocol.client.consent import ConsentJournal, Owner, consented
 from fedkseed.network.protocol.client.policy import Policy, load_policy, numbers_of
 from fedkseed.network.protocol.client.worker import Worker, journaled
 from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
@@ -183,7 +183,7 @@ def private(tmp_path, model_folder) -> Owner:
 def ask(owner: Owner, folder: Path, text: bytes) -> Reply:
     """The reply of a new worker of an owner to a task with a recipe."""
     folder.mkdir(exist_ok=True)
-    worker = Worker(partial(journaled, Journal(folder), owner))
+    worker = Worker(partial(journaled, ConsentJournal(folder), owner))
     return worker.reply(Task(0, 600.0, digest_of(text), text, b"").encode())
 
 

@@ -25,10 +25,10 @@ from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client import relay as client_relay
 from fedkseed.network.protocol.client import worker as worker_module
 from fedkseed.network.protocol.client import worker_socket as sockets
-from fedkseed.network.protocol.client.consent import Owner, Settings
+from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
-from fedkseed.network.protocol.client.worker import BATCHES, AbandonedError, Member, Worker, secret_of, serve
+from fedkseed.network.protocol.client.worker import BATCHES, AbandonedError, ClientWithRows, Worker, secret_of, serve
 from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.signatures import ServerSigning, certificate, private_key, public_key
@@ -61,7 +61,7 @@ def owner(setting) -> Owner:
 def directory(owner, tmp_path_factory):
     """Of a client whose worker runs on from test to test, as it does in life: starting one takes seconds."""
     made = tmp_path_factory.mktemp("w") / "c"
-    Settings(owner, idle=60.0).write(made)
+    OwnerSettings(owner, idle=60.0).write(made)
     yield made
     if locked(made / sockets.LOCK):
         os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
@@ -83,7 +83,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
-    expected = Worker(partial(Member, owner)).reply(first.encode())
+    expected = Worker(partial(ClientWithRows, owner)).reply(first.encode())
     assert expected.status is Status.DONE
     assert Reply.decode(relay(first.encode(), context(directory))) == expected
     pid = (directory / sockets.LOCK).read_text()
@@ -99,7 +99,7 @@ def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(direc
 def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_nothing(owner, first, tmp_path):
     """The real process: the attacker has the node id of client 1, and so reaches its ClientApp."""
     make(keys := tmp_path / "keys", 2, ["localhost"], 2)
-    Settings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
+    OwnerSettings(owner, 60.0, str(keys / "client-1"), str(keys / "ca.pem")).write(tmp_path / "c")
     publics = [public_key((keys / f"client-{k}.pub").read_bytes(), k) for k in range(2)]
     genuine = ServerSigning(private_key(keys / "server.key"), certificate(keys / "server.pem"), publics, bytes(16))
     attacker = ServerSigning(private_key(keys / "client-0"), certificate(keys / "server.pem"), publics, bytes(16))
@@ -123,12 +123,16 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     """By the recipe's seed a server knows each batch: 200 scalars of 40 rows are equations for each row's own."""
-    public = Worker(partial(Member, owner)).reply(first.encode())
-    made = {Worker(partial(Member, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
+    public = Worker(partial(ClientWithRows, owner)).reply(first.encode())
+    made = {Worker(partial(ClientWithRows, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
     assert len({public.message, *made}) == 3
-    again = Worker(partial(Member, replace(owner, secret=1))).reply(first.encode()).message
+    again = Worker(partial(ClientWithRows, replace(owner, secret=1))).reply(first.encode()).message
     assert again in made, "of one run, also by a worker that was started again"
-    other = Worker(partial(Member, replace(owner, secret=1))).reply(replace(first, nonce=b"x" * 16).encode()).message
+    other = (
+        Worker(partial(ClientWithRows, replace(owner, secret=1)))
+        .reply(replace(first, nonce=b"x" * 16).encode())
+        .message
+    )
     assert other not in made, "the attack: another model for the same batches, under another nonce"
     kept = secret_of(tmp_path)
     assert secret_of(tmp_path) == kept > 2**64
@@ -161,7 +165,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
         (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
-        follow = partial(Member, replace(owner, secret=secret), ledger=Ledger(folder))
+        follow = partial(ClientWithRows, replace(owner, secret=secret), ledger=Ledger(folder))
         return Worker(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
@@ -187,7 +191,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, first, changes):
     """With lr near 0, all scalars of a round are of one model."""
     message = replace(decode(first.message, Broadcast), **changes)
-    reply = Worker(partial(Member, owner)).reply(replace(first, message=encode(message)).encode())
+    reply = Worker(partial(ClientWithRows, owner)).reply(replace(first, message=encode(message)).encode())
     assert (reply.status, reply.text) == (Status.REFUSED, "task")
 
 
@@ -218,22 +222,22 @@ def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(director
 
 
 def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path):
-    Settings(owner, idle=0.2).write(tmp_path / "c")
+    OwnerSettings(owner, idle=0.2).write(tmp_path / "c")
     serve(tmp_path / "c")
     assert not (tmp_path / "c" / sockets.SOCKET).exists()
 
 
 def test_a_task_whose_time_is_over_is_given_up(first, owner):
-    worker = Worker(partial(Member, owner))
+    worker = Worker(partial(ClientWithRows, owner))
     assert worker.reply(first.encode()).status is Status.DONE
     with pytest.raises(AbandonedError):
         worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
-    fresh = Worker(partial(Member, owner))
+    fresh = Worker(partial(ClientWithRows, owner))
     assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
 
 
 def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
-    member = Member(owner, first.recipe)
+    member = ClientWithRows(owner, first.recipe)
     taken, steps = member.answer, []
 
     def counting(task, *more):
@@ -250,14 +254,14 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
 
 
 def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_why(first, owner, capsys):
-    worker = Worker(partial(Member, owner))
+    worker = Worker(partial(ClientWithRows, owner))
     unknown = replace(first, recipe=b"")
     assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
     assert worker.reply(b"nonsense of many bytes") == Reply(Status.REFUSED, text="task")
     assert "starts with b'nons'" in capsys.readouterr().err
     damaged = replace(first, message=first.message[:-1] + b"\0")
     assert worker.reply(damaged.encode()).status is Status.REFUSED
-    wrong = Worker(partial(Member, replace(owner, model="/no/model"))).reply(first.encode())
+    wrong = Worker(partial(ClientWithRows, replace(owner, model="/no/model"))).reply(first.encode())
     assert wrong == Reply(Status.REFUSED, text="model")
     assert "no model at /no/model" in capsys.readouterr().err
     assert worker.reply(first.encode()).status is Status.DONE
@@ -321,7 +325,7 @@ def asking(task: Task, **changes: object) -> Task:
     ids=str,
 )
 def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, capsys, changes):
-    worker = Worker(partial(Member, owner))
+    worker = Worker(partial(ClientWithRows, owner))
     assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
     assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
 
@@ -331,14 +335,14 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
     ruinous = 'algorithm = "fedkseed-backprop"\nwire = "exact"'
     rate = 'max_new_tokens = 4\n[derivatives]\noptimizer = "sgd"\nlr = 1e30'
     asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
-    had = decode(Worker(partial(Member, owner)).reply(asked.encode()).message, Change)
+    had = decode(Worker(partial(ClientWithRows, owner)).reply(asked.encode()).message, Change)
     assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
     training = owner.policy.training.model_copy(update={"min_steps": 3})
     careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
-    assert Worker(partial(Member, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
+    assert Worker(partial(ClientWithRows, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
     assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
     usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
-    assert Worker(partial(Member, careful)).reply(usual.encode()).status is Status.DONE
+    assert Worker(partial(ClientWithRows, careful)).reply(usual.encode()).status is Status.DONE
 
 
 def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
@@ -349,7 +353,7 @@ def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, 
 
     def asked(count: int) -> Reply:
         text = recipe_for_clients(recipe, count)
-        worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+        worker = Worker(partial(ClientWithRows, owner, masks=partial(masker, recipe.seed)))
         return worker.reply(Task(1, 600.0, digest_of(text), text, message).encode())
 
     assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
@@ -358,8 +362,8 @@ def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, 
         assert f"of {count} clients the recipe's seed draws" in capsys.readouterr().err
 
 
-def masker(seed: int, number: int, nonce: bytes) -> masks.Member:
-    return masks.Member(number, simulated_key(seed, number))
+def masker(seed: int, number: int, nonce: bytes) -> masks.MaskingClient:
+    return masks.MaskingClient(number, simulated_key(seed, number))
 
 
 def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
@@ -368,7 +372,7 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
     strategy = Simulation(recipe).strategy
     message = strategy.broadcast(strategy.init(), range(3))[1]
     text = recipe_for_clients(recipe, 3)
-    worker = Worker(partial(Member, owner, masks=partial(masker, recipe.seed)))
+    worker = Worker(partial(ClientWithRows, owner, masks=partial(masker, recipe.seed)))
     for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
         asked = Task(1, 600.0, digest_of(text), text, data)
         assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
@@ -376,7 +380,7 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    reply = Worker(partial(Member, timed(owner, 1e-9))).reply(first.encode())
+    reply = Worker(partial(ClientWithRows, timed(owner, 1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
 
@@ -404,11 +408,11 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
         return load(*args, **options)
 
     monkeypatch.setattr(worker_module, name, slow)
-    worker = Worker(partial(Member, timed(owner, 3600.0)))
+    worker = Worker(partial(ClientWithRows, timed(owner, 3600.0)))
     assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
     clock[0] = 0.0
-    slow_once = Worker(partial(Member, timed(owner, 7200.0)))
+    slow_once = Worker(partial(ClientWithRows, timed(owner, 7200.0)))
     for number in range(3):
         task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
         assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
@@ -417,7 +421,7 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
 def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
     """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
     asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
-    member, passes = Member(timed(owner, 35.0), asked.recipe), []
+    member, passes = ClientWithRows(timed(owner, 35.0), asked.recipe), []
 
     def slow(*_):
         passes.append(clock[0])
@@ -433,7 +437,7 @@ def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(set
 
 def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):
     """By a GPU that is full, say; PyTorch's texts have sizes, paths and pieces of code."""
-    member = Member(owner, first.recipe)
+    member = ClientWithRows(owner, first.recipe)
     member.examples = []  # no batch can be made of none
     reply = Worker(lambda recipe: member).reply(first.encode())
     assert reply == Reply(Status.FAILED, text="error")

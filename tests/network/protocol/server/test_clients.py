@@ -19,11 +19,11 @@ from fedkseed.network.flower.compat import ERRORS, GONE, guard_pulls
 from fedkseed.network.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.worker import Member, Worker
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.server import clients as remote
-from fedkseed.network.protocol.server.clients import Numbers
-from fedkseed.recipe.schema import Network
+from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.recipe.schema import NetworkTable
 from fedkseed.report.watch_state import Watched
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
@@ -93,7 +93,7 @@ def keeping(setting, folder):
     """Workers whose clients keep the tuned model in a file of their own, as those of `fedkseed client` do."""
     owners = [Owner(str(file), str(setting.model), policy=OPEN) for file in setting.files]
     files = [folder / f"client-{number}.safetensors" for number in range(3)]
-    made = [Worker(partial(Member, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
+    made = [Worker(partial(ClientWithRows, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
     apps = {
         node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
         for node, worker in zip(NODES, made, strict=True)
@@ -140,7 +140,7 @@ def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp
 def test_a_tuned_model_that_the_history_does_not_name_is_not_kept(setting, tmp_path):
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     task = replace(recorded(setting.first(0)), keep=True)
-    member = Member(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
+    member = ClientWithRows(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
     assert Task.decode(task.encode()) == task
 
     def refuse(broadcast):
@@ -587,7 +587,7 @@ def test_an_error_of_flowers_that_lasts_until_the_deadline_ends_the_process_and_
 
 def test_nobody_waits_for_a_client_whose_key_was_revoked(setting, tmp_path):
     directory, notes = setting.begin(tmp_path / "run", "minimum = 2\npatience = 600.0"), Notes()
-    Numbers.register(directory, NODES, revoked=[1])
+    ClientNumbers.register(directory, NODES, revoked=[1])
     result = setting.serve(directory, nodes=lambda: (NODES[0], NODES[2]), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 2]] * 3
     assert notes.has("without client 1")
@@ -600,7 +600,7 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
     notes, workers = Notes(), setting.workers()
-    workers[333] = Worker(partial(Member, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
+    workers[333] = Worker(partial(ClientWithRows, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
     apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3
@@ -698,21 +698,21 @@ def test_a_server_killed_after_any_round_goes_on_with_the_same_digest(setting, u
 def test_a_run_does_not_go_on_with_other_clients_than_it_began_with(setting, tmp_path):
     directory = setting.begin(tmp_path / "run")
     setting.serve(directory)
-    Numbers.register(directory, NODES[:2])
+    ClientNumbers.register(directory, NODES[:2])
     with pytest.raises(FedKSeedError, match="a cohort of 3 can't be drawn from 2 clients"):
         setting.serve(directory)
-    Numbers.register(directory, (*NODES, 444))
+    ClientNumbers.register(directory, (*NODES, 444))
     with pytest.raises(FedKSeedError, match="began with a number of clients of 3, now it is 4"):
         setting.serve(directory, nodes=lambda: (*NODES, 444))
 
 
 def test_nodes_without_registered_keys_get_numbers_as_they_come_and_keep_them(tmp_path):
-    numbers = Numbers(tmp_path, 3)
+    numbers = ClientNumbers(tmp_path, 3)
     assert numbers.of([50]) == {0: 50}
     assert numbers.of([50, 20, 40]) == {0: 50, 1: 20, 2: 40}
-    assert Numbers(tmp_path, 3).of([40, 60]) == {2: 40}
+    assert ClientNumbers(tmp_path, 3).of([40, 60]) == {2: 40}
     with pytest.raises(FedKSeedError, match="how many clients are there"):
-        Numbers(tmp_path / "none", None)
+        ClientNumbers(tmp_path / "none", None)
 
 
 def test_a_server_without_data_evaluates_nothing_and_tunes_the_same(setting, undisturbed, tmp_path):
@@ -741,14 +741,14 @@ def test_a_recipe_that_a_network_cannot_run_is_refused_before_anything_is_sent(s
 
 def test_a_minimum_above_the_cohort_is_refused():
     with pytest.raises(FedKSeedError, match="minimum = 4 is more than the 3 clients"):
-        Network(minimum=4).minimum_of(3)
-    assert [Network().minimum_of(count) for count in (1, 2, 3, 10)] == [1, 1, 2, 5]
+        NetworkTable(minimum=4).minimum_of(3)
+    assert [NetworkTable().minimum_of(count) for count in (1, 2, 3, 10)] == [1, 1, 2, 5]
 
 
 def test_one_flipped_bit_in_the_numbers_of_clients_is_refused(tmp_path):
     """Another node would have a client's number, or none."""
-    Numbers.register(tmp_path, NODES, revoked=[1])
+    ClientNumbers.register(tmp_path, NODES, revoked=[1])
     for where in flips(tmp_path / remote.NUMBERS, 300):
-        assert refused(lambda: Numbers(tmp_path, 3)), where
-        assert refused(lambda: Numbers.nodes(tmp_path)), where
-    assert Numbers.nodes(tmp_path) == dict(enumerate(NODES))
+        assert refused(lambda: ClientNumbers(tmp_path, 3)), where
+        assert refused(lambda: ClientNumbers.nodes(tmp_path)), where
+    assert ClientNumbers.nodes(tmp_path) == dict(enumerate(NODES))

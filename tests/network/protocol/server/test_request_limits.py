@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedkseed.network.protocol.server import request_limits as guard
-from fedkseed.network.protocol.server.request_limits import BURST, RATE, TOGETHER, Addresses, Quota
+from fedkseed.network.protocol.server.request_limits import BURST, RATE, TOGETHER, ClientAddresses, Quota
 
 
 @dataclass
@@ -36,7 +36,7 @@ def test_made_up_keys_do_not_fill_the_memory(monkeypatch):
 
 def test_a_key_at_two_addresses_at_a_time_is_seen_and_a_client_that_moves_is_not():
     clock = Clock()
-    addresses = Addresses(clock)
+    addresses = ClientAddresses(clock)
     moving = ["home", "home", "train", "train", "office"]
     assert [addresses.other(1, where) for where in moving] == [None] * 5
     assert [addresses.other(2, where) for where in ("owner", "thief", "owner")] == [None, None, "thief"]

@@ -22,18 +22,18 @@ from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.consent import consented
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
-from fedkseed.network.protocol.client.worker import Member, Worker, masks_of
+from fedkseed.network.protocol.client.worker import ClientWithRows, Worker, masks_of
 from fedkseed.network.protocol.envelope import Task
 from fedkseed.network.protocol.masking import MEMORY
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server import clients as clients_module
-from fedkseed.network.protocol.server.clients import Numbers
+from fedkseed.network.protocol.server.clients import ClientNumbers
 from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, why_model
 from fedkseed.network.protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, tables, typed
-from fedkseed.recipe.schema import HeldOutSet
+from fedkseed.recipe.schema import HeldOutSetTable
 from fedkseed.run.store import Store
 from fedkseed.secure.accounting import epsilon_of
 from fedkseed.wire.codec import kind_of
@@ -82,7 +82,7 @@ def pinned(setting, tmp_path_factory) -> str:
 def test_a_server_without_a_model_imports_no_pytorch_and_stays_under_200_mb(setting, undisturbed, pinned, tmp_path):
     """The process that Flower starts for the server's side, but for its SuperLink, whose part this test plays."""
     with Store.create(tmp_path / "run", parse(loads(pinned)).to_toml()):
-        Numbers.register(tmp_path / "run", NODES)
+        ClientNumbers.register(tmp_path / "run", NODES)
     workers = setting.workers()
     with Listener(family="AF_UNIX") as listener:
         command = [sys.executable, "-c", SERVER, tmp_path / "run", listener.address, *map(str, NODES)]
@@ -138,13 +138,13 @@ path = "{tmp_path}/own.jsonl"
     alone = start(recipe, tmp_path / "alone")
     sent = parse(tables(recipe_for_clients(recipe, 3)))
     assert sent.evaluation == recipe.evaluation.model_copy(
-        update={"validation": None, "best": None, "sets": [HeldOutSet(name="unseen", held_out="number")]}
+        update={"validation": None, "best": None, "sets": [HeldOutSetTable(name="unseen", held_out="number")]}
     )
     allowed = typed(
         Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
     )
     owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
-    workers = {node: Worker(partial(Member, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    workers = {node: Worker(partial(ClientWithRows, owner)) for node, owner in zip(NODES, owners, strict=True)}
     apps = {
         node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
         for node, worker in workers.items()
@@ -190,7 +190,7 @@ def test_a_client_loads_no_metric_that_a_server_names(setting):
     with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
         start(recipe, setting.folder / "never")
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    assert Member(owner, recipe.to_toml().encode()).examples
+    assert ClientWithRows(owner, recipe.to_toml().encode()).examples
 
 
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
@@ -200,7 +200,7 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     assert consented(text, owner).model.digest == 64 * "0"
     with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
-        Member(owner, text)
+        ClientWithRows(owner, text)
 
 
 def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
@@ -264,7 +264,7 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
         masks = partial(masks_of, tmp_path / str(number), signing, None)
-        worker = Worker(partial(Member, owner, masks=masks), signing)
+        worker = Worker(partial(ClientWithRows, owner, masks=masks), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     deliver = to_apps(apps, {})
 
@@ -299,7 +299,7 @@ def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(s
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
         masks = partial(masks_of, folder, signing, None)
-        worker = Worker(partial(Member, owner, masks=masks, ledger=Ledger(folder)), signing)
+        worker = Worker(partial(ClientWithRows, owner, masks=masks, ledger=Ledger(folder)), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     result = setting.serve(directory, to_apps(apps, {}))
     reports = Store(directory).reports()

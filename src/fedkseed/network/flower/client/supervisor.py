@@ -20,7 +20,7 @@ from ....files import border, exclusive, write_atomically
 from ....weights.adapter import NAME as TUNED
 from ...protocol.addresses import require_files
 from ...protocol.client import worker_socket as sockets
-from ...protocol.client.consent import Owner, Settings
+from ...protocol.client.consent import Owner, OwnerSettings
 from ...protocol.client.relay import stop_worker
 from ...protocol.gain import Kept
 from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
@@ -81,7 +81,7 @@ class Node:
 
     def __init__(self, directory: Path, connection: Connection, owner: Owner, idle: float) -> None:
         self.directory, self.connection = directory.resolve(), connection
-        self.settings = Settings(owner, idle, str(connection.key.resolve()), str(connection.ca.resolve()))
+        self.settings = OwnerSettings(owner, idle, str(connection.key.resolve()), str(connection.ca.resolve()))
         self.settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
         sockets.place(self.directory)
 

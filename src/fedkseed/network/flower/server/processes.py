@@ -29,11 +29,11 @@ from ....run.progress import Progress
 from ....run.store import Store
 from ...protocol import certs
 from ...protocol.addresses import disk_of, is_loopback
-from ...protocol.server.clients import Numbers
+from ...protocol.server.clients import ClientNumbers
 from ...protocol.signatures import ServerSigning
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, secret, superexec, wait_until, write_program
 from ..compat import ADDRESS, FLEET, KEEP_ALIVE, REGISTERED, UNREGISTERED
-from .status_file import Follower
+from .status_file import JournalReader
 
 START = 180.0  # seconds for a process to be ready: importing PyTorch on a busy machine takes more than 60
 FRUITLESS = 3  # restarts of processes without a finished round between them, before the server gives up
@@ -102,7 +102,7 @@ def find_nginx() -> str | None:
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
-class Host:
+class ServerProcesses:
     """The processes of a server.
 
     Args:
@@ -179,7 +179,7 @@ class Host:
             self._revive(0)
             self._ready("SuperLink", self.inner)
             self._stop_runs()
-            follower = Follower(self.directory, self.progress)
+            follower = JournalReader(self.directory, self.progress)
             follower.path.unlink(missing_ok=True)
             started = flwr(["run", str(self.folder / "app"), CONNECTION], self.env, START)
             try:
@@ -193,7 +193,7 @@ class Host:
                 continue
             self._again(f"the ServerApp of Flower's run {started.get('run-id')} has died", follower.committed)
 
-    def _follow(self, follower: Follower) -> Result | None:
+    def _follow(self, follower: JournalReader) -> Result | None:
         """The result of a run; None if its ServerApp has died, or was ended because clients have new keys."""
         begin, committed = time.monotonic(), 0
         looked = begin
@@ -304,7 +304,7 @@ class Host:
     def _begun(self) -> int:
         """The number of clients of a run that has begun; 0 if there is none."""
         made = (self.directory / "recipe.toml").exists()
-        return Numbers.registered(self.directory) if made and Store(self.directory).begun else 0
+        return ClientNumbers.registered(self.directory) if made and Store(self.directory).begun else 0
 
     def _register(self) -> bool:
         """Let the SuperLink know the clients' keys as they are now; their order decides the clients' numbers.
@@ -335,7 +335,7 @@ class Host:
         given = [text for text in texts if text]
         if len({*given}) < len(given):
             raise FedKSeedError(f"two clients of {self.keys} have the same key; each needs one of its own")
-        before = Numbers.nodes(self.directory)
+        before = ClientNumbers.nodes(self.directory)
         for text in [text for text in registered if text not in given]:
             node = registered[text]
             self.progress.note(f"revoking the key of {self._whose(node)}")
@@ -354,7 +354,7 @@ class Host:
                 registered[text] = self._node(key, {*registered.values(), *revoked.values()})
                 write_table(self._nodes, known)
         nodes = [registered[text] if text else before[number] for number, text in enumerate(texts)]
-        Numbers.register(self.directory, nodes, [number for number, text in enumerate(texts) if not text])
+        ClientNumbers.register(self.directory, nodes, [number for number, text in enumerate(texts) if not text])
         ServerSigning.write(self.folder, self.keys, texts)
         return bool(before) and dict(enumerate(nodes)) != before
 
@@ -383,7 +383,7 @@ class Host:
                     self.progress.note(f"{self._whose(notice['node'])} {notice['text']}")
 
     def _whose(self, node: int) -> str:
-        numbers = {known: number for number, known in Numbers.nodes(self.directory).items()}
+        numbers = {known: number for number, known in ClientNumbers.nodes(self.directory).items()}
         return f"client {numbers[node]}" if node in numbers else f"node {node}"
 
     def _node(self, key: Path, others: set[int]) -> int:

@@ -71,7 +71,7 @@ class Journal(Silent):
                 self._file.flush()
 
 
-class Follower:
+class JournalReader:
     """A reader of a journal while it grows."""
 
     def __init__(self, directory: Path, progress: Progress) -> None:

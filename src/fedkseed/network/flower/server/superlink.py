@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from ...protocol.server.request_limits import Addresses, Quota
+from ...protocol.server.request_limits import ClientAddresses, Quota
 from ..compat import guard_fleet
 
 HOUR = 1 / 3600  # notices of one kind about one client, a second
@@ -23,7 +23,7 @@ class Notices:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._refusals, self._moves = Quota(HOUR, 1), Quota(HOUR, 1)
-        self._addresses = Addresses()
+        self._addresses = ClientAddresses()
 
     def refused(self, node: int) -> None:
         """Take note of a node that wanted to connect while it is connected."""

@@ -27,7 +27,7 @@ class LaterError(FedKSeedError):
     """The error of a task that may be answered when it comes again."""
 
 
-class Follower(Protocol):
+class RecipeFollower(Protocol):
     """One client or several, with a recipe and a model."""
 
     def answer(
@@ -63,14 +63,14 @@ class Worker:
 
     def __init__(
         self,
-        follow: Callable[[bytes], Follower],
+        follow: Callable[[bytes], RecipeFollower],
         signing: ClientSigning | None = None,
         disclose: Disclose = code_alone,
         remembers: Callable[[Task], bool] = lambda task: True,
     ) -> None:
         self.follow, self.signing, self.disclose, self.remembers = follow, signing, disclose, remembers
         self._digest = b""
-        self._follower: Follower | None = None
+        self._follower: RecipeFollower | None = None
         # The key of the last task, and the reply to it.
         self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = None
 

@@ -16,10 +16,10 @@ from ....files import border, private, read_table, write_table
 from ....recipe.reading import parse, tables, typed
 from ....recipe.schema import Recipe
 from ..envelope import Code, RefusedError, digest_of, refusing, shown
-from ..history import History
+from ..history import RunHistory
 from ..networked_recipe import require_networked
 from ..signatures import ClientSigning, certificate, private_key
-from .policy import Policy, View
+from .policy import Policy, RowView
 
 SETTINGS, ASKED = "owner.json", "asked.jsonl"  # in the directory of a client
 MAX_ASKED = 1 << 24  # bytes of a journal: 10,000 recipes of usual size
@@ -51,7 +51,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class OwnerSettings:
     """The settings of a worker, in a file in its directory."""
 
     owner: Owner
@@ -72,7 +72,7 @@ class Settings:
         write_table(directory / SETTINGS, json.loads(text))
 
     @classmethod
-    def read(cls, directory: Path) -> "Settings":
+    def read(cls, directory: Path) -> "OwnerSettings":
         """The settings that `write` has written, or a person.
 
         Raises:
@@ -96,10 +96,10 @@ class Settings:
         """
         if self.key is None or self.ca is None:
             return None
-        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), History(directory))
+        return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), RunHistory(directory))
 
 
-class Journal:
+class ConsentJournal:
     """All recipes that servers have asked a client to follow, each once as text, with the decisions on them.
 
     A line is a JSON object: `time`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view` of a
@@ -108,7 +108,7 @@ class Journal:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / ASKED
-        self._known, self.views = set[str](), set[View]()
+        self._known, self.views = set[str](), set[RowView]()
         with border(f"can't read {self.path}"):
             text = self.path.read_text(errors="replace") if self.path.exists() else ""
         self._cut = text[-1:] not in ("", "\n")  # then the next line would be one with the last, and both be lost
@@ -117,7 +117,7 @@ class Journal:
             with suppress(ValueError, KeyError, TypeError, RecursionError):
                 entry = json.loads(line)
                 self._known |= {entry["digest"]} if "recipe" in entry else set()
-                self.views |= {View(**entry["view"])} if "view" in entry else set()
+                self.views |= {RowView(**entry["view"])} if "view" in entry else set()
 
     def asked(self, recipe: bytes) -> None:
         """Note that a recipe was asked for, before it can do anything.
@@ -130,12 +130,12 @@ class Journal:
             self._write(digest, recipe=recipe.decode(errors="replace"))
             self._known.add(digest)
 
-    def decided(self, recipe: bytes, decision: str, view: View | None = None) -> None:
+    def decided(self, recipe: bytes, decision: str, view: RowView | None = None) -> None:
         """Note the decision on a recipe."""
         self._write(digest_of(recipe).hex(), decision=decision, **({"view": asdict(view)} if view else {}))
         self.views |= {view} if view else set()
 
-    def require_room(self, view: View, most: int) -> None:
+    def require_room(self, view: RowView, most: int) -> None:
         """Refuse another view of the rows where the owner's number of them has been answered.
 
         Raises:

@@ -16,14 +16,14 @@ from ....errors import FedKSeedError
 from ....files import read_whole
 from ....recipe.algorithms import ALGORITHMS, CHANGE, algorithm_of
 from ....recipe.reading import MAX_BYTES, tables, typed
-from ....recipe.schema import Count, Part, Positive, Recipe
+from ....recipe.schema import Count, Positive, Recipe, Table
 
 Column = Literal["instruction", "response", "context", "category", "messages", "text"]
 Layout = Literal["instruction", "alpaca", "prompt-completion", "chat", "sharegpt", "text"]
 Template = Literal["paper", "alpaca", "chat", "plain", "official-dolly", "official-ni"]
 
 
-class Rows(Part):
+class RowLimits(Table):
     """The view of the client's file: the owner's, and no server's."""
 
     columns: dict[Column, str] = Field(default_factory=dict)  # field -> its name in the file
@@ -45,7 +45,7 @@ class Rows(Part):
     secret_batches: bool = True
 
 
-class Work(Part):
+class WorkLimits(Table):
     """The local steps that the client takes for a server."""
 
     # Those that send scalars or K numbers, and hold weights that are a function of K numbers. The others send weights:
@@ -78,7 +78,7 @@ class Work(Part):
         return names
 
 
-class Unseen(Part):
+class Unseen(Table):
     """The rows that the client never trains on, by which its owner learns whether it gained."""
 
     # About this share of the rows, by a hash of their text: the same ones in every run, whatever a recipe says.
@@ -90,11 +90,11 @@ class Unseen(Part):
     send: bool = False
 
 
-class Policy(Part):
+class Policy(Table):
     """All that the owner of a client decides about the recipes of servers."""
 
-    data: Rows = Rows()
-    training: Work = Work()
+    data: RowLimits = RowLimits()
+    training: WorkLimits = WorkLimits()
     evaluation: Unseen = Unseen()
 
     def require(self, recipe: Recipe) -> None:
@@ -210,7 +210,7 @@ def numbers_of(recipe: Recipe) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class RowView:
     """The choices of a recipe that decide which rows it sees, as which tokens, and along which directions.
 
     Old entries of a journal lack the last ones; what they were is not known, and they count as views all the same.
@@ -227,7 +227,7 @@ class View:
     tuned: str = ""
 
     @classmethod
-    def of(cls, recipe: Recipe) -> "View":
+    def of(cls, recipe: Recipe) -> "RowView":
         data, training = recipe.data, recipe.training
         held_out = ", ".join(map(str, (data.held_out, *recipe.evaluation.categories)))
         rows = held_out, data.template, data.separator, data.protocol, data.max_tokens

@@ -48,13 +48,13 @@ from ....wire.codec import decode, kind_of
 from ....wire.delta import lack, restore
 from ....wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..envelope import Code, RefusedError, Task, refusing
-from ..gain import LEAST, MINE, Kept, Sum, said
-from ..masking import Memory, masking_key, require_member
+from ..gain import LEAST, MINE, GainSum, Kept, said
+from ..masking import MaskedRoundsFile, masking_key, require_member
 from ..signatures import ClientSigning
 from . import worker_socket as sockets
 from .answering import AbandonedError, Worker, log
-from .consent import Journal, Owner, Settings, consented
-from .policy import Policy, View
+from .consent import ConsentJournal, Owner, OwnerSettings, consented
+from .policy import Policy, RowView
 from .privacy_spent import Ledger
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ class Limit:
 
 
 # Makes a client's side of masked uploads from its number and the nonce of the run.
-Masks: TypeAlias = Callable[[int, bytes], "secure.Member"]
+Masks: TypeAlias = Callable[[int, bytes], "secure.MaskingClient"]
 
 
-class Member:
+class ClientWithRows:
     """A client that follows a server's recipe with a file of its own.
 
     Args:
@@ -240,7 +240,7 @@ class Member:
         finite = math.isfinite(found.change["loss"].mean)
         kept.write(found, rounds, sends and finite)
         log(said(found, sends and finite))
-        return Sum(len(examples), len(examples) * found.change["loss"].mean).encode() if sends and finite else b""
+        return GainSum(len(examples), len(examples) * found.change["loss"].mean).encode() if sends and finite else b""
 
     def _scores(self) -> Evaluation:
         examples = self.unseen.examples
@@ -359,13 +359,13 @@ def _drawn(round_: int, recipe: Recipe, count: int) -> list[int]:
 
 
 def journaled(
-    journal: Journal,
+    journal: ConsentJournal,
     owner: Owner,
     recipe: bytes,
     masks: Masks | None = None,
     ledger: Ledger | None = None,
     keeps: Path | None = None,
-) -> Member:
+) -> ClientWithRows:
     """A client that follows a recipe, which is noted before, and the decision after.
 
     Raises:
@@ -374,10 +374,10 @@ def journaled(
     with refusing(Code.WORKER):  # the disk may be full
         journal.asked(recipe)
         try:
-            view = View.of(consented(recipe, owner))
+            view = RowView.of(consented(recipe, owner))
             journal.require_room(view, owner.policy.data.max_views)
             journal.decided(recipe, "followed", view)
-            return Member(owner, recipe, masks, ledger, keeps)
+            return ClientWithRows(owner, recipe, masks, ledger, keeps)
         except RefusedError as error:
             journal.decided(recipe, f"{error.code}: {error}")
             raise
@@ -402,7 +402,7 @@ def secret_of(directory: Path) -> int:
 
 def masks_of(
     directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
-) -> "secure.Member":
+) -> "secure.MaskingClient":
     """A client's side of masked uploads in one run, with its memory in its directory.
 
     Args:
@@ -412,11 +412,11 @@ def masks_of(
         FedKSeedError: a package is missing.
     """
     try:
-        from ....secure.member import Member as Masker
+        from ....secure.member import MaskingClient as Masker
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
     require = None if members is None else partial(require_member, Path(members))
-    return Masker(number, masking_key(signing.key), nonce, Memory(directory, nonce), require=require)
+    return Masker(number, masking_key(signing.key), nonce, MaskedRoundsFile(directory, nonce), require=require)
 
 
 def serve(directory: Path) -> None:
@@ -425,7 +425,7 @@ def serve(directory: Path) -> None:
     Raises:
         FedKSeedError: another worker runs in this directory, or its settings can't be read.
     """
-    settings = Settings.read(directory)
+    settings = OwnerSettings.read(directory)
     with (
         exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
@@ -436,7 +436,7 @@ def serve(directory: Path) -> None:
         signing = settings.signing(directory)
         masks = None if signing is None else partial(masks_of, directory, signing, owner.members)
         own = {"masks": masks, "ledger": Ledger(directory), "keeps": directory / TUNED}
-        follow = partial(journaled, Journal(directory), owner, **own)
+        follow = partial(journaled, ConsentJournal(directory), owner, **own)
         worker = Worker(follow, signing)
         listener.settimeout(settings.idle)
         while True:

@@ -16,13 +16,13 @@ from typing import TypeAlias, TypeVar
 
 from ....errors import FedKSeedError
 from ....files import read_table, write_table
-from ....recipe.schema import Network
+from ....recipe.schema import NetworkTable
 from ....run.progress import Progress
 from ....wire.codec import kind_of
 from ....wire.records import Lack
 from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel
 from ..envelope import LINK, Reply, Status, Task, digest_of, shown
-from ..gain import Sum
+from ..gain import GainSum
 from ..signatures import ServerSigning
 
 NUMBERS = "clients.json"  # in a run's directory
@@ -30,14 +30,14 @@ POLL = 0.2  # seconds between two looks for answers; 3 in Flower's own loop
 LOOK = 1.0  # seconds between two looks at the list of connected clients
 TRIES = 3  # number of times that a client is asked in vain before a deadline
 PAUSE = 1.0  # seconds after an error of the carrier's
-GRACE = 10.0  # seconds at least that the others have after the minimum has answered, see `Network.grace`
+GRACE = 10.0  # seconds at least that the others have after the minimum has answered, see `NetworkTable.grace`
 OFFENCES, REST = 3, 10  # answers of a client that can't be used, and the rounds in which it is not asked after them
 
 Check: TypeAlias = Callable[[int, bytes], object]  # raises FedKSeedError if a client's message can't be used
 Value = TypeVar("Value")
 
 
-class Numbers:
+class ClientNumbers:
     """The map from a carrier's nodes to our numbers of clients, kept in a run's directory.
 
     Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they connect.
@@ -72,7 +72,7 @@ class Numbers:
     @staticmethod
     def registered(directory: Path) -> int:
         """Number of clients of a run that are registered."""
-        return len(Numbers.nodes(directory))
+        return len(ClientNumbers.nodes(directory))
 
     @staticmethod
     def nodes(directory: Path) -> dict[int, int]:
@@ -112,7 +112,7 @@ class Asked:
     with_recipe: bool
 
 
-class Remote:
+class RemoteClients:
     """The clients behind a carrier.
 
     Args:
@@ -122,8 +122,8 @@ class Remote:
     """
 
     def __init__(
-        self, carrier: Carrier, numbers: Numbers, recipe: bytes, minimum: int, options: Network, progress: Progress,
-        signing: ServerSigning | None = None,
+        self, carrier: Carrier, numbers: ClientNumbers, recipe: bytes, minimum: int, options: NetworkTable,
+        progress: Progress, signing: ServerSigning | None = None,
     ) -> None:  # fmt: skip
         self.carrier, self.numbers, self.recipe = carrier, numbers, recipe
         self.options, self.progress = options, progress
@@ -240,7 +240,7 @@ class Remote:
                 return
         raise self._too_few(round_, minimum, done, refused)
 
-    def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, Sum | None]:
+    def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
         """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
 
         Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
@@ -259,13 +259,13 @@ class Remote:
             if reply and not measuring:
                 raise FedKSeedError(f"it was sent the tuned model, and answers with {len(reply)} bytes, not with none")
             if reply:
-                Sum.decode(reply)
+                GainSum.decode(reply)
 
         self._keeping, self._measuring = True, measuring
         try:
             sent = dict.fromkeys(sorted(self.online()), message)
             answers = self.transport(done, sent, 0, check) if sent else ()
-            return {client: Sum.decode(reply) if reply else None for client, reply in answers}
+            return {client: GainSum.decode(reply) if reply else None for client, reply in answers}
         finally:
             self._keeping = self._measuring = False
 

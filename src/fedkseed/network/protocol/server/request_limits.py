@@ -46,7 +46,7 @@ class Quota:
 
 
 @dataclass(slots=True)
-class Addresses:
+class ClientAddresses:
     """The addresses from which keys are used. A client that moves has one after the other, a thief and an owner two."""
 
     clock: Clock = time.monotonic

@@ -18,7 +18,7 @@ from ....run.digest_chain import Receipt
 from ....run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
 from ....run.progress import Progress, Silent
 from ....strategies.kseed import KSeed
-from ....strategies.masked import Secure
+from ....strategies.masked import MaskedKSeed
 from ....strategies.tree import Tree
 from ....strategy import COEFFICIENTS, Strategy, TwoLegs
 from ....wire.codec import decode, encode, kind_of
@@ -26,7 +26,7 @@ from ....wire.delta import restore
 from ....wire.records import Delta, Lack, Run
 from ..networked_recipe import require_networked
 from ..signatures import ServerSigning
-from .clients import Remote
+from .clients import RemoteClients
 
 # The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
 FIRST_LEG = "masked-uploads.json"  # in a run's directory
@@ -35,7 +35,7 @@ NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 def federation(
     recipe: Recipe,
-    remote: Remote,
+    remote: RemoteClients,
     progress: Progress | None = None,
     signing: ServerSigning | None = None,
     secret: bytes = b"",
@@ -76,11 +76,11 @@ def federation(
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
-    if isinstance(strategy, Secure) and signing is not None:
+    if isinstance(strategy, MaskedKSeed) and signing is not None:
         strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
     strategy = over_shards(strategy, recipe)
     keeps = recipe.keeps_uploads and algorithm.pooled
-    rounds = Rounds(
+    rounds = NetworkRounds(
         recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG), recipe.clients.draw
     )
     return Federation(
@@ -147,7 +147,7 @@ def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
 
 
 @dataclass(slots=True)
-class Rounds:
+class NetworkRounds:
     """The rounds of a run over a network, made of the answers that come in time.
 
     Args:
@@ -160,7 +160,7 @@ class Rounds:
 
     seed: int
     strategy: Strategy[Any]
-    remote: Remote
+    remote: RemoteClients
     size: int
     keeps: bool = False
     first_leg: Path | None = None

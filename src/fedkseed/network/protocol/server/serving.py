@@ -9,7 +9,7 @@ from ....errors import FedKSeedError
 from ....evaluation.statistics import Gain
 from ....recipe.algorithms import algorithm_of
 from ....recipe.schema import Recipe
-from ....run.activity import Now
+from ....run.activity import ActivityFile
 from ....run.loop import NEWCOMER, Result, work
 from ....run.privacy_plan import kept_secret, with_noise
 from ....run.progress import Progress
@@ -22,7 +22,7 @@ from ..carrier import Carrier
 from ..envelope import NO_NONCE
 from ..networked_recipe import recipe_for_clients
 from ..signatures import ServerSigning
-from .clients import Numbers, Remote
+from .clients import ClientNumbers, RemoteClients
 from .rounds import federation
 
 
@@ -38,20 +38,20 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
     """
     store = Store(directory)
     trackers = Trackers(store.load_recipe().report.to, progress)
-    now = Now(trackers)
+    now = ActivityFile(trackers)
     with store.locked(), trackers.copying(directory), now.shown_in(directory):
         recipe = store.load_recipe()
         shards = recipe.network.shards
-        if shards is not None and (here := Numbers.registered(directory)) not in (0, len(shards)):
+        if shards is not None and (here := ClientNumbers.registered(directory)) not in (0, len(shards)):
             raise FedKSeedError(
                 f"[network] shards has {len(shards)} shards, and {here} keys are registered: one for each"
             )
-        numbers = Numbers(directory, recipe.clients.count if shards is None else len(shards))
+        numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
         recipe = with_noise(recipe, count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
-        remote = Remote(carrier, numbers, text, minimum, recipe.network, now)
+        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, now)
         remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
         parts = federation(recipe, remote, now, remote.signing, kept_secret(recipe, directory))
         remote.history = None if remote.signing is None else store.history
@@ -68,7 +68,7 @@ def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
     return recipe.evaluation.clients is not None and recipe.secure is None
 
 
-def hand_out(store: Store, strategy: Strategy[Any], remote: Remote, measuring: bool = False) -> None:
+def hand_out(store: Store, strategy: Strategy[Any], remote: RemoteClients, measuring: bool = False) -> None:
     """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
     state = store.state(strategy.state, store.tuned)
     message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
