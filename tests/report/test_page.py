@@ -303,7 +303,7 @@ def test_hostile_texts_do_not_end_the_data_block(hostile):
 
 
 def test_no_asset_names_an_address():
-    for asset in (files("fedkseed.planning") / "assets").iterdir():
+    for asset in (files("fedkseed.report") / "assets").iterdir():
         text = asset.read_text(encoding="utf-8")
         addresses = set(re.findall(r"https?://[^\"'\s]+", text))
         assert addresses <= {"http://www.w3.org/1999/xhtml", "http://www.w3.org/2000/svg"}  # names, not addresses
