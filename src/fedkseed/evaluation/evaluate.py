@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from rouge import Rouge
-from rouge_score.rouge_scorer import RougeScorer
 from torch import nn
 
 from ..data.batches import Batch, Encoded, collate
@@ -121,7 +119,11 @@ def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
     output scores 0.
     """
     if package == "rouge-score":
+        from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second of each process
+
         return RougeScorer(["rougeL"]).score(reference, output)["rougeL"].fmeasure
+    from rouge import Rouge
+
     try:
         scores: Any = Rouge().get_scores(output, reference)
         return scores[0]["rouge-l"]["f"]
