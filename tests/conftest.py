@@ -35,6 +35,7 @@ from fedkseed.weights.layout import Layout
 # Models here are tiny. A second thread gains nothing and makes them a hundred times slower whenever
 # another program uses a core: OpenMP's threads wait for each other after every operation.
 torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the processes that tests start
 
 # Processes of pytest-xdist have a width of 80 in their environment, which rich would take for good.
 for size in ("COLUMNS", "LINES"):

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -25,6 +24,7 @@ from ..recipe.schema import Recipe
 from ..run.loop import NEWCOMER
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
+from ..run.workers import processes
 from ..strategy import Strategy
 from ..wire.codec import decode, encode
 from .memory import Meter
@@ -80,7 +80,7 @@ def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) 
 
 
 def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
-    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+    with ProcessPoolExecutor(1, processes()) as process:
         return process.submit(function, *arguments).result()
 
 

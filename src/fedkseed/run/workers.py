@@ -14,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
+from multiprocessing.context import BaseContext
 from threading import RLock, Thread
 from typing import Any
 
@@ -22,8 +23,19 @@ from tqdm import tqdm
 
 from ..errors import FedKSeedError
 
+PRELOADED = ["fedkseed.run.simulation"]  # what every process of ours imports, for five seconds
 Answer = Callable[[bytes, int], tuple[bytes, list[float]]]  # broadcast, client -> upload, seconds of its steps
 _answer: Answer | None = None  # of this worker process
+
+
+def processes() -> BaseContext:
+    """Make the context of new processes: each is a fork of one clean process, which has imported what all need.
+
+    That process computes nothing, so it has neither threads nor a GPU's state that a fork would break.
+    """
+    context = get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 @contextmanager
@@ -47,9 +59,7 @@ class Workers:
     """
 
     def __init__(self, count: int, threads: int, prepare: Callable[..., Answer], *arguments: Any) -> None:
-        self._pool = ProcessPoolExecutor(
-            count, get_context("spawn"), initializer=_begin, initargs=(threads, prepare, arguments)
-        )
+        self._pool = ProcessPoolExecutor(count, processes(), initializer=_begin, initargs=(threads, prepare, arguments))
 
     def answers(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes, list[float]]]:
         """The triples (client, upload, seconds of its local steps), in the order in which they come.
