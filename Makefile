@@ -15,9 +15,9 @@ demo: .venv/installed .venv/model
 
 test: .venv/installed-dev check
 
-# Federations of real processes on loopback; minutes. nginx's part is skipped where there is none.
+# Federations of real processes on loopback, and the slowest tests; many minutes. nginx's part is skipped without it.
 test-faults: .venv/installed-dev .venv/model
-	$(BIN)/pytest -m network
+	$(BIN)/pytest -m 'network or slow'
 
 # The client in a browser, in a headless Chromium; with tsc on PATH its types, too.
 test-browser: .venv/installed-dev

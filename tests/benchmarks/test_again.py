@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import keep
@@ -16,6 +18,7 @@ from ..conftest import recipe_text
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow(seconds=54, guards="a changed record that passes for repeated")
 def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named(tmp_path, model_folder, data_file):
     planned = Planned({}, 3, tomllib.loads(recipe_text(Path("$model"), data_file)))
     start(planned.recipe({"model": str(model_folder)}), tmp_path / "first-seed-3")

@@ -6,6 +6,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 from fedkseed import start
 from fedkseed.planning.make_basis import basis_of
 from fedkseed.recipe.reading import parse
@@ -17,6 +19,7 @@ from ..conftest import recipe_text
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow(seconds=16, guards="a share of the gradient that says nothing of a basis")
 def test_a_basis_of_the_clients_own_text_holds_more_than_a_random_one(tmp_path, model_folder, data_file, basis_file):
     text = recipe_text(model_folder, data_file, size="size = 128", generated="generated = 0")
     own = tmp_path / "own.safetensors"

@@ -36,6 +36,7 @@ def carry_out(out: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     return done.returncode, {section["name"]: section for section in sections}
 
 
+@pytest.mark.slow(seconds=72, guards="a section of the command for GPUs that no longer runs")
 def test_every_section_passes_on_a_cpu(tmp_path, model):
     status, sections = carry_out(tmp_path / "all.md", "--model", model)
     assert {name: section["trouble"] for name, section in sections.items()} == dict.fromkeys(sections, "")
@@ -66,6 +67,7 @@ def test_every_section_passes_on_a_cpu(tmp_path, model):
     assert all(f"\n## {name}\n" in text for name in sections)
 
 
+@pytest.mark.slow(seconds=23, guards="a failed section that hides the others")
 def test_a_section_that_raises_leaves_the_others_whole(tmp_path):
     status, sections = carry_out(tmp_path / "a.md", "--model", str(tmp_path / "no.gguf"), "--only", "step", "vectors")
     assert [section["outcome"] for section in sections.values()] == ["failed", "passed"]
@@ -78,6 +80,7 @@ def test_a_section_that_raises_leaves_the_others_whole(tmp_path):
     assert all(row["vectors"] == row["passed"] > 0 for row in sections["vectors"]["rows"])
 
 
+@pytest.mark.slow(seconds=28, guards="a section that hangs and takes the others with it")
 def test_a_section_that_takes_too_long_is_stopped_and_what_does_not_fit_is_not_begun(tmp_path, model):
     endless = ("--model", model, "--steps", str(MAX_SCALARS), "--minutes", "0.4", "--only", "run", "vectors")
     _, sections = carry_out(tmp_path / "b.md", *endless)

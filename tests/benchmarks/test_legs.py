@@ -18,6 +18,7 @@ from ..conftest import recipe_text, rows
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow(seconds=26, guards="halves of a run that begin with another model")
 def test_second_halves_begin_where_the_first_ended(tmp_path, model_folder, data_file, basis_file):
     lines = {"family": f'family = "informed"\nbasis = "{basis_file}"', "size": "size = 128"}
     lines |= {"algorithm": 'algorithm = "fedkseed-backprop"', "generated": "generated = 0\nevery = 1"}

@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 ALL, PROMPT = "all weights, SGD (client of fedavg)", "prompt tuning, SGD (client of fedprompt)"
 
 
+@pytest.mark.slow(seconds=82, guards="a meter that misses gradients, weights or messages")
 def test_a_client_that_tunes_and_sends_all_weights_needs_more_than_one_that_tunes_a_prompt():
     asked = ["--config", "tiny", "--tokens", "16", "--methods", ALL, PROMPT, "--json"]
     command = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), *asked]

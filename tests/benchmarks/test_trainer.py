@@ -5,10 +5,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 OURS, THEIRS = "Trainer, two points", "transformers' Trainer, AdamW"
 
 
+@pytest.mark.slow(seconds=28, guards="gradients or moments in the memory of two points")
 def test_two_points_hold_no_gradients_and_no_moments():
     asked = ["--config", "tiny", "--types", "float32", "--tokens", "16", "--ways", OURS, THEIRS, "--json"]
     command = [sys.executable, str(ROOT / "benchmarks" / "trainer.py"), *asked]

@@ -109,6 +109,7 @@ def test_the_examples_of_trainer_learn(way, tmp_path, monkeypatch):
     assert (tmp_path / "tuned" / "model.safetensors").exists() == (way == "by_derivatives")
 
 
+@pytest.mark.slow(seconds=33, guards="a notebook that a release has broken")
 def test_the_notebook_runs_and_has_no_outputs(tmp_path):
     cells = json.loads((ROOT / "docs" / "quickstart.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
