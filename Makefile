@@ -1,7 +1,7 @@
 # Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs all checks.
 PYTHON ?= python3.11
 BIN = .venv/bin
-# Processes of tests, which take a file each; their models are tiny, and threads make them slower.
+# Processes of tests; their models are tiny, and threads make them slower.
 AT_ONCE ?= 2
 
 .PHONY: demo test test-faults test-browser check vectors docs clean
@@ -24,11 +24,10 @@ test-browser: .venv/installed-dev
 	$(BIN)/pytest -m 'network or not network' tests/clients tests/network/https/test_browser_page.py
 
 check:
-	rm -f src/fedkseed/directions/numba_cpu/__pycache__/*.nb? # compiled kernels: Numba does not see every change
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright
-	$(BIN)/pytest -n $(AT_ONCE) --dist loadfile
+	$(BIN)/pytest -n $(AT_ONCE) --dist worksteal
 
 # Of docs/wire.md, docs/session.md and docs/aggregation.md; those of the directions are a specification and never made anew.
 vectors: .venv/installed-dev
