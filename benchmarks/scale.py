@@ -71,7 +71,8 @@ def grid(clients: int, model: Path) -> "Row":
     from fedkseed.network.flower.messages import packed
     from fedkseed.network.flower.server.carrier import GridCarrier
     from fedkseed.network.protocol.envelope import Reply, Status
-    from fedkseed.network.protocol.server.clients import ClientNumbers, RemoteClients
+    from fedkseed.network.protocol.server.client_numbers import ClientNumbers
+    from fedkseed.network.protocol.server.clients import RemoteClients
     from fedkseed.network.protocol.server.rounds import federation
     from fedkseed.recipe.reading import parse
     from fedkseed.recipe.schema import NetworkTable

@@ -36,7 +36,8 @@ run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.tra
 report.watch_lines report.watch_page report.terminal report.page cli.flower network.flower.compat cli.network
 network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.flower.children network.flower.loopback network.flower.server.app network.protocol.server.rounds
-network.protocol.server.clients network.flower.server.status_file network.flower.server.processes
+network.protocol.server.clients network.protocol.server.client_numbers network.flower.server.status_file
+network.flower.server.processes
 network.protocol.server.request_limits network.flower.server.superlink network.flower.server.executor
 network.flower.superexec network.protocol.signatures network.protocol.masking network.flower.client.app
 network.protocol.client.consent network.protocol.client.policy network.flower.client.executor

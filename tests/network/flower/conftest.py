@@ -23,7 +23,7 @@ from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Task, digest_of
 from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
 from fedkseed.recipe.schema import TrustTable

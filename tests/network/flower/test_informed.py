@@ -16,7 +16,7 @@ from fedkseed.network.protocol.client.consent import Owner, OwnerSettings, conse
 from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, digest_of
 from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients, require_networked
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.store import Store

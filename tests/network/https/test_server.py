@@ -7,7 +7,7 @@ from fedkseed.network.https import server
 from fedkseed.network.https.connections import RequestError
 from fedkseed.network.https.server import FOLDER, Registry, RekeyedError, Watching
 from fedkseed.network.protocol.certs import add, make, request, revoke
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.signatures import private_key
 
 from ...run import synthetic

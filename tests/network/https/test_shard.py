@@ -27,7 +27,7 @@ from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.networked_recipe import require_networked
 from fedkseed.network.protocol.receipts import checks
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.serving import serve
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse

@@ -79,7 +79,8 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from ..protocol.server.clients import ClientNumbers, RemoteClients
+    from ..protocol.server.client_numbers import ClientNumbers
+    from ..protocol.server.clients import RemoteClients
     from .client.app import client_app
     from .server.carrier import GridCarrier
 

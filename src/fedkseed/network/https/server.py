@@ -27,7 +27,7 @@ from ..protocol import certs
 from ..protocol.addresses import disk_of
 from ..protocol.carrier import Parcel
 from ..protocol.networked_recipe import largest_request
-from ..protocol.server.clients import ClientNumbers
+from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.request_limits import Quota
 from ..protocol.server.serving import serve
 from ..protocol.signatures import SIGNING, ServerSigning, public_key

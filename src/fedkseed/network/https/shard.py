@@ -38,7 +38,8 @@ from ..protocol.client.relay import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
 from ..protocol.history import RunHistory
 from ..protocol.networked_recipe import ENVELOPE, MOST_OF_A_SHARD, require_networked
-from ..protocol.server.clients import ClientNumbers, RemoteClients
+from ..protocol.server.client_numbers import ClientNumbers
+from ..protocol.server.clients import RemoteClients
 from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
 from .join import HttpsClient
 from .server import FOLDER, KEYS, Address, Registry, RekeyedError, Watching, listening

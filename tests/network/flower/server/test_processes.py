@@ -41,7 +41,7 @@ from fedkseed.network.protocol.carrier import MAX_MESSAGE
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.networked_recipe import largest_request
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.round import Report
 from fedkseed.run.loop import Result
@@ -322,7 +322,7 @@ def test_a_key_that_a_killed_server_had_registered_is_found_again(monkeypatch, t
     keys = [tmp_path / "keys" / f"client-{number}.pub" for number in range(2)]
     nodes[str(keys[0])] = 5
     served._register()
-    assert ClientNumbers(served.directory, None).of([5, 8]) == {0: 5, 1: 8}
+    assert ClientNumbers(served.directory, None).clients_at([5, 8]) == {0: 5, 1: 8}
     served._nodes.unlink()
     with pytest.raises(FedKSeedError, match="already in use"):
         served._register()
@@ -342,7 +342,7 @@ def test_a_run_that_has_begun_keeps_its_clients_and_a_new_one_has_those_that_cam
             begin(served)
             third.rename(tmp_path / "keys" / "client-2.pub")
         assert not served._register()
-        assert ClientNumbers(served.directory, None).of(range(7, 20)) == expected
+        assert ClientNumbers(served.directory, None).clients_at(range(7, 20)) == expected
         assert notes.has("the run began with 2 clients") == (name == "begun")
 
 

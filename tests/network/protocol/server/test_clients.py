@@ -22,7 +22,7 @@ from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.server import clients as remote
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.schema import NetworkTable
 from fedkseed.report.watch_state import Watched
 from fedkseed.run.store import Store
@@ -30,7 +30,6 @@ from fedkseed.weights.layout import Layout
 from fedkseed.wire.codec import decode, encode, kind_of
 from fedkseed.wire.records import Lack
 
-from ....run.synthetic import flips, refused
 from ...flower.conftest import NODES, OPEN, Notes, recorded
 
 ONE_OF_THREE = "minimum = 1\ndeadline = 60.0\nattempts = 1\npatience = 0.5"
@@ -706,15 +705,6 @@ def test_a_run_does_not_go_on_with_other_clients_than_it_began_with(setting, tmp
         setting.serve(directory, nodes=lambda: (*NODES, 444))
 
 
-def test_nodes_without_registered_keys_get_numbers_as_they_come_and_keep_them(tmp_path):
-    numbers = ClientNumbers(tmp_path, 3)
-    assert numbers.of([50]) == {0: 50}
-    assert numbers.of([50, 20, 40]) == {0: 50, 1: 20, 2: 40}
-    assert ClientNumbers(tmp_path, 3).of([40, 60]) == {2: 40}
-    with pytest.raises(FedKSeedError, match="how many clients are there"):
-        ClientNumbers(tmp_path / "none", None)
-
-
 def test_a_server_without_data_evaluates_nothing_and_tunes_the_same(setting, undisturbed, tmp_path):
     notes = Notes()
     directory = setting.begin(tmp_path / "run", source='source = "/not/on/this/machine"')
@@ -743,12 +733,3 @@ def test_a_minimum_above_the_cohort_is_refused():
     with pytest.raises(FedKSeedError, match="minimum = 4 is more than the 3 clients"):
         NetworkTable(minimum=4).minimum_of(3)
     assert [NetworkTable().minimum_of(count) for count in (1, 2, 3, 10)] == [1, 1, 2, 5]
-
-
-def test_one_flipped_bit_in_the_numbers_of_clients_is_refused(tmp_path):
-    """Another node would have a client's number, or none."""
-    ClientNumbers.register(tmp_path, NODES, revoked=[1])
-    for where in flips(tmp_path / remote.NUMBERS, 300):
-        assert refused(lambda: ClientNumbers(tmp_path, 3)), where
-        assert refused(lambda: ClientNumbers.nodes(tmp_path)), where
-    assert ClientNumbers.nodes(tmp_path) == dict(enumerate(NODES))

@@ -27,7 +27,7 @@ from fedkseed.network.protocol.envelope import Task
 from fedkseed.network.protocol.masking import MEMORY
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server import clients as clients_module
-from fedkseed.network.protocol.server.clients import ClientNumbers
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, why_model
 from fedkseed.network.protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.planning.pin import pin

@@ -29,7 +29,7 @@ from ....run.progress import Progress
 from ....run.store import Store
 from ...protocol import certs
 from ...protocol.addresses import disk_of, is_loopback
-from ...protocol.server.clients import ClientNumbers
+from ...protocol.server.client_numbers import ClientNumbers
 from ...protocol.signatures import ServerSigning
 from ..children import GRACE, Child, accepts, environment, flwr, free_port, secret, superexec, wait_until, write_program
 from ..compat import ADDRESS, FLEET, KEEP_ALIVE, REGISTERED, UNREGISTERED

@@ -22,7 +22,8 @@ from ..carrier import Carrier
 from ..envelope import NO_NONCE
 from ..networked_recipe import recipe_for_clients
 from ..signatures import ServerSigning
-from .clients import ClientNumbers, RemoteClients
+from .client_numbers import ClientNumbers
+from .clients import RemoteClients
 from .rounds import federation
 
 
