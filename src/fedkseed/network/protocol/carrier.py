@@ -19,6 +19,10 @@ AGAIN = 2
 LATE = 60.0
 
 
+class RoundStoppedError(Exception):
+    """A carrier's error that ends a round at once. After any other, its call is tried again."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parcel:
     """A task on its way to a client."""
@@ -42,7 +46,7 @@ class Arrival:
 
 
 class Carrier(Protocol):
-    """A transport. Each of its calls may fail, and is called again."""
+    """A transport. Each of its calls may fail, and is tried again, unless it raises `RoundStoppedError`."""
 
     name: str  # for people
     largest: int  # bytes of the largest parcel

@@ -13,14 +13,15 @@ from dataclasses import replace
 from typing import Protocol, TypeAlias
 
 from ....errors import FedKSeedError
+from ..carrier import RoundStoppedError
 from ..envelope import UNSIGNED, Code, RefusedError, Reply, Status, Task
 from ..signatures import ClientSigning
 
 REMEMBERED = 1 << 20  # bytes of the largest answer that is kept; answers of weights are not
 
 
-class AbandonedError(Exception):
-    """The error of a task for whose answer no process waits any more."""
+class AbandonedError(RoundStoppedError):
+    """The error of a task for whose answer no process waits any more; a shard's round with its clients ends with it."""
 
 
 class LaterError(FedKSeedError):

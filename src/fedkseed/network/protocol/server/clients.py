@@ -19,7 +19,7 @@ from ....recipe.schema import NetworkTable
 from ....run.progress import Progress
 from ....wire.codec import kind_of
 from ....wire.records import Lack
-from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel
+from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel, RoundStoppedError
 from ..envelope import LINK, Reply, Status, Task, digest_of, shown
 from ..gain import GainSum
 from ..signatures import ServerSigning
@@ -470,6 +470,8 @@ class RemoteClients:
         """
         try:
             answer = call()
+        except RoundStoppedError:
+            raise
         except Exception as error:
             if what not in self._trouble:
                 why = f"{type(error).__name__}: {shown(str(error))[:200]}"
