@@ -25,10 +25,9 @@ from pathlib import Path
 
 import numpy as np
 import tomli_w
-import uvicorn
 
 from fedkseed.network.flower.children import free_port
-from fedkseed.network.https.server import KEPT, answering
+from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import tls
 from fedkseed.network.peers.app import application, knowing
 from fedkseed.network.peers.gossip import ComparisonPace, Gossip
@@ -90,7 +89,7 @@ class Peers:
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
         self.rule = Rule.of(b"", recipe, strategy, self.roster)
         self.keys = [private_key(keys / f"client-{number}") for number in range(count)]
-        self.copies, self.gossips, self.servers = list[UploadStore](), list[Gossip](), list[uvicorn.Config]()
+        self.copies, self.gossips, self.servers = list[UploadStore](), list[Gossip](), []
         largest, known = largest_request(recipe), {fingerprint(key): k for k, key in enumerate(self.rule.keys)}
         for number, port in enumerate(self.listens):
             files = keys / f"client-{number}", keys / f"client-{number}.pem", keys / "ca.pem"
@@ -98,16 +97,11 @@ class Peers:
             copy = UploadStore(folder / f"{number}-{FILE}", self.rule)
             addresses, pace = PeerAddresses(folder / "peers.toml", self.roster, print), ComparisonPace.of(seconds)
             gossip = Gossip(copy, number, addresses, client, self.roster.now, recipe.seed, largest, pace, print)
-            config = uvicorn.Config(
-                application(copy, self.roster.now, largest, gossip.heard), host="127.0.0.1", port=port,
-                log_level="critical", access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEPT,
-                timeout_graceful_shutdown=1, server_header=False, date_header=False, http=knowing(known),
-            )  # fmt: skip
-            config.load()
-            config.ssl = server
+            app = application(copy, self.roster.now, largest, gossip.heard)
+            listening = serving(app, "127.0.0.1", port, server, http=knowing(known), log_level="critical")
             self.copies.append(copy)
             self.gossips.append(gossip)
-            self.servers.append(config)
+            self.servers.append(listening)
 
     def train(self, round_: int) -> None:
         """Each adds an upload of random scalars, some time after the round has opened, and pushes it."""
@@ -133,9 +127,8 @@ async def measure(folder: Path, peers: Peers, name: str) -> list[Row]:
         async with AsyncExitStack() as proxies:
             for proxy in peers.proxies:
                 await proxies.enter_async_context(proxy.running())
-            for config, copy in zip(peers.servers, peers.copies, strict=True):
+            for listening, copy in zip(peers.servers, peers.copies, strict=True):
                 stack.callback(copy.close)
-                listening = answering(config)
                 await asyncio.to_thread(listening.__enter__)
                 stack.push(listening.__exit__)
             for gossip in peers.gossips:

@@ -44,7 +44,8 @@ network.protocol.client.consent network.protocol.client.policy network.flower.cl
 network.protocol.client.worker_socket network.flower.client.supervisor network.protocol.client.relay
 network.protocol.client.answering network.flower.server.carrier network.protocol.server.serving network.protocol
 network.protocol.carrier network.https network.https.task_files network.https.connections network.https.app
-network.https.browser_page network.https.server network.https.join network.https.shard cli.https network.peers
+network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server network.https.join
+network.https.shard cli.https network.peers
 network.peers.signed_upload network.peers.roster network.peers.merge_rule network.peers.store network.peers.tls
 network.peers.app network.peers.gossip network.peers.verify cli.peer cli.commands
 """)
@@ -94,6 +95,8 @@ TESTED_IN = {
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",
+    "network.https.endpoints": "network/https/test_app.py",
+    "network.https.server": "network/https/test_app.py",
     "network.peers.app": "network/peers/test_gossip.py",
     "network.peers.signed_upload": "network/peers/test_merge_rule.py",
     "network.peers.tls": "network/peers/test_gossip.py",

@@ -149,13 +149,14 @@ def shard(
     require_https()
     _require_loopback(tls, host)
     from ..network.https.server import Address
-    from ..network.https.shard import run
+    from ..network.https.shard import Root, run
 
     prepare()
     require_files(ca, key)
     directory = state or Path("runs") / key.name
     with suppress(KeyboardInterrupt):
-        run(directory, url, ca, key, certs.resolve(), Address(host, port, tls, strangers), first, patience, Notes())
+        address = Address(host, port, tls, strangers)
+        run(directory, Root(url, ca, key), certs.resolve(), address, Notes(), first=first, patience=patience)
     console.print("stopped")
 
 

@@ -99,7 +99,7 @@ def test_the_owner_reads_what_became_of_each_answer(joined):
 
 def test_an_answer_that_nobody_waits_for_is_too_late_and_is_not_made_again(joined):
     hub, said, worker = joined
-    worker["before"] = lambda: hub._owners.clear()
+    worker["before"] = lambda: hub._tasks.clear()
     lines = answered(hub, worker, said, Reply(Status.DONE, b"numbers"))
     assert lines == ([], ["round 5: too late"])
     del worker["before"]

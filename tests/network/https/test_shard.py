@@ -16,8 +16,9 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed, which t
 from fedkseed import FedKSeedError, start
 from fedkseed.cli.network import begun
 from fedkseed.network.flower.children import free_port
-from fedkseed.network.https.server import FOLDER, Registry
-from fedkseed.network.https.shard import Hurried, LeftError, Shard, ShardDesk, ShardKeys
+from fedkseed.network.https.connections import StoppableCarrier
+from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, files_of_run
+from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks, keys_of_shard
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.client.answering import AbandonedError, Worker
@@ -28,9 +29,11 @@ from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.networked_recipe import require_networked
 from fedkseed.network.protocol.receipts import checks
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
+from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import serve
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.schema import NetworkTable
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
@@ -96,14 +99,14 @@ class Tree:
         """The shard as after a start of its process: it has forgotten all but its directory."""
         folder = self.folder / f"shard-{shard}"
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        part = ShardKeys(folder, self.keys(shard), self.notes, FIRST[shard])
-        part.take()
+        keys = keys_of_shard(folder, self.keys(shard), FIRST[shard], self.notes)
+        keys.register()
         mine = {n: worker for n, worker in self.clients.items() if (n >= FIRST[1]) == bool(shard)}
         signing = self.signing(self.folder / "root-keys", f"client-{shard}", folder)
         carrier = Direct(mine)
         self.carriers[shard] = carrier
-        follow = partial(Shard, hub=carrier, part=part, progress=self.notes)
-        return Worker(follow, signing, remembers=lambda task: not task.keep)
+        clients = ShardClients(FIRST[shard], keys, carrier, self.notes)
+        return Worker(partial(Shard, clients=clients), signing, remembers=lambda task: not task.keep)
 
     def signing(self, keys: Path, key: str, folder: Path) -> ClientSigning:
         folder.mkdir(exist_ok=True)
@@ -115,7 +118,8 @@ class Tree:
         with Store.create(directory, parse(loads(self.text)).to_toml()):
             pass
         (directory / FOLDER).mkdir()
-        Registry(directory, self.folder / "root-keys", self.notes).take()
+        keys = self.folder / "root-keys"
+        RegisteredKeys(directory, keys, partial(files_of_run, directory, keys, self.notes), self.notes).register()
         return serve(directory, Direct(self.shards, before), FOLDER, self.notes)
 
 
@@ -237,40 +241,47 @@ def test_the_numbers_of_a_shards_clients_begin_where_its_operator_says(tmp_path)
     keys, folder = tmp_path / "keys", tmp_path / "shard"
     make(keys, 0, ["localhost"], 2)
     (folder / FOLDER).mkdir(parents=True)
-    part = ShardKeys(folder, keys, Notes(), 250)
+    registered = keys_of_shard(folder, keys, 250, Notes())
+
+    def present() -> list[bool]:
+        registered.register()
+        return [bool(line) for line in registered.lines]
+
     with pytest.raises(FedKSeedError, match=r"began with .*250.*, not with --first 25: give this one a --state"):
-        ShardKeys(folder, keys, Notes(), 25)
+        keys_of_shard(folder, keys, 25, Notes())
     with pytest.raises(FedKSeedError, match="has no public key of a client; `fedkseed certs add` registers one"):
-        part.take()
+        registered.register()
     for name in ("a", "b", "c"):
         add(keys, request(tmp_path / name))
-    assert [bool(line) for line in part.take()] == [False] * 250 + [True] * 3
+    assert present() == [False] * 250 + [True] * 3
     assert ClientNumbers(folder, None).expected == {250, 251, 252}
-    assert part.has(251)
+    assert registered.has(251)
     revoke(keys, 2)
-    assert [bool(line) for line in part.take()][250:] == [True, True, False], "a former client keeps its place"
-    assert not part.has(252)
+    assert present()[250:] == [True, True, False], "a former client keeps its place"
+    assert not registered.has(252)
     (keys / "client-old.pub").write_text("")
     with pytest.raises(FedKSeedError, match=r"client-old\.pub is no name of a client's key"):
-        part.take()
-    assert part.has(251), "those that were taken hold"
+        registered.register()
+    assert registered.has(251), "those that were taken hold"
 
 
-def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up():
-    def look() -> None:
+def test_a_task_for_which_the_root_does_not_wait_any_more_is_given_up(tmp_path):
+    def still_awaited() -> None:
         raise AbandonedError
 
-    hurried = Hurried(Direct({}), look)
-    for call in (hurried.nodes, lambda: hurried.arrived([])):
-        with pytest.raises(LeftError):
-            call()
+    carrier = StoppableCarrier(Direct({}), still_awaited)
+    ClientNumbers.register(tmp_path, range(1))
+    numbers = ClientNumbers(tmp_path, None)
+    remote = RemoteClients(carrier, numbers, b"recipe", 1, NetworkTable(), Notes())
+    with pytest.raises(AbandonedError):  # and not tried again until the deadline, as after other errors of a carrier
+        dict(remote.transport(0, {0: b"broadcast"}, 1, id))
 
     class Slow:
         def reply(self, task: bytes, gone: Callable[[], bool]):
             assert gone()
             raise AbandonedError
 
-    desk = ShardDesk(Slow())  # type: ignore[arg-type]
+    desk = ShardTasks(Slow())  # type: ignore[arg-type]
     found = Reply.decode(desk.reply(b"", lambda give_up: give_up()))
     assert (found.status, found.text) == (Status.FAILED, "worker")
 
@@ -287,7 +298,7 @@ def test_tasks_of_a_shard_are_answered_one_after_the_other():
             at_once[0] -= 1
             return Reply(Status.DONE, task)
 
-    desk, found = ShardDesk(Busy()), list[bytes]()  # type: ignore[arg-type]
+    desk, found = ShardTasks(Busy()), list[bytes]()  # type: ignore[arg-type]
     threads = [threading.Thread(target=lambda: found.append(desk.reply(b"sum", id))) for _ in range(3)]
     for thread in threads:
         thread.start()

@@ -12,12 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 import tomli_w
-import uvicorn
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed import FedKSeedError
 from fedkseed.network.flower.children import free_port
-from fedkseed.network.https.server import answering
+from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import gossip, tls
 from fedkseed.network.peers.app import application, knowing, path_of
 from fedkseed.network.peers.gossip import ComparisonPace, Gossip
@@ -41,7 +40,6 @@ class One:
     gossip: Gossip
     said: list[str]
     port: int
-    server: uvicorn.Config
 
 
 @dataclass
@@ -81,7 +79,7 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
         table["peers"][number]["address"] = f"https://localhost:{port}"
     table["peers"] = [{k: v for k, v in peer.items() if v} for peer in table["peers"]]
     (folder / "peers.toml").write_text(tomli_w.dumps(table))
-    made, contexts = list[One](), dict[int, ssl.SSLContext]()
+    made, servers, contexts = list[One](), [], dict[int, ssl.SSLContext]()
     for number in range(PEERS + 1):
         files = keys / f"{number}.key", keys / f"client-{number}.pem", keys / "ca.pem"
         server, contexts[number] = tls.contexts(*files, folder)
@@ -92,17 +90,13 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
         pace = ComparisonPace(quick, 4 * quick)
         one = Gossip(copy, number, addresses, contexts[number], lambda: ROUNDS, 3, LARGEST, pace, said.append)
         names = {fingerprint(key): k for k, key in enumerate(federation.rule.keys)}
-        config = uvicorn.Config(
-            application(copy, lambda: ROUNDS, LARGEST, one.heard), host="127.0.0.1", port=ports[number],
-            log_level="critical", lifespan="off", ws="none", http=knowing(names), server_header=False,
-        )  # fmt: skip
-        config.load()
-        config.ssl = server
-        made.append(One(copy, one, said, ports[number], config))
+        app = application(copy, lambda: ROUNDS, LARGEST, one.heard)
+        servers.append(serving(app, "127.0.0.1", ports[number], server, http=knowing(names), log_level="critical"))
+        made.append(One(copy, one, said, ports[number]))
     with ExitStack() as stack:
-        for one in made:
+        for one, server in zip(made, servers, strict=True):
             stack.callback(one.copy.close)
-            stack.enter_context(answering(one.server))
+            stack.enter_context(server)
         for one in made:
             stack.callback(one.gossip.close)
         yield Place(federation, keys, made, contexts)

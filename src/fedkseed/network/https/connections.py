@@ -1,7 +1,7 @@
-"""The server's side of the connections: who is connected, who has which task, which replies have come.
+"""The connections of a server's clients: who is connected, who has which task, which replies have come.
 
-A `Carrier` for the thread of the rounds, and a few methods for that of the requests; one lock is between them. Nothing
-of it is on disk: a server that is started again asks again, and a client's worker answers the same task at once.
+A `Carrier` for the thread of the rounds, and a few methods for the thread of the requests, with one lock in between.
+None of it is on disk: a server that is started again asks again, and a client's worker answers the same task at once.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
 from ...errors import FedKSeedError
-from ..protocol.carrier import MAX_MESSAGE, Arrival, Parcel
+from ..protocol.carrier import MAX_MESSAGE, Arrival, Carrier, Parcel
 from ..protocol.server.request_limits import Quota
 from ..protocol.signatures import fingerprint, verify
 from .task_files import KEY, Stub
@@ -26,6 +28,7 @@ HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
 PROOF = 128  # bytes with which a client proves its key, see `Connections.session`
 FRESH = 60.0  # seconds for which a challenge can be answered
+NO_KEY = "the key is not registered any more"
 
 
 class RequestError(FedKSeedError):
@@ -37,14 +40,127 @@ class RequestError(FedKSeedError):
 
 
 @dataclass(slots=True)
+class StoppableCarrier:
+    """A carrier that checks at each call whether the round is still of use.
+
+    Args:
+        check: raises a `RoundStoppedError` if it is not.
+    """
+
+    inner: Carrier
+    check: Callable[[], object]
+    name: str = "HTTPS"
+    largest: int = MAX_MESSAGE
+
+    def nodes(self) -> list[int]:
+        self.check()
+        return self.inner.nodes()
+
+    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
+        self.check()
+        return self.inner.send(parcels)
+
+    def arrived(self, keys: Collection[str]) -> list[Arrival]:
+        self.check()
+        return self.inner.arrived(keys)
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTask:
+    """A task that was sent to a client and is not answered."""
+
+    client: int
+    key: bytes
+    stub: bytes
+    end: float  # time after which it need not be answered
+
+
+@dataclass(slots=True)
 class ConnectedClient:
-    """A client, as requests know it."""
+    """A client whose key is registered."""
 
     key: EllipticCurvePublicKey
-    token: str | None = None  # of its session
-    seen: float = float("-inf")  # time of its last request
-    waiting: asyncio.Event | None = None  # of its request that waits for a task
-    task: tuple[bytes, bytes, float] | None = None  # key, stub and time of its end: sent, and not answered
+    token: str = ""  # of its session; empty: it has none
+    last_request: float = float("-inf")
+    wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
+    task: OfferedTask | None = None  # the last one
+
+
+@dataclass(slots=True)
+class ClientTable:
+    """The registered clients, by number, by the fingerprint of their key, and by the token of their session."""
+
+    clients: dict[int, ConnectedClient] = field(default_factory=dict)
+    numbers: dict[bytes, int] = field(default_factory=dict)
+    sessions: dict[str, int] = field(default_factory=dict)
+
+    def register(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
+        registered = {number: key for number, key in enumerate(keys) if key is not None}
+        self.numbers = {fingerprint(key): number for number, key in registered.items()}
+        for number, client in [*self.clients.items()]:
+            if self.numbers.get(fingerprint(client.key)) != number:
+                self.end_session(client)
+                del self.clients[number]
+        for number, key in registered.items():
+            self.clients.setdefault(number, ConnectedClient(key))
+
+    def begin_session(self, number: int, now: float) -> str:
+        client = self.clients[number]
+        self.end_session(client)  # of a process that was killed, or is another's
+        client.token, client.last_request = secrets.token_urlsafe(16), now
+        self.sessions[client.token] = number
+        return client.token
+
+    def end_session(self, client: ConnectedClient) -> None:
+        self.sessions.pop(client.token, None)
+        client.token = ""
+        _wake(client)
+
+    def of_session(self, token: str, now: float) -> tuple[int, ConnectedClient]:
+        """The client of a session, which makes a request now.
+
+        Raises:
+            RequestError: there is no such session (any more).
+        """
+        number = self.sessions.get(token)
+        if number is None:
+            raise RequestError(401, "no session has this token: begin another")
+        client = self.clients[number]
+        client.last_request = now
+        return number, client
+
+
+@dataclass(slots=True)
+class Challenges:
+    """Bytes for clients to sign: each soon, and once."""
+
+    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))
+    answered: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # challenge -> time of its answer
+
+    def make(self, now: float) -> bytes:
+        """A challenge of 32 bytes, which this server knows again without keeping it."""
+        head = int(now * 1000).to_bytes(8, "big") + secrets.token_bytes(8)
+        return head + self._tag(head)
+
+    def is_fresh(self, challenge: bytes, now: float) -> bool:
+        """Whether this server has made a challenge, within the last minute."""
+        head, age = challenge[:16], now - int.from_bytes(challenge[:8], "big") / 1000
+        return hmac.compare_digest(self._tag(head), challenge[16:]) and 0 <= age + 0.001 < FRESH
+
+    def use(self, challenge: bytes, now: float) -> None:
+        """Note that a challenge was answered.
+
+        Raises:
+            RequestError: it was answered before.
+        """
+        while self.answered and now - next(iter(self.answered.values())) >= FRESH:
+            self.answered.popitem(last=False)
+        if challenge in self.answered:
+            raise RequestError(401, "this challenge was answered before: ask for another")
+        self.answered[challenge] = now
+
+    def _tag(self, head: bytes) -> bytes:
+        return hmac.digest(self.secret, head, hashlib.sha256)[:16]
 
 
 class Connections:
@@ -52,91 +168,80 @@ class Connections:
 
     Args:
         keys: public keys of clients 0, 1, …; None for one without.
+        has_key: whether a client's key is still the registered one.
     """
 
     name, largest = "HTTPS", MAX_MESSAGE
 
     def __init__(
-        self, keys: Sequence[EllipticCurvePublicKey | None], clock: Callable[[], float] = time.monotonic
+        self,
+        keys: Sequence[EllipticCurvePublicKey | None],
+        clock: Callable[[], float] = time.monotonic,
+        has_key: Callable[[int], bool] = lambda client: True,
     ) -> None:
-        self._lock, self._clock = threading.Lock(), clock
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
-        self._secret, self._answered = secrets.token_bytes(32), OrderedDict[bytes, float]()  # used challenges
-        self._seats: dict[int, ConnectedClient] = {}
-        self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
-        self._sessions: dict[str, int] = {}  # token -> client
-        self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, time of its end
-        self._owners: dict[str, tuple[int, float]] = {}  # key of a task -> client, time of its end
+        self._lock, self._clock, self._has_key, self._closed = threading.Lock(), clock, has_key, False
+        self._table, self._challenges = ClientTable(), Challenges()
+        self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
+        self._tasks: dict[str, OfferedTask] = {}  # by key
+        self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, and the end of its last task
         self._arrivals: dict[str, Arrival] = {}
-        self._closed = False
-        self._loop: asyncio.AbstractEventLoop | None = None  # of the requests
-        self._quota = Quota(1 / 60, 10)  # new sessions of one key: more say that it is in two hands
         self.take(keys)
 
     def take(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
         """Take the clients' keys as they are now; whose key has changed or is gone is refused from now on."""
         with self._lock:
-            now = {number: key for number, key in enumerate(keys) if key is not None}
-            known = {number: fingerprint(seat.key) for number, seat in self._seats.items()}
-            self._numbers = {fingerprint(key): number for number, key in now.items()}
-            for number in known:
-                if self._numbers.get(known[number]) != number:
-                    seat = self._seats.pop(number)
-                    self._sessions.pop(seat.token or "", None)
-                    self._wake(seat)
-            for number, key in now.items():
-                self._seats.setdefault(number, ConnectedClient(key))
+            self._table.register(keys)
 
     def close(self) -> None:
         """End all requests that wait: the server is about to end."""
         with self._lock:
             self._closed = True
-            for seat in self._seats.values():
-                self._wake(seat)
+            for client in self._table.clients.values():
+                _wake(client)
 
     # For the thread of the rounds.
 
     def nodes(self) -> list[int]:
         """The clients that wait for a task, or made a request just now."""
         with self._lock:
-            now = self._clock()
-            return [n for n, seat in self._seats.items() if seat.waiting is not None or now - seat.seen < AWAY]
+            begin = self._clock() - AWAY
+            return [n for n, client in self._table.clients.items() if client.wake or client.last_request > begin]
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         """Offer tasks to clients; of several for one client the last counts."""
-        files: dict[int, tuple[Stub, Mapping[bytes, bytes]]] = {}
-        keys: list[str | None] = []
-        for place, parcel in enumerate(parcels):  # outside of the lock: digests of large messages take time
-            files[place] = Stub.of(secrets.token_bytes(KEY), parcel.data)
+        # Outside of the lock: digests of large messages take time.
+        stubs = [Stub.of(secrets.token_bytes(KEY), parcel.data) for parcel in parcels]
         with self._lock:
             now = self._clock()
-            self._files = {name: known for name, known in self._files.items() if known[1] > now}
-            self._owners = {key: known for key, known in self._owners.items() if known[1] > now}
-            for place, parcel in enumerate(parcels):
-                stub, parts = files[place]
-                seat, end = self._seats.get(parcel.node), now + parcel.seconds
-                if seat is None:
-                    keys.append(None)
-                    continue
-                for name, data in parts.items():
-                    last = self._files.get(name, (data, end))
-                    self._files[name] = (last[0], max(last[1], end))
-                seat.task = stub.key, stub.encode(), end
-                self._owners[stub.key.hex()] = parcel.node, end
-                keys.append(stub.key.hex())
-                self._wake(seat)
-        return keys
+            self._files = {digest: entry for digest, entry in self._files.items() if entry[1] > now}
+            self._tasks = {key: task for key, task in self._tasks.items() if task.end > now}
+            return [
+                self._offer(parcel.node, stub, files, now + parcel.seconds)
+                for parcel, (stub, files) in zip(parcels, stubs, strict=True)
+            ]
+
+    def _offer(self, number: int, stub: Stub, files: Mapping[bytes, bytes], end: float) -> str | None:
+        client = self._table.clients.get(number)
+        if client is None:
+            return None
+        for digest, data in files.items():
+            kept, earlier_end = self._files.get(digest, (data, end))
+            self._files[digest] = kept, max(earlier_end, end)
+        client.task = OfferedTask(number, stub.key, stub.encode(), end)
+        self._tasks[stub.key.hex()] = client.task
+        _wake(client)
+        return stub.key.hex()
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
         with self._lock:
             return [self._arrivals.pop(key) for key in keys if key in self._arrivals]
 
-    # For the thread of the requests.
+    # For the thread of the requests, in the order in which a client makes them.
 
     def challenge(self) -> bytes:
-        """Bytes for a client to sign, which this server knows again without keeping them."""
-        head = int(self._clock() * 1000).to_bytes(8, "big") + secrets.token_bytes(8)
-        return head + hmac.digest(self._secret, head, hashlib.sha256)[:16]
+        """Bytes for a client to sign."""
+        return self._challenges.make(self._clock())
 
     def session(self, proof: bytes) -> tuple[int, str]:
         """The number of the client that has signed a challenge, and the token of its new session.
@@ -150,31 +255,24 @@ class Connections:
                 is wrong; or the client has begun too many sessions.
         """
         challenge, name, signature = proof[:32], proof[32:64], proof[64:]
-        head = challenge[:16]
-        age = self._clock() - int.from_bytes(head[:8], "big") / 1000
-        known = hmac.compare_digest(hmac.digest(self._secret, head, hashlib.sha256)[:16], challenge[16:])
-        if len(proof) != PROOF or not known or not 0 <= age + 0.001 < FRESH:
+        if len(proof) != PROOF or not self._challenges.is_fresh(challenge, self._clock()):
             raise RequestError(401, "this is no challenge of this server's, or an old one: ask for another")
         with self._lock:
-            number = self._numbers.get(name)
-            seat = None if number is None else self._seats[number]
-        if number is None or seat is None or not verify(seat.key, HELLO + challenge + name, signature):
+            number = self._table.numbers.get(name)
+            key = None if number is None else self._table.clients[number].key
+        # Outside of the lock: a signature takes time.
+        if number is None or key is None or not verify(key, HELLO + challenge + name, signature):
             raise RequestError(403, "the key is not registered, or has not signed the challenge")
+        self._require_key(number)
         with self._lock:
             now = self._clock()
-            while self._answered and now - next(iter(self._answered.values())) >= FRESH:
-                self._answered.popitem(last=False)
-            if challenge in self._answered:
-                raise RequestError(401, "this challenge was answered before: ask for another")
-            self._answered[challenge] = now
-            if not self._quota.takes(number):
+            if self._table.numbers.get(name) != number:
+                raise RequestError(403, NO_KEY)
+            self._challenges.use(challenge, now)
+            if not self._session_quota.takes(number):
                 self.notices.append(f"client {number} begins session after session: somebody else may have its key")
                 raise RequestError(429, "too many sessions of this key: wait a minute")
-            self._sessions.pop(seat.token or "", None)  # of a process that was killed, or is another's
-            self._wake(seat)
-            seat.token, seat.seen = secrets.token_urlsafe(16), now
-            self._sessions[seat.token] = number
-            return number, seat.token
+            return number, self._table.begin_session(number, now)
 
     def client(self, token: str) -> int:
         """The client whose session a token is of.
@@ -183,11 +281,9 @@ class Connections:
             RequestError: there is none (any more).
         """
         with self._lock:
-            number = self._sessions.get(token)
-            if number is None:
-                raise RequestError(401, "no session has this token: begin another")
-            self._seats[number].seen = self._clock()
-            return number
+            number, _ = self._table.of_session(token, self._clock())
+        self._require_key(number)
+        return number
 
     async def next(self, token: str, after: bytes, seconds: float) -> bytes | None:
         """The stub of the client's task, once there is one; None if there was none for some seconds.
@@ -198,35 +294,42 @@ class Connections:
         Raises:
             RequestError: the session has ended.
         """
-        number, self._loop = self.client(token), asyncio.get_running_loop()
-        end, mine = self._clock() + seconds, asyncio.Event()
+        number, end, news = self.client(token), self._clock() + seconds, asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
         try:
             while True:
                 with self._lock:
                     if self._closed:
                         raise RequestError(503, "the server is about to end")
-                    seat = self._seats.get(number)
-                    if seat is None or seat.token != token:
+                    client, now = self._table.clients.get(number), self._clock()
+                    if client is None or client.token != token:
                         raise RequestError(401, "the session has ended: begin another")
-                    now = self._clock()
-                    seat.seen = now
-                    if seat.task is not None and seat.task[2] <= now:
-                        seat.task = None
-                    if seat.task is not None and seat.task[0] != after:
-                        return seat.task[1]
+                    client.last_request = now
+                    if client.task is not None and client.task.end > now and client.task.key != after:
+                        return client.task.stub
                     if now >= end:
                         return None
-                    mine.clear()
-                    seat.waiting = mine
-                try:
-                    await asyncio.wait_for(mine.wait(), max(0.0, end - now))
-                except TimeoutError:
-                    continue
+                    news.clear()
+                    client.wake = wake
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), max(0.0, end - now))
         finally:
             with self._lock:
-                seat = self._seats.get(number)
-                if seat is not None and seat.waiting is mine:
-                    seat.waiting = None
+                client = self._table.clients.get(number)
+                if client is not None and client.wake is wake:
+                    client.wake = None
+
+    def file(self, digest: bytes) -> bytes:
+        """The file of a digest.
+
+        Raises:
+            RequestError: there is none (any more).
+        """
+        with self._lock:
+            data, _ = self._files.get(digest, (None, 0.0))
+        if data is None:
+            raise RequestError(404, "no task needs a file of this digest")
+        return data
 
     def answer(self, token: str, key: bytes, data: bytes) -> None:
         """Take a client's reply to a task; a second one is not taken.
@@ -236,28 +339,22 @@ class Connections:
         """
         number = self.client(token)
         with self._lock:
-            if self._owners.get(key.hex(), (None, 0.0))[0] != number:
+            task = self._tasks.get(key.hex())
+            if task is None or task.client != number:
                 raise RequestError(410, "no client waits for this answer: the task is over, or another client's")
-            del self._owners[key.hex()]
-            seat = self._seats[number]
-            if seat.task is not None and seat.task[0] == key:
-                seat.task = None
+            del self._tasks[key.hex()]
+            client = self._table.clients.get(number)
+            if client is not None and client.task is task:
+                client.task = None
             self._arrivals[key.hex()] = Arrival(key.hex(), number, data)
 
-    def file(self, name: bytes) -> bytes:
-        """The file of a digest.
+    def _require_key(self, client: int) -> None:
+        if not self._has_key(client):
+            raise RequestError(403, NO_KEY)
 
-        Raises:
-            RequestError: there is none (any more).
-        """
-        with self._lock:
-            found = self._files.get(name)
-        if found is None:
-            raise RequestError(404, "no task needs a file of this digest")
-        return found[0]
 
-    def _wake(self, seat: ConnectedClient) -> None:
-        """Let the client's request look again; called with the lock held."""
-        waiting, loop = seat.waiting, self._loop
-        if waiting is not None and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(waiting.set)
+def _wake(client: ConnectedClient) -> None:
+    """Let a client's request that waits look again."""
+    if client.wake is not None:
+        with suppress(RuntimeError):  # the loop of the requests has ended meanwhile
+            client.wake()

@@ -27,6 +27,7 @@ from ..protocol.envelope import Reply, Status, Task
 from ..protocol.gain import Kept
 from ..protocol.signatures import fingerprint, private_key, sign
 from .connections import HELLO
+from .endpoints import http_client
 from .task_files import LARGEST, Stub
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
@@ -148,11 +149,7 @@ class HttpsClient:
             context = ssl.create_default_context(cafile=str(ca))
         except (OSError, ssl.SSLError) as error:
             raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
-        limits = httpx.Limits(max_connections=1, max_keepalive_connections=1, keepalive_expiry=None)
-        # Of the headers that a request needs none but the session's: they are most of an idle hour's bytes.
-        self.http = httpx.Client(base_url=self.url, verify=context, limits=limits, timeout=TIMEOUT, trust_env=False)
-        for name in ("accept", "accept-encoding", "user-agent", "connection"):
-            del self.http.headers[name]
+        self.http = http_client(context, TIMEOUT, 1, self.url)
         self._token, self._wait = "", 0.0
         self._files: dict[bytes, bytes] = {}
         self._gain = Kept(self.directory)

@@ -1,27 +1,27 @@
-"""A shard: a server of some clients that is a client of another server, to which it hands up the sum of their uploads.
+"""A shard: a server of some clients, and itself a client of another server, to which it hands up their uploads' sum.
 
-    root  ── task ──>  Attendance, Worker     connected and verified as any client of the root (join.py)
-                       Shard.answer           the same broadcast to those of its clients that the round has drawn
-                       Watching, Remote ──>   clients, which know it as their server
-    root <── Subtotal ─┘            <── uploads
+    root  ── task ──>  HttpsClient, Worker           connected and verified as any client of the root (join.py)
+                       Shard.answer                  who of the round's cohort is a client of this shard?
+                       ShardRound, RemoteClients ──> the same broadcast to these, which know it as their server
+    root <── Subtotal ─┘                         <── uploads
 
 It needs no model, no data and no recipe: each task brings the recipe, which is passed on as it came, with the links of
 the run's log. docs/scaling.md says how a tree is brought up.
 """
 
-import re
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ...errors import FedKSeedError
-from ...files import border, exclusive, read_table, write_table
-from ...recipe.algorithms import Algorithm, chosen
+from ...files import read_table, write_table
+from ...recipe.algorithms import chosen
 from ...recipe.reading import parse, tables
-from ...recipe.schema import NetworkTable
+from ...recipe.schema import NetworkTable, Recipe
 from ...round import decoded
 from ...run import digest_chain as chain
 from ...run.cohort import cohort
@@ -30,9 +30,8 @@ from ...strategies.kseed import KSeed
 from ...strategies.tree import Tree
 from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
-from ...wire.records import Broadcast, Run
-from ..protocol import certs
-from ..protocol.carrier import Arrival, Carrier, Parcel
+from ...wire.records import Broadcast, Run, Subtotal
+from ..protocol.carrier import Carrier
 from ..protocol.client.answering import AbandonedError, LaterError, Worker
 from ..protocol.client.relay import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
@@ -41,107 +40,199 @@ from ..protocol.networked_recipe import ENVELOPE, MOST_OF_A_SHARD, require_netwo
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.clients import RemoteClients
 from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
+from .connections import Connections, StoppableCarrier
 from .join import HttpsClient
-from .server import FOLDER, KEYS, Address, Registry, RekeyedError, Watching, listening
+from .registered_keys import (
+    CHECKED_EVERY,
+    FOLDER,
+    RegisteredKeys,
+    RekeyedError,
+    files_of_shard,
+    stop_if_rekeyed,
+    take_up,
+)
+from .server import Address, alone_in, listening
 
 SHARE = 0.8  # of a task's seconds that the clients of a shard have: its sum must still come in time
 LARGEST = ENVELOPE + 8 * MOST_OF_A_SHARD  # bytes of the largest reply
-FIRST = "shard.json"  # in the directory of a shard
-LOOK = 0.5  # seconds between two looks at who is connected, before the first round
+NUMBERING = "shard.json"  # in the directory of a shard: the number of its first client
+ONLINE_EVERY = 0.5  # seconds between two looks at who is connected, before the first round
 
-Found = TypeVar("Found")
-
-
-class LeftError(BaseException):
-    """The end of a round for whose sum the root no longer waits; no error of the carrier's, see `RemoteClients`."""
+Answers = TypeVar("Answers")
 
 
-class ShardKeys(Registry):
-    """The keys of a shard's clients, whose numbers begin somewhere in the run's. Clients may come and go at any time.
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The server above.
 
     Args:
+        ca: its authority.
+        key: this shard's private key, whose public one is registered there.
+    """
+
+    url: str
+    ca: Path
+    key: Path
+
+
+def run(
+    directory: Path, root: Root, keys: Path, address: Address, progress: Progress, *, first: int, patience: float
+) -> None:
+    """Serve a shard's clients until stopped.
+
+    Args:
+        keys: directory made by `fedkseed certs`, with the public keys of this shard's clients.
+        first: number in the run of the first of them.
+        patience: seconds for all of them to connect, before this shard connects to the root.
+
+    Raises:
+        FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
+    """
+    with alone_in(directory, keys, f"another shard works in {directory}; stop it first", progress):
+        registered = keys_of_shard(directory, keys, first, progress)
+        connections = Connections((), has_key=registered.has)
+        take_up(registered, connections)
+        check_keys = partial(stop_if_rekeyed, registered, connections)
+        clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
+        worker = Worker(
+            partial(Shard, clients=clients),
+            ClientSigning(private_key(root.key), certificate(root.ca), RunHistory(directory)),
+            partial(_noted, progress),
+            # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
+            lambda task: not task.keep,
+        )
+        with listening(connections, address, LARGEST, keys):
+            progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
+            clients.wait_for_all(patience)
+            HttpsClient(directory, root.url, root.ca, root.key, ShardTasks(worker, check_keys)).serve(progress.note)
+
+
+def _noted(progress: Progress, code: Code, text: str) -> str:
+    """The code of a refusal, which is all that the root gets to know; the text is for this shard's operator."""
+    progress.note(f"no answer ({code}): {text}")
+    return str(code)
+
+
+def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress) -> RegisteredKeys:
+    """The keys of a shard's clients, which may come and go at any time.
+
+    Args:
+        directory: of the shard.
+        folder: with the keys.
         first: number in the run of the client whose key is client-0.pub.
 
     Raises:
         FedKSeedError: the directory is of a shard whose numbers begin elsewhere.
     """
-
-    def __init__(self, directory: Path, keys: Path, progress: Progress, first: int) -> None:
-        super().__init__(directory, keys, progress)
-        self.first, path = first, directory / FIRST
-        if path.exists() and (known := read_table(path)) != {"first": first}:
-            raise FedKSeedError(
-                f"{directory} is of a shard that began with {known}, not with --first {first}: give this one a --state "
-                "of its own"
-            )
-        write_table(path, {"first": first})
-
-    def _paths(self) -> list[Path]:
-        numbers = []
-        for path in self.keys.glob("client-*.pub"):
-            if (found := re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name)) is None:
-                raise FedKSeedError(f"{path} is no name of a client's key: client-0.pub is, and those after it")
-            numbers.append(int(found[1]))
-        if not numbers:
-            raise FedKSeedError(f"{self.keys} has no public key of a client; `fedkseed certs add` registers one")
-        most = max(
-            max(numbers) + 1, ClientNumbers.registered(self.directory) - self.first
-        )  # a former one keeps its place
-        return [self.keys / f"client-{number}.pub" for number in range(most)]
+    path = directory / NUMBERING
+    if path.exists() and (begun := read_table(path)) != {"first": first}:
+        raise FedKSeedError(
+            f"{directory} is of a shard that began with {begun}, not with --first {first}: give this one a --state of "
+            "its own"
+        )
+    write_table(path, {"first": first})
+    return RegisteredKeys(directory, folder, partial(files_of_shard, directory, folder, first), progress)
 
 
-class Hurried:
-    """A carrier that looks, each time that it is asked for clients or answers, whether anybody waits for them.
+@dataclass(slots=True)
+class ShardTasks:
+    """The tasks of the root, answered one after the other; the clients' keys are looked at in between.
 
     Args:
-        look: raises AbandonedError if nobody does.
+        check_keys: takes up keys that have changed, and may raise `RekeyedError`.
     """
 
-    def __init__(self, inner: Carrier, look: Callable[[], object]) -> None:
-        self.inner, self.look = inner, look
-        self.name, self.largest = inner.name, inner.largest
+    worker: Worker
+    check_keys: Callable[[], object] = lambda: None
+    kept: str = "the clients were sent its model"
+    log: Path | str = "a line above"
+    # A task that was given up may still be at its end when the next one comes.
+    _answering: threading.Lock = field(default_factory=threading.Lock)
+    _closed: threading.Event = field(default_factory=threading.Event)
 
-    def nodes(self) -> list[int]:
-        self._require()
-        return self.inner.nodes()
+    def open(self) -> None:
+        """Look at the clients' keys from now on."""
+        threading.Thread(target=self._look_at_keys, daemon=True).start()
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
-        return self.inner.send(parcels)
-
-    def arrived(self, keys: Collection[str]) -> list[Arrival]:
-        self._require()
-        return self.inner.arrived(keys)
-
-    def _require(self) -> None:
+    def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
+        given_up = threading.Event()
+        begun(given_up.set)
         try:
-            self.look()
+            with self._answering:
+                return self.worker.reply(task, given_up.is_set).encode()
         except AbandonedError:
-            raise LeftError from None
+            return Reply(Status.FAILED, text=Code.WORKER).encode()
+
+    def close(self) -> None:
+        """End the look at keys; the clients' connections end by themselves."""
+        self._closed.set()
+
+    def _look_at_keys(self) -> None:
+        while not self._closed.wait(CHECKED_EVERY):
+            if self._answering.acquire(blocking=False):  # else the round looks
+                try:
+                    self.check_keys()
+                except RekeyedError:
+                    pass  # the next task has them
+                finally:
+                    self._answering.release()
+
+
+@dataclass(frozen=True, slots=True)
+class ShardClients:
+    """The clients of a shard, whatever the recipe.
+
+    Args:
+        first: number in the run of the first of them.
+    """
+
+    first: int
+    keys: RegisteredKeys
+    carrier: Carrier
+    progress: Progress
+
+    def wait_for_all(self, patience: float) -> None:
+        """Wait until all clients are connected, or for some seconds."""
+        end, noted = time.monotonic() + patience, -1
+        while time.monotonic() < end:
+            try:
+                online, expected = {*self.carrier.nodes()}, ClientNumbers(self.keys.directory, None).expected
+            except RekeyedError:
+                continue
+            if expected <= online:
+                return
+            if len(online) != noted:
+                self.progress.note(f"{len(online)} of {len(expected)} clients are connected")
+            noted = len(online)
+            time.sleep(ONLINE_EVERY)
+
+    def behind(self, recipe: bytes, nonce: bytes) -> RemoteClients:
+        """The clients as a server of the run with this nonce sees them."""
+        directory = self.keys.directory
+        signing, numbers = ServerSigning.read(directory / FOLDER, nonce), ClientNumbers(directory, None)
+        return RemoteClients(self.carrier, numbers, recipe, 1, NetworkTable(), self.progress, signing)
 
 
 class Shard:
     """The clients of a shard as one party, which follows a recipe of the root's.
 
     Args:
-        recipe: as the root sends it, and as the clients get it.
-        hub: the clients' connections.
-        part: the clients' keys, in whose directory their numbers are.
+        text: the recipe, as the root sends it, and as the clients get it.
     """
 
-    def __init__(self, recipe: bytes, hub: Carrier, part: ShardKeys, progress: Progress) -> None:
-        self.text, self.hub, self.part, self.progress = recipe, hub, part, progress
+    def __init__(self, text: bytes, clients: ShardClients) -> None:
+        self.text, self.clients = text, clients
         with refusing(Code.RECIPE):
-            self.recipe = parse(tables(recipe))
+            self.recipe: Recipe = parse(tables(text))
             require_networked(self.recipe)
             if self.recipe.network.shards is None:
                 raise FedKSeedError("the server above has no [network] shards in its recipe: it takes clients alone")
-            self.algorithm: Algorithm = chosen(self.recipe)
+            self.algorithm = chosen(self.recipe)
         self._strategy: KSeed | None = None
         self._links: list[bytes] = []  # of the run's log, from the first
-        self._kept: bytes | None = None  # the last broadcast, to which the next may come as a difference
-        self._remote: tuple[tuple[bytes, int], RemoteClients] | None = (
-            None  # with the nonce of its run and the clients' keys
-        )
+        self._last_broadcast: bytes | None = None  # the next may come as a difference to it
+        self._remote: RemoteClients | None = None
+        self._remote_is_of: tuple[bytes, int] | None = None  # nonce of the run, and number of the keys' registration
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
@@ -151,204 +242,127 @@ class Shard:
         Raises:
             FedKSeedError: the task can't be followed, or too few of the clients have answered.
         """
-        end = time.monotonic() + SHARE * task.seconds
+        end, note = time.monotonic() + SHARE * task.seconds, self.clients.progress.note
         self._follow(task)
+        still_awaited = partial(on_step, 0.0)
         if task.keep:
-            kept = self._with_clients(task, end, on_step, lambda remote: remote.hand_out(task.done, task.message))
-            self.progress.note(f"the run has ended; {len(kept)} clients have kept the tuned model")
+            kept = self._asked(task, end, still_awaited, lambda remote: remote.hand_out(task.done, task.message))
+            note(f"the run has ended; {len(kept)} clients have kept the tuned model")
             return task.message, b""
-        whole = restore(task.message, self._kept)
-        if whole is None:
+        encoded = restore(task.message, self._last_broadcast)
+        if encoded is None:
             return task.message, lack(task.message, task.client)
-        message = decode(whole, Broadcast)
-        bound(chain.digest(whole))
-        if task.done != message.round:
+        broadcast = decode(encoded, Broadcast)
+        bound(chain.digest(encoded))
+        if task.done != broadcast.round:
             raise FedKSeedError(
-                f"the message is of round {message.round}, the history of its task has {task.done} rounds"
+                f"the message is of round {broadcast.round}, the history of its task has {task.done} rounds"
             )
-        self._kept, strategy, count = whole, self._made(message.run), sum(self.recipe.network.shards or ())
-        drawn = cohort(self.recipe.seed, message.round, count, self.recipe.clients.cohort_of(count),
-                       self.recipe.clients.draw)  # fmt: skip
-
-        def require(client: int, reply: bytes) -> None:
-            uploads = decoded({client: reply}, strategy.replies, {client: message})
-            strategy.subtotal(message, task.client, uploads, len(drawn))
-
-        own = self.recipe.network.members(task.client)
-
-        def gather(remote: RemoteClients) -> dict[int, bytes]:
-            mine = [client for client in drawn if client in own and client in remote.numbers.expected]
-            if not mine:
-                return {}
-            return dict(remote.transport(message.round, dict.fromkeys(mine, whole), (len(mine) + 1) // 2, require))
-
-        replies = self._with_clients(task, end, on_step, gather)
-        uploads = decoded(replies, strategy.replies, dict.fromkeys(replies, message))
-        self.progress.note(f"round {message.round + 1}: the sum of {len(replies)} clients")
-        return whole, encode(strategy.subtotal(message, task.client, uploads, len(drawn)))
+        self._last_broadcast = encoded
+        round_ = ShardRound(task.client, self._strategy_of(broadcast.run), broadcast, encoded, self._drawn(broadcast))
+        members = self.recipe.network.members(task.client)
+        replies = self._asked(task, end, still_awaited, partial(round_.replies, members))
+        note(f"round {broadcast.round + 1}: the sum of {len(replies)} clients")
+        return encoded, encode(round_.subtotal(replies))
 
     def afterwards(self) -> None:
         """Nothing is left to do."""
 
     def _follow(self, task: Task) -> None:
         """Keep the links of a task, whose history was checked, for the clients."""
-        own, known = self.recipe.network.members(task.client), len(self.part.lines)
-        if self.part.first != own.start:
+        first, registered = self.clients.first, len(self.clients.keys.lines)
+        members = self.recipe.network.members(task.client)
+        if first != members.start:
             raise RefusedError(
                 Code.RECIPE,
-                f"by [network] shards the clients of shard {task.client} are {own.start} to {own.stop - 1}, and this "
-                f"one began with --first {self.part.first}",
+                f"by [network] shards the clients of shard {task.client} are {members.start} to {members.stop - 1}, "
+                f"and this one began with --first {first}",
             )
-        if known > own.stop:
-            self.progress.note(f"{known - own.stop} clients are more than [network] shards gives this shard; left out")
+        if registered > members.stop:
+            self.clients.progress.note(
+                f"{registered - members.stop} clients are more than [network] shards gives this shard; left out"
+            )
         if task.since > len(self._links):
             raise FedKSeedError(f"a task has links from {task.since} on, and this shard has {len(self._links)}")
-        links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
-        self._links[task.since :] = links
+        self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
 
-    def _made(self, run: Run) -> KSeed:
+    def _strategy_of(self, run: Run) -> KSeed:
         """The strategy of the recipe, for the base model of a broadcast."""
         if self._strategy is None or self._strategy.run != run:
-            made = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
-            self._strategy = Tree.make(made, range, range).inner  # which refuses what has no subtotal
+            strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
+            self._strategy = Tree.make(strategy, range, range).inner  # which refuses what has no subtotal
         self._strategy.run.require(run)
         return self._strategy
 
-    def _with_clients(
-        self, task: Task, end: float, on_step: Callable[[float], None], ask: Callable[[RemoteClients], Found]
-    ) -> Found:
+    def _drawn(self, broadcast: Broadcast) -> list[int]:
+        """The cohort of a round, from the clients of all shards."""
+        clients, count = self.recipe.clients, sum(self.recipe.network.shards or ())
+        return cohort(self.recipe.seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
+
+    def _asked(
+        self, task: Task, end: float, still_awaited: Callable[[], None], ask: Callable[[RemoteClients], Answers]
+    ) -> Answers:
         """The clients' answers to a task; they are asked again if their keys change meanwhile.
 
         Args:
             end: time after which answers are of no use.
+            still_awaited: raises `AbandonedError` if the root does not wait for an answer any more.
 
         Raises:
             LaterError: too few have answered: they may another time.
         """
         while True:
             try:
-                return ask(self._clients(task, end, on_step))
+                remote = self._remote_of(task)
+                seconds = max(1.0, end - time.monotonic())  # all that are connected are waited for until the end
+                remote.options = NetworkTable(deadline=seconds, grace=seconds, attempts=1)
+                remote.carrier = StoppableCarrier(self.clients.carrier, still_awaited)
+                return ask(remote)
             except RekeyedError:
-                self.progress.note("clients have other keys; they are asked again")
-            except LeftError:
-                raise AbandonedError from None
+                self.clients.progress.note("clients have other keys; they are asked again")
             except FedKSeedError as error:
                 raise LaterError(str(error)) from error
 
-    def _clients(self, task: Task, end: float, on_step: Callable[[float], None]) -> RemoteClients:
-        """The clients behind the hub, for one task; all that are connected are waited for until its end."""
-        left = max(1.0, end - time.monotonic())
-        network, of = NetworkTable(deadline=left, grace=left, attempts=1), (task.nonce, self.part.times)
-        if self._remote is None or self._remote[0] != of:
-            folder = self.part.directory
-            signing = ServerSigning.read(folder / FOLDER, task.nonce)
-            self._remote = (
-                of,
-                RemoteClients(self.hub, ClientNumbers(folder, None), self.text, 1, network, self.progress, signing),
-            )
-        remote = self._remote[1]
-        remote.carrier, remote.options = Hurried(self.hub, partial(on_step, 0.0)), network
-        remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
-        return remote
+    def _remote_of(self, task: Task) -> RemoteClients:
+        """The clients behind the carrier, which are the same from task to task while run and keys are the same."""
+        of = task.nonce, self.clients.keys.registrations
+        if self._remote is None or self._remote_is_of != of:
+            self._remote, self._remote_is_of = self.clients.behind(self.text, task.nonce), of
+        self._remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
+        return self._remote
 
 
-class ShardDesk:
-    """A desk whose tasks the clients of a shard answer, one after the other.
+@dataclass(frozen=True, slots=True)
+class ShardRound:
+    """One round of a shard.
 
     Args:
-        hub: whose keys are looked at between tasks, too.
-        log: place of the reasons for which a task was not answered, for people.
+        drawn: the cohort, of the clients of all shards.
     """
 
-    kept = "the clients were sent its model"
+    shard: int
+    strategy: KSeed
+    broadcast: Broadcast
+    encoded: bytes  # the broadcast
+    drawn: Sequence[int]
 
-    def __init__(self, worker: Worker, hub: Watching | None = None, log: Path | str = "a line above") -> None:
-        self.worker, self.hub, self.log = worker, hub, log
-        self._one = threading.Lock()  # a task that was given up may still be at its end when the next one comes
-        self._closed = threading.Event()
+    def replies(self, members: range, remote: RemoteClients) -> dict[int, bytes]:
+        """The uploads of those members of the shard that were drawn and have a key, by client."""
+        asked = [client for client in self.drawn if client in members and client in remote.numbers.expected]
+        if not asked:
+            return {}
+        sent, minimum = dict.fromkeys(asked, self.encoded), (len(asked) + 1) // 2
+        return dict(remote.transport(self.broadcast.round, sent, minimum, self.require))
 
-    def open(self) -> None:
-        """Look at the clients' keys from now on."""
-        if self.hub is not None:
-            threading.Thread(target=self._watch, args=(self.hub,), daemon=True).start()
+    def require(self, client: int, reply: bytes) -> None:
+        """Refuse an upload that can't be added up."""
+        self.subtotal({client: reply})
 
-    def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
-        left = threading.Event()
-        begun(left.set)
-        try:
-            with self._one:
-                return self.worker.reply(task, left.is_set).encode()
-        except AbandonedError:
-            return Reply(Status.FAILED, text=Code.WORKER).encode()
+    def subtotal(self, replies: Mapping[int, bytes]) -> Subtotal:
+        """The sum of some clients' uploads.
 
-    def close(self) -> None:
-        """End the look at keys; the clients' connections end by themselves."""
-        self._closed.set()
-
-    def _watch(self, hub: Watching) -> None:
-        while not self._closed.wait(KEYS):
-            if self._one.acquire(blocking=False):  # else the round looks
-                try:
-                    hub.look()
-                except RekeyedError:
-                    pass  # the next task has them
-                finally:
-                    self._one.release()
-
-
-def run(directory: Path, url: str, ca: Path, key: Path, keys: Path, address: Address, first: int, patience: float,
-        progress: Progress) -> None:  # fmt: skip
-    """Serve a shard's clients until stopped.
-
-    Args:
-        url, ca, key: of the root, of its authority, and this shard's key, which is registered there.
-        keys: directory made by `fedkseed certs`, with the public keys of this shard's clients.
-        first: number in the run of the first of them.
-        patience: seconds for all of them to connect, before this shard connects to the root.
-
-    Raises:
-        FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
-    """
-    if warning := certs.check(keys):
-        progress.note(warning)
-    with border(f"can't make {directory / FOLDER}"):
-        (directory / FOLDER).mkdir(mode=0o700, parents=True, exist_ok=True)
-    with exclusive(directory / FOLDER / "server.lock", f"another shard works in {directory}; stop it first"):
-        part = ShardKeys(directory, keys, progress, first)
-        hub = Watching(part)
-        hub.renew()
-        signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory))
-        # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
-        worker = Worker(
-            lambda recipe: Shard(recipe, hub, part, progress),
-            signing,
-            partial(_noted, progress),
-            lambda task: not task.keep,
-        )
-        attendance = HttpsClient(directory, url, ca, key, ShardDesk(worker, hub))
-        with listening(hub, address, LARGEST, keys):
-            progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
-            _gather(hub, directory, patience, progress)
-            attendance.serve(progress.note)
-
-
-def _noted(progress: Progress, code: Code, text: str) -> str:
-    """The code of a refusal, which is all that the root gets to know; the text is for this shard's operator."""
-    progress.note(f"no answer ({code}): {text}")
-    return str(code)
-
-
-def _gather(hub: Watching, directory: Path, patience: float, progress: Progress) -> None:
-    """Wait until all clients are connected, or for some seconds."""
-    end, known = time.monotonic() + patience, -1
-    while time.monotonic() < end:
-        try:
-            online, expected = {*hub.nodes()}, ClientNumbers(directory, None).expected
-        except RekeyedError:
-            continue
-        if expected <= online:
-            return
-        if len(online) != known:
-            progress.note(f"{len(online)} of {len(expected)} clients are connected")
-        known = len(online)
-        time.sleep(LOOK)
+        Raises:
+            FedKSeedError: one of them is broken, or can't be added up.
+        """
+        uploads = decoded(replies, self.strategy.replies, dict.fromkeys(replies, self.broadcast))
+        return self.strategy.subtotal(self.broadcast, self.shard, uploads, len(self.drawn))

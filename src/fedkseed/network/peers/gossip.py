@@ -16,6 +16,7 @@ import httpx
 
 from ...errors import FedKSeedError
 from ...randomness import Purpose, generator
+from ..https.endpoints import http_client
 from ..protocol.envelope import shown as printable
 from ..protocol.signatures import fingerprint
 from . import tls
@@ -75,10 +76,7 @@ class Gossip:
         self.path = path_of(copy.rule.run)
         self._pushes, self._news, self._end, self._draws = deque[bytes](), threading.Event(), threading.Event(), 0
         self._standing = {k: Standing() for k in range(len(self.keys))}
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=None)
-        self._http = httpx.Client(verify=context, limits=limits, timeout=TIMEOUT, trust_env=False)
-        for name in ("accept", "accept-encoding", "user-agent", "connection"):
-            del self._http.headers[name]
+        self._http = http_client(context, TIMEOUT)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:

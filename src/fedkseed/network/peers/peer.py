@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import uvicorn
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...errors import FedKSeedError
@@ -18,7 +17,7 @@ from ...files import border, exclusive
 from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
-from ..https.server import KEPT, answering
+from ..https.endpoints import serving
 from ..protocol.client.consent import ConsentJournal, Owner
 from ..protocol.client.worker import ClientWithRows, journaled, secret_of
 from ..protocol.envelope import Task, digest_of
@@ -130,18 +129,14 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         gossip = Gossip(
             copy, number, addresses, client, roster.now, seed, largest, ComparisonPace.of(roster.seconds), say
         )
-        config = uvicorn.Config(
-            application(copy, roster.now, largest, gossip.heard), host=place.host, port=place.port,
-            log_level="critical", access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEPT,
-            timeout_graceful_shutdown=5, server_header=False, date_header=False,
-            http=knowing({name: k for k, name in enumerate(keys)}),
-        )  # fmt: skip
-        config.load()
-        config.ssl = server
+        app, protocol = (
+            application(copy, roster.now, largest, gossip.heard),
+            knowing({name: k for k, name in enumerate(keys)}),
+        )
         describe(copy, text, roster)
         peer = Peer(member, rule, copy, roster, number, key, text, say)
         try:
-            with answering(config):
+            with serving(app, place.host, place.port, server, http=protocol, log_level="critical"):
                 say(f"run {rule.run.hex()[:16]}: listening on port {place.port} of {place.host}")
                 others = len(addresses.now().keys() - {number})
                 say(f"{gossip.meet_all()} of {others} others answer, {len(copy.marks())} uploads are here")

@@ -1,0 +1,175 @@
+"""The clients' public keys, as a server over HTTPS registers them, and takes them up again while it runs.
+
+They are the files client-K.pub in the folder of `fedkseed certs`. A key that is removed or replaced is refused from
+then on, and can't come back to its run.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from ...errors import FedKSeedError
+from ...files import read_table
+from ...run.progress import Progress
+from ...run.store import Store
+from ..protocol import certs
+from ..protocol.carrier import RoundStoppedError
+from ..protocol.server.client_numbers import ClientNumbers
+from ..protocol.signatures import SIGNING, ServerSigning, public_key
+from .connections import Connections
+
+FOLDER = "https"  # of this transport, in the directory of a run or a shard
+CHECKED_EVERY = 2.0  # seconds
+
+Stamp: TypeAlias = tuple[int, int]  # a file's time in nanoseconds, and its size
+
+
+class RekeyedError(RoundStoppedError):
+    """The end of an attempt at a round, because clients have other keys."""
+
+
+def files_of_run(directory: Path, folder: Path, progress: Progress) -> dict[int, Path]:
+    """The key file of each client of a run. One that has begun keeps its number of clients, and files may be missing.
+
+    Args:
+        folder: with the keys.
+    """
+    count = ClientNumbers.registered(directory) if Store(directory).begun else 0
+    if not count:
+        return dict(enumerate(certs.public_keys(folder)))
+    if len(_stamps(folder)) > count:
+        progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
+    return {number: folder / f"client-{number}.pub" for number in range(count)}
+
+
+def files_of_shard(directory: Path, folder: Path, first: int) -> dict[int, Path]:
+    """The key file of each client of a shard. Clients may come and go at any time, and keep their numbers.
+
+    Args:
+        first: number in the run of the client whose key is client-0.pub.
+    """
+    names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _paths(folder)}
+    if strangers := [path for path, match in names.items() if match is None]:
+        raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
+    if not names:
+        raise FedKSeedError(f"{folder} has no public key of a client; `fedkseed certs add` registers one")
+    count = max(1 + int(match[1]) for match in names.values() if match)
+    count = max(count, ClientNumbers.registered(directory) - first)
+    return {first + number: folder / f"client-{number}.pub" for number in range(count)}
+
+
+@dataclass(slots=True)
+class RegisteredKeys:
+    """The keys that are registered in the directory of a run or a shard.
+
+    Args:
+        folder: with the keys.
+        files: returns the key file of each client by its number, see `files_of_run`.
+    """
+
+    directory: Path
+    folder: Path
+    files: Callable[[], Mapping[int, Path]]
+    progress: Progress
+    lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
+    registrations: int = 0  # how often keys were registered
+    _registered: dict[Path, Stamp] = field(default_factory=dict)
+    _last_seen: dict[Path, Stamp] = field(default_factory=dict)  # registered or not
+    _paths: Mapping[int, Path] = field(default_factory=dict)
+    _checked: float = 0.0
+
+    def register(self) -> None:
+        """Register the keys as they are now.
+
+        Raises:
+            FedKSeedError: two clients have one key, or one has a key that was revoked.
+        """
+        self._last_seen = _stamps(self.folder)
+        paths = self.files()
+        texts = {number: path.read_text().strip() for number, path in paths.items() if path.exists()}
+        lines = [texts.get(number, "") for number in range(max(paths) + 1)]
+        keys = [tuple(line.split()[:2]) for line in texts.values() if line]
+        if len({*keys}) < len(keys):
+            raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")
+        signing = self.directory / FOLDER / SIGNING
+        former = read_table(signing)["former"] if signing.exists() else []
+        revoked = {line for replaced in former for line in replaced}
+        for number, line in texts.items():
+            if line in revoked:
+                raise FedKSeedError(
+                    f"the key {paths[number]} was revoked, and can't come back; make another for client {number}"
+                )
+        without = [number for number, line in enumerate(lines) if not line]
+        ClientNumbers.register(self.directory, range(len(lines)), without)
+        ServerSigning.write(signing.parent, self.folder, lines)
+        self.lines, self._paths, self._registered = lines, paths, self._last_seen
+        self.registrations += 1
+
+    def has(self, client: int) -> bool:
+        """Whether a client's file is the registered one: a removed key has no more requests from that moment on."""
+        path = self._paths.get(client)
+        if path is None:
+            return False
+        try:
+            return self._registered.get(path) == _stamp(path)
+        except OSError:
+            return False
+
+    def changed(self) -> bool:
+        """Whether files have changed since the last registration; looks at most every two seconds."""
+        now = time.monotonic()
+        if now - self._checked < CHECKED_EVERY:
+            return False
+        self._checked = now
+        return _stamps(self.folder) != self._last_seen
+
+    def wait_for(self, count: int) -> None:
+        """Wait for a number of keys: those of browsers are made on the page, once it is served."""
+        noted = -1
+        while (present := len(_stamps(self.folder))) < count:
+            if present != noted:
+                self.progress.note(f"{present} of {count} clients have a key in {self.folder}: waiting for more")
+            noted = present
+            time.sleep(CHECKED_EVERY)
+
+
+def take_up(keys: RegisteredKeys, connections: Connections) -> None:
+    """Register the keys as they are now, and let their owners connect, and nobody else."""
+    keys.register()
+    connections.take(
+        [public_key(line.encode(), f"the key of client {k}") if line else None for k, line in enumerate(keys.lines)]
+    )
+
+
+def stop_if_rekeyed(keys: RegisteredKeys, connections: Connections) -> None:
+    """Take up keys that have changed, and stop the round that began with others; pass on what requests have noted.
+
+    Raises:
+        RekeyedError: keys were taken up.
+    """
+    while connections.notices:
+        keys.progress.note(connections.notices.popleft())
+    if not keys.changed():
+        return
+    try:
+        take_up(keys, connections)
+    except (FedKSeedError, OSError) as error:  # half written, too: it is read again when it is whole
+        keys.progress.note(f"the keys in {keys.folder} can't be taken up: {error}")
+    else:
+        raise RekeyedError
+
+
+def _paths(folder: Path) -> list[Path]:
+    return [*folder.glob("client-*.pub")]
+
+
+def _stamps(folder: Path) -> dict[Path, Stamp]:
+    return {path: _stamp(path) for path in _paths(folder)}
+
+
+def _stamp(path: Path) -> Stamp:
+    stat = path.stat()
+    return stat.st_mtime_ns, stat.st_size

@@ -1,0 +1,132 @@
+"""The clients' keys, as a server over HTTPS takes them up while it runs."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from fedkseed import FedKSeedError
+from fedkseed.network.https import registered_keys
+from fedkseed.network.https.connections import Connections, RequestError, StoppableCarrier
+from fedkseed.network.https.registered_keys import (
+    FOLDER,
+    RegisteredKeys,
+    RekeyedError,
+    files_of_run,
+    stop_if_rekeyed,
+    take_up,
+)
+from fedkseed.network.protocol.certs import add, make, request, revoke
+from fedkseed.network.protocol.server.client_numbers import ClientNumbers
+from fedkseed.network.protocol.signatures import private_key
+
+from ...run import synthetic
+from ..flower.conftest import Notes
+from .test_connections import proof
+
+
+@pytest.fixture
+def keys(tmp_path):
+    make(tmp_path / "keys", 3, ["localhost"], 2)
+    return tmp_path / "keys"
+
+
+def keys_of_run(directory: Path, keys: Path, stop: int) -> RegisteredKeys:
+    """Those of a run that has done some rounds."""
+    synthetic.begin(directory, stop=stop)
+    (directory / FOLDER).mkdir()
+    notes = Notes()
+    return RegisteredKeys(directory, keys, partial(files_of_run, directory, keys, notes), notes)
+
+
+@pytest.fixture
+def registered(keys, tmp_path, monkeypatch) -> RegisteredKeys:
+    monkeypatch.setattr(registered_keys, "CHECKED_EVERY", -1.0)  # a look at each call
+    return keys_of_run(tmp_path / "run", keys, stop=0)
+
+
+def test_keys_are_numbered_written_down_and_looked_at(registered, keys):
+    registered.register()
+    assert registered.lines == [(keys / f"client-{number}.pub").read_text().strip() for number in range(3)]
+    assert ClientNumbers(registered.directory, None).expected == {0, 1, 2}
+    assert (registered.directory / FOLDER / "signing.json").exists()
+    assert not registered.changed()
+    revoke(keys, 1)
+    assert registered.changed()
+
+
+def test_a_key_that_is_in_use_twice_is_refused(registered, keys):
+    (keys / "client-1.pub").write_text((keys / "client-0.pub").read_text())
+    with pytest.raises(FedKSeedError, match=r"two clients of .* have the same key"):
+        registered.register()
+
+
+def test_a_run_goes_on_with_the_clients_that_it_began_with(keys, tmp_path):
+    begun = keys_of_run(tmp_path / "begun", keys, stop=1)
+
+    def present() -> list[bool]:
+        begun.register()
+        return [bool(line) for line in begun.lines]
+
+    ClientNumbers.register(tmp_path / "begun", range(3))
+    revoke(keys, 2)
+    assert present() == [True, True, False]
+    assert ClientNumbers(tmp_path / "begun", None).expected == {0, 1}
+    add(keys, request(tmp_path / "another"))
+    assert present() == [True, True, True]
+    add(keys, request(tmp_path / "late"))
+    assert len(present()) == 3
+    assert begun.progress.has("the run began with 3 clients; those that have come since take part in new runs")
+
+
+def test_a_revoked_key_cannot_come_back(registered, keys):
+    registered.register()
+    kept = revoke(keys, 1)
+    add_back = keys / "client-1.pub"
+    another = request(keys.parent / "another")
+    add_back.write_text(another.read_text())
+    registered.register()
+    add_back.write_text(kept.read_text())
+    with pytest.raises(FedKSeedError, match=r"the key .*client-1.pub was revoked, and can't come back"):
+        registered.register()
+
+
+@pytest.fixture
+def connections(registered) -> Connections:
+    """The connections of the clients whose keys are registered."""
+    connections = Connections((), has_key=registered.has)
+    take_up(registered, connections)
+    return connections
+
+
+def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connections, keys):
+    carrier = StoppableCarrier(connections, partial(stop_if_rekeyed, registered, connections))
+    assert carrier.nodes() == []
+    (keys / "client-2.pub").write_text(request(keys.parent / "another").read_text())
+    with pytest.raises(RekeyedError):
+        carrier.nodes()
+    (keys / "client-2.pub").write_text("half a key")
+    assert carrier.nodes() == []
+    assert registered.progress.has("can't be taken up")
+
+
+def test_a_removed_key_has_no_request_answered_while_no_round_looks(connections, keys):
+    key = private_key(keys / "client-1")
+    number, token = connections.session(proof(connections, key))
+    assert (number, connections.client(token)) == (1, 1)
+    revoke(keys, 1)
+    with pytest.raises(RequestError, match="the key is not registered any more"):
+        connections.client(token)
+    with pytest.raises(RequestError, match="the key is not registered any more"):
+        connections.session(proof(connections, key))
+    other = connections.session(proof(connections, private_key(keys / "client-0")))[1]
+    assert connections.client(other) == 0
+
+
+def test_a_server_with_a_page_waits_for_the_keys_that_are_made_on_it(registered, keys, monkeypatch):
+    files = iter([request(keys.parent / name) for name in ("one", "two")])
+    monkeypatch.setattr(registered_keys.time, "sleep", lambda seconds: add(keys, next(files)))
+    registered.wait_for(5)
+    assert [registered.progress.has(f"{have} of 5 clients have a key") for have in (3, 4, 5)] == [True, True, False]
+    registered.register()
+    assert len(registered.lines) == 5
