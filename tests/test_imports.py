@@ -55,6 +55,10 @@ HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ra
 TESTED_IN = {
     "__main__": "network/flower/test_network.py",
     "data.batches": "data/test_wording.py",
+    "data.encoder": "data/test_federated.py",
+    "data.held_out": "evaluation/test_sets.py",
+    "data.notes": "data/test_federated.py",
+    "data.split": "data/test_federated.py",
     "directions.numba_cpu.dtypes": "directions/test_backends.py",
     "directions.numba_cpu.gguf": "models/test_quantised.py",
     "directions.numba_cpu.kernels": "directions/test_backends.py",

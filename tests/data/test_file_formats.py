@@ -20,7 +20,16 @@ from datasets import Dataset, DatasetDict
 
 from fedkseed import FedKSeedError
 from fedkseed.data import file_formats as formats
-from fedkseed.data.file_formats import KINDS, MAX_LINE, MAX_RATIO, PACKINGS, SMALL, is_saved, kind_of, rows_of
+from fedkseed.data.file_formats import (
+    MAX_LINE,
+    MAX_RATIO,
+    MAX_SMALL,
+    PACKINGS,
+    TEXT_FORMATS,
+    format_of,
+    is_saved,
+    open_rows,
+)
 
 ROWS = [
     {"prompt": "Wie heißt das?", "completion": 'So, "genau" so; und so\tweiter'},
@@ -50,16 +59,16 @@ def content_of(kind: str, path: Path) -> bytes:
 
 
 def found(path: Path | str) -> list[dict[str, str]]:
-    return [row for _, row in rows_of(str(path)).each]
+    return [row for _, row in open_rows(str(path)).rows]
 
 
 def places(path: Path | str) -> list[str]:
-    rows = rows_of(str(path))
-    return [rows.place(number).removeprefix(f"{path}, ") for number, _ in rows.each]
+    rows = open_rows(str(path))
+    return [rows.place(number).removeprefix(f"{path}, ") for number, _ in rows.rows]
 
 
 @pytest.mark.parametrize("packing", ["", *PACKINGS])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TEXT_FORMATS)
 def test_files_of_python_s_own_modules_are_read_in_any_packing(tmp_path, kind, packing):
     content = content_of(kind, tmp_path / "plain")
     path = tmp_path / f"It{kind.upper()}{packing}"
@@ -77,7 +86,7 @@ def test_files_of_pandas_are_read(tmp_path, packing):
     table.to_csv(tmp_path / f"a.tsv{packing}", index=False, sep="\t")
     table.to_json(tmp_path / f"a.json{packing}", orient="records")
     table.to_json(tmp_path / f"a.jsonl{packing}", orient="records", lines=True)
-    for kind in KINDS:
+    for kind in TEXT_FORMATS:
         assert found(tmp_path / f"a{kind}{packing}") == ROWS
 
 
@@ -139,23 +148,19 @@ def test_json_lines_under_the_ending_of_json_are_read(tmp_path):
     assert places(tmp_path / "a.json") == ["line 1", "line 2", "line 3"]
 
 
-def test_an_array_is_read_a_part_at_a_time(tmp_path, monkeypatch):
-    """Rows, and characters of several bytes, are cut by the ends of parts at every place."""
+def test_the_rows_of_an_array_are_numbered_and_an_empty_one_has_none(tmp_path):
     (tmp_path / "a.json").write_bytes(content_of(".json", tmp_path / "x"))
-    for size in range(1, 12):
-        monkeypatch.setattr(formats, "CHUNK", size)
-        assert found(tmp_path / "a.json") == ROWS
     assert places(tmp_path / "a.json") == ["row 1", "row 2", "row 3"]
     (tmp_path / "a.json").write_text(" [ ] ")
     assert found(tmp_path / "a.json") == []
 
 
 def test_names_are_matched_without_regard_to_case():
-    assert kind_of("it.JSONL") == (".jsonl", "")
-    assert kind_of("HR.2024.CSV.GZ") == (".csv", ".gz")
-    assert kind_of("a.parquet") == (".parquet", "")
+    assert format_of("it.JSONL") == (".jsonl", "")
+    assert format_of("HR.2024.CSV.GZ") == (".csv", ".gz")
+    assert format_of("a.parquet") == (".parquet", "")
     for name in ("notes.txt", "it.docx", "a.parquet.gz", "csv", "a.gz", ".DS_Store", "a.tar.gz"):
-        assert kind_of(name) is None
+        assert format_of(name) is None
 
 
 BROKEN = {  # name -> content, and words of the refusal
@@ -172,7 +177,7 @@ BROKEN = {  # name -> content, and words of the refusal
     "trailing.json": (b'[{"a": "1"},]', "row 2: not valid JSON"),
     "after.json": (b'[{"a": "1"}] {', "the array is followed by '{'"),
     "deep.json": (b"[" * 200_000, "row 1: not valid JSON"),
-    "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "in row 1 or after it: not valid UTF-8"),
+    "latin.json": ('[{"a": "ä"}]'.encode("latin-1"), "byte 9: not valid UTF-8"),
     "object.json": (b'{\n"a": "1"\n}', "line 1: not valid JSON"),
     "cut.csv.zst": (packed(b"a,b\n" + b"1,2\n" * 9999, ".zst")[:-5], "can't be read: it ends in the middle"),
     "no.csv.zst": (b"a,b\n1,2\n", "can't be read"),
@@ -199,8 +204,8 @@ def test_a_file_of_another_kind_is_refused_by_name(tmp_path, name):
 
 def bomb(path: Path, line: bytes) -> None:
     """A small file that unpacks to one line again and again, a few lines more than goes."""
-    path.write_bytes(packed(line * (SMALL // len(line) + 2), path.suffix))
-    assert path.stat().st_size * MAX_RATIO < SMALL
+    path.write_bytes(packed(line * (MAX_SMALL // len(line) + 2), path.suffix))
+    assert path.stat().st_size * MAX_RATIO < MAX_SMALL
 
 
 @pytest.mark.parametrize("packing", PACKINGS)
@@ -209,8 +214,8 @@ def test_what_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path, packing
     with pytest.raises(FedKSeedError, match=r"line 16\d\d: a file has at most 4,194,304 lines"):
         found(tmp_path / f"a.csv{packing}")
     row = b'{"a": "' + b"b" * 10_000 + b'"},'
-    (tmp_path / f"a.json{packing}").write_bytes(packed(b"[" + row * (SMALL // len(row) + 200), packing))
-    with pytest.raises(FedKSeedError, match=r"row \d+: a file has at most 4,194,304 rows"):
+    (tmp_path / f"a.json{packing}").write_bytes(packed(b"[" + row * (MAX_SMALL // len(row) + 200), packing))
+    with pytest.raises(FedKSeedError, match=rf"a.json{packing}: a file has at most 4,194,304 rows"):
         found(tmp_path / f"a.json{packing}")
 
 
@@ -250,10 +255,10 @@ def test_a_field_longer_than_the_csv_module_s_own_limit_is_read_and_the_limit_is
 def test_more_rows_than_fit_are_refused_in_every_format(tmp_path, monkeypatch):
     Dataset.from_list(ROWS).save_to_disk(tmp_path / "saved")
     pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "a.parquet")
-    for kind in KINDS:
+    for kind in TEXT_FORMATS:
         (tmp_path / f"a{kind}").write_bytes(content_of(kind, tmp_path / "x"))
     monkeypatch.setattr(formats, "MAX_ROWS", 2)
-    for name in ("saved", "a.parquet", *(f"a{kind}" for kind in KINDS)):
+    for name in ("saved", "a.parquet", *(f"a{kind}" for kind in TEXT_FORMATS)):
         with pytest.raises(FedKSeedError, match=r"at most 2 (rows|lines)"):
             found(tmp_path / name)
 
@@ -287,8 +292,8 @@ def test_without_the_extra_a_file_that_needs_it_is_refused_with_its_name(tmp_pat
 def test_a_name_of_the_hub_is_tried_and_offline_says_so(tmp_path, monkeypatch):
     """In a process of its own, which is kept from the network by the hub's own setting."""
     code = (
-        "from fedkseed.data.file_formats import rows_of\nfrom fedkseed import FedKSeedError\n"
-        "try:\n    next(rows_of('nobody/nothing').each)\nexcept FedKSeedError as error:\n    print(error)\n"
+        "from fedkseed.data.file_formats import open_rows\nfrom fedkseed import FedKSeedError\n"
+        "try:\n    next(open_rows('nobody/nothing').rows)\nexcept FedKSeedError as error:\n    print(error)\n"
     )
     offline = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=offline, check=True)
@@ -297,4 +302,4 @@ def test_a_name_of_the_hub_is_tried_and_offline_says_so(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     for name in ("here/rows", "data/rows.jsonl", "/no/where", "one", "a/b/c"):
         with pytest.raises(FedKSeedError, match=f"no data file at {name}; give a file"):
-            rows_of(name)
+            open_rows(name)

@@ -12,7 +12,7 @@ from datasets import Dataset
 
 from fedkseed import FedKSeedError
 from fedkseed.data import file_formats as formats
-from fedkseed.data.file_formats import MAX_LINE, MAX_RATIO, SMALL
+from fedkseed.data.file_formats import MAX_LINE, MAX_RATIO, MAX_SMALL
 from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.sources import Reader, read
 
@@ -101,10 +101,10 @@ ROW, OTHER = {"instruction": "a", "response": "b"}, {"instruction": "c", "respon
 def test_rows_without_a_response_are_left_out_and_counted_and_repeated_ones_are_counted(tmp_path):
     path = tmp_path / "sales.jsonl"
     path.write_text(lines(ROW, {**ROW, "response": " "}, OTHER, {**ROW, "response": None}, ROW | {"context": None}))
-    part = Reader().part(str(path))
+    part = Reader().file(str(path))
     assert [part.place(k).removeprefix(str(path)) for k in range(3)] == [", line 1", ", line 3", ", line 5"]
     assert part.examples == [Example("a", "b"), Example("c", "d"), Example("a", "b")]
-    assert part.said("more") == (
+    assert part.summary("more") == (
         "sales.jsonl: 3 rows as instruction and response; 2 without a response left out, 1 repeated, more"
     )
     assert read(str(path)) == part.examples
@@ -116,15 +116,15 @@ def test_rows_without_a_response_are_left_out_and_counted_and_repeated_ones_are_
 def test_a_strict_reader_refuses_them_with_their_places(tmp_path):
     path, strict = tmp_path / "a.jsonl", Reader(strict=True)
     path.write_text(lines(ROW, OTHER))
-    assert strict.part(str(path)).said() == "a.jsonl: 2 rows as instruction and response"
+    assert strict.file(str(path)).summary() == "a.jsonl: 2 rows as instruction and response"
     path.write_text(lines(ROW, OTHER, {**ROW, "response": " "}))
     with pytest.raises(
         FedKSeedError, match=r"a.jsonl, line 3: the response is empty.*remove the row, or set .data. str"
     ):
-        strict.part(str(path))
+        strict.file(str(path))
     path.write_text(lines(ROW, OTHER, ROW))
     with pytest.raises(FedKSeedError, match=r"a.jsonl, line 3: the row is the same as that of line 1; remove the row"):
-        strict.part(str(path))
+        strict.file(str(path))
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_strict_reader_refuses_them_with_their_places(tmp_path):
 )
 def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path, name, columns, layout, title):
     pd.DataFrame({"prompt": ["a", "c"], "completion": ["b", "d"]}).to_csv(tmp_path / name)
-    part = Reader(columns, layout).part(str(tmp_path / name))
-    assert part.said() == f"a.csv: 2 rows as {title}"
+    part = Reader(columns, layout).file(str(tmp_path / name))
+    assert part.summary() == f"a.csv: 2 rows as {title}"
     assert [e.response for e in part.examples] == ["b", "d"]
     assert [e.instruction for e in part.examples] == (["", ""] if "text" in columns else ["a", "c"])
 
@@ -146,8 +146,8 @@ def test_a_table_of_pandas_is_read_as_the_layout_that_fits_or_is_named(tmp_path,
 def test_conversations_of_a_saved_data_set_are_read(tmp_path):
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     Dataset.from_dict({"messages": [turns, turns[:1]]}).save_to_disk(tmp_path / "saved")
-    part = Reader().part(str(tmp_path / "saved"))
-    assert part.said() == "saved: 1 row as conversations; 1 without a response left out"
+    part = Reader().file(str(tmp_path / "saved"))
+    assert part.summary() == "saved: 1 row as conversations; 1 without a response left out"
     assert part.examples == [Example("Hi", "Hello.", turns=(Turn("user", "Hi"),))]
 
 
@@ -167,7 +167,7 @@ def folder(path: Path) -> Path:
 def test_a_client_is_a_file_or_a_folder_in_the_order_of_names(tmp_path):
     found = Reader().folder(str(folder(tmp_path / "all")))
     assert [*found] == ["hr", "it", "legal", "tax"]
-    assert [part.said() for parts in found.values() for part in parts] == [
+    assert [part.summary() for parts in found.values() for part in parts] == [
         "hr.csv.gz: 2 rows as prompt and completion; 1 repeated",
         "it.JSONL: 1 row as instruction and response",
         "legal/a.jsonl: 1 row as instruction and response",
@@ -213,8 +213,8 @@ def test_folders_without_files_are_refused(tmp_path):
 
 def test_what_gzip_unpacks_to_a_thousand_times_its_bytes_is_refused(tmp_path):
     line = json.dumps({"instruction": "a", "response": "b" * 10_000}).encode() + b"\n"
-    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * (SMALL // len(line) + 2)))
-    assert (tmp_path / "bomb.jsonl.gz").stat().st_size * MAX_RATIO < SMALL
+    (tmp_path / "bomb.jsonl.gz").write_bytes(gzip.compress(line * (MAX_SMALL // len(line) + 2)))
+    assert (tmp_path / "bomb.jsonl.gz").stat().st_size * MAX_RATIO < MAX_SMALL
     with pytest.raises(FedKSeedError, match=r"line 16.*: a file has at most 4,194,304 lines"):
         read(str(tmp_path / "bomb.jsonl.gz"))
 

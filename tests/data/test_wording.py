@@ -12,15 +12,11 @@ from fedkseed.data.layouts import Example, Turn
 from fedkseed.data.wording import (
     TEMPLATES,
     Wording,
-    alpaca,
     cut,
     encode,
     encode_all,
-    official_dolly,
-    official_ni,
     packed,
-    paper,
-    plain,
+    prompt_of,
 )
 from fedkseed.models.load import load_tokenizer
 from fedkseed.randomness import Purpose, generator
@@ -32,35 +28,35 @@ def tokenizer(model_folder):
 
 
 def test_the_prompt_is_the_papers():
-    text = paper(Example("Name it.", "x", context="A thing."), None)
+    text = prompt_of("paper", Example("Name it.", "x", context="A thing."))
     assert text == (
         "Below is an instruction that describes a task, paired with an input that provides further context. "
         "Write a response that appropriately completes the request.\n\n"
         "### Instruction:\nName it.\n\n### Input:\nA thing.\n\n### Response:"
     )
-    without = paper(Example("Name it.", "x"), None)
+    without = prompt_of("paper", Example("Name it.", "x"))
     assert without == text.replace("### Input:\nA thing.\n\n", "")
 
 
 def test_alpaca_has_an_opening_of_its_own_without_input():
     with_input = Example("Name it.", "x", context="A thing.")
-    assert alpaca(with_input, None) == paper(with_input, None)
-    assert "paired with" not in alpaca(Example("Name it.", "x"), None)
+    assert prompt_of("alpaca", with_input) == prompt_of("paper", with_input)
+    assert "paired with" not in prompt_of("alpaca", Example("Name it.", "x"))
 
 
 def test_the_official_code_words_dolly_and_natural_instructions_differently():
     with_input, without = Example("Name it.", "x", context="A thing."), Example("Name it.", "x")
-    assert official_dolly(with_input, None) == (
+    assert prompt_of("official-dolly", with_input) == (
         "Below is an instruction that describes a task, paired with an input that provides further context. "
         "Write a response for the task request.\n\n"
         "### Instruction:\nName it.\n\n### Input:\nA thing.\n\n### Response:"
     )
-    assert official_dolly(without, None) == (
+    assert prompt_of("official-dolly", without) == (
         "Below is an instruction that describes a task. Write a response for the task request.\n\n"
         "### Instruction:\nName it.\n\n### Response:"
     )
-    assert official_ni(with_input, None) == paper(with_input, None)
-    assert official_ni(without, None).endswith("### Instruction:\nName it.\n\n### Input:\n\n\n### Response:")
+    assert prompt_of("official-ni", with_input) == prompt_of("paper", with_input)
+    assert prompt_of("official-ni", without).endswith("### Instruction:\nName it.\n\n### Input:\n\n\n### Response:")
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
@@ -72,7 +68,7 @@ def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, templat
     examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
     wording = Wording(template, "\n")
     for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
-        text = TEMPLATES[template](example, tokenizer)
+        text = prompt_of(template, example, tokenizer)
         asked = tokenizer(text, add_special_tokens=False) if template == "chat" else tokenizer(text + "\n")
         answered = tokenizer(example.response, add_special_tokens=False)
         assert (asked.input_ids[0] == 0) == (template != "chat")
@@ -131,7 +127,7 @@ CHAT = (
 # A template of another model's: without the end of text, with spaces around what was said.
 BARE = "{% for m in messages %}[{{ m['role'][0] }}] {{ m['content'] | trim }} {% endfor %}[a]"
 SECTION = "\n\n### Instruction:\n{}\n\n### Response:\n"
-HEAD = paper(Example("How many legs has a cat?", "", "Be brief."), None) + "\n"
+HEAD = prompt_of("paper", Example("How many legs has a cat?", "", "Be brief.")) + "\n"
 WORDED = {  # wording -> its texts, and whether the loss counts them, as a hand writes them
     CHAT: [
         ("system: Be brief.<end>\nuser: How many legs has a cat?<end>\nassistant: ", False),
@@ -207,8 +203,8 @@ def test_an_answer_without_a_question_before_it_is_part_of_the_prompt(tokenizer,
 
 
 def test_the_plain_wording_is_the_instruction_and_its_context_alone():
-    assert plain(Example("Name it.", "x", "A thing."), None) == "Name it.\n\nA thing."
-    assert plain(Example("Name it.", "x"), None) == "Name it."
+    assert prompt_of("plain", Example("Name it.", "x", "A thing.")) == "Name it.\n\nA thing."
+    assert prompt_of("plain", Example("Name it.", "x")) == "Name it."
 
 
 @pytest.mark.parametrize("template", TEMPLATES)

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from fedkseed import FedKSeedError, load_recipe, resume
 from fedkseed.cli.commands import app
 from fedkseed.data.batches import Encoded, collate
-from fedkseed.data.federated import MOST_OPTIONS, own_held_out, share_out
+from fedkseed.data.federated import own_held_out, share_out
+from fedkseed.data.held_out import MOST_OPTIONS
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode
 from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l

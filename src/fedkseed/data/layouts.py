@@ -11,14 +11,9 @@ MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat 
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
 ROLES = {  # in small letters, as the formats name them -> as chat templates name them
     **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
-    "human": USER,
-    "gpt": ASSISTANT,
-    "chatgpt": ASSISTANT,
-    "bot": ASSISTANT,
-    "model": ASSISTANT,
-    "developer": SYSTEM,
-    "function": TOOL,
-    "observation": TOOL,
+    **{"human": USER, "developer": SYSTEM},
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
+    **dict.fromkeys(("function", "observation"), TOOL),
 }
 
 
@@ -77,13 +72,14 @@ class RowValues:
 
     def turns(self) -> list[Turn]:
         """The messages of the conversation."""
-        found, name = self.row.get(self.columns["messages"]), self.columns["messages"]
-        if _missing(found):
+        name = self.columns["messages"]
+        messages = self.row.get(name)
+        if _missing(messages):
             return []
-        if not isinstance(found, list) or len(found) > MAX_TURNS:
-            got = f"{len(found)} messages" if isinstance(found, list) else type(found).__name__
+        if not isinstance(messages, list) or len(messages) > MAX_TURNS:
+            got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
             raise FedKSeedError(f"{self.where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
-        return [_turn(message, f"{self.where}, message {number}") for number, message in enumerate(found, 1)]
+        return [_turn(message, f"{self.where}, message {number}") for number, message in enumerate(messages, 1)]
 
 
 def _missing(value: Any) -> bool:
@@ -182,13 +178,21 @@ class Fitted:
     def layout(self) -> RowLayout:
         return LAYOUTS[self.name]
 
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return tuple(self.columns[field] for field in self.layout.needed)
+
+    def count_in(self, row: Mapping[str, Any]) -> int:
+        """The number of needed columns that a row has."""
+        return sum(column in row for column in self.needed_columns)
+
     def example(self, row: Mapping[str, Any], where: str) -> Example:
         """The example of a row; it has no response where there is nothing to learn.
 
         Raises:
             FedKSeedError: a column is missing, or a value is not what the layout has there.
         """
-        if missing := [self.columns[field] for field in self.layout.needed if self.columns[field] not in row]:
+        if missing := [column for column in self.needed_columns if column not in row]:
             raise FedKSeedError(
                 f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
                 f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
@@ -203,13 +207,13 @@ class Fitted:
         return str(value).strip() if isinstance(value, str | int) else ""
 
 
-def plainly(column: str) -> str:
-    """The name of a column as names are compared: upper and lower case are alike, and space around it is none."""
+def normalised(column: str) -> str:
+    """The name of a column as names are compared: without regard to case and to space around it."""
     return column.strip().casefold()
 
 
 def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> Fitted:
-    """The layout of a file by the columns of its first row; upper and lower case are alike in the names of columns.
+    """The layout of a file by the columns of its first row; names of columns are compared as `normalised`.
 
     Args:
         named: field -> the name of its column, as a recipe gives it. A recipe may have files with other columns, too:
@@ -221,33 +225,26 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     """
     if unknown := sorted(set(named) - set(FIELDS)):
         raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
-    alike = {plainly(str(column)): column for column in reversed(list(row))}
-
-    def column(name: str) -> str:
-        return name if name in row else alike.get(plainly(name), name)
-
-    def there(one: Fitted) -> int:
-        return sum(one.columns[field] in row for field in one.layout.needed)
-
-    def tried(names: Mapping[str, str]) -> list[Fitted]:
-        return [
-            Fitted(name, {field: column(names.get(field, own)) for field, own in one.columns.items()})
-            for name, one in LAYOUTS.items()
-            if layout in (None, name) and here <= set(one.columns)
-        ]
-
-    here = {field for field, name in named.items() if column(name) in row}
-    if not (every := tried(named)):
-        of = f"the layout {layout!r} has" if layout else "one layout has"
-        raise FedKSeedError(f"[data] columns names {', '.join(sorted(here))}, and not {of} all of these fields")
-    fitting = [one for one in every if there(one) == one.layout.required]
-    if not fitting and not here & REQUIRED:
-        others = {field: name for field, name in named.items() if field not in REQUIRED}
-        fitting = [one for one in tried(others) if there(one) == one.layout.required]
+    alike = {normalised(str(column)): column for column in reversed(list(row))}
+    exact = {field: name if name in row else alike.get(normalised(name), name) for field, name in named.items()}
+    there = {field for field, column in exact.items() if column in row}
+    candidates = [
+        _with_columns(name, exact, alike, row)
+        for name, candidate in LAYOUTS.items()
+        if layout in (None, name) and there <= set(candidate.columns)
+    ]
+    if not candidates:
+        which = f"the layout {layout!r} has" if layout else "one layout has"
+        raise FedKSeedError(f"[data] columns names {', '.join(sorted(there))}, and not {which} all of these fields")
+    fitting = [fitted for fitted in candidates if fitted.count_in(row) == fitted.layout.required]
+    if not fitting and not there & REQUIRED:
+        optional = {field: column for field, column in exact.items() if field not in REQUIRED}
+        usual = [_with_columns(fitted.name, optional, alike, row) for fitted in candidates]
+        fitting = [fitted for fitted in usual if fitted.count_in(row) == fitted.layout.required]
     if not fitting:
-        return max(every, key=there)  # which names what is missing, at this row
+        return max(candidates, key=lambda fitted: fitted.count_in(row))  # which names what is missing, at this row
     # Two that take the same columns, as a recipe may name them, are one.
-    different = {tuple(one.columns[field] for field in one.layout.needed): one.name for one in reversed(fitting)}
+    different = {fitted.needed_columns: fitted.name for fitted in reversed(fitting)}
     names = [name for name in reversed(different.values()) if name != "text"]
     if fitting[0].name != "instruction" and len(names) > 1:
         raise FedKSeedError(
@@ -255,3 +252,12 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
             f"= {names[0]!r}"
         )
     return fitting[0]
+
+
+def _with_columns(name: str, exact: Mapping[str, str], alike: Mapping[str, str], row: Mapping[str, Any]) -> Fitted:
+    """A layout with the columns that a recipe names, and its usual ones, as a file writes them, for the others."""
+    usual = LAYOUTS[name].columns
+    written = {
+        field: column if column in row else alike.get(normalised(column), column) for field, column in usual.items()
+    }
+    return Fitted(name, {field: exact.get(field, column) for field, column in written.items()})

@@ -97,23 +97,23 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
     Raises:
         FedKSeedError: a list is missing, empty or not text, or a task is in both.
     """
-    found: dict[str, list[str]] = {}
+    lists = dict[str, list[str]]()
     with closing(
         _files(source, lambda path: path.parts[-3:-1] == ("splits", "default") and path.name in LISTS)
     ) as files:
         for path, content in files:
-            found[path.name] = decode(content, f"{source}, splits/default/{path.name}").split()
-            if len(found) == len(LISTS):
+            lists[path.name] = decode(content, f"{source}, splits/default/{path.name}").split()
+            if len(lists) == len(LISTS):
                 break
     for name in LISTS:
-        if not found.get(name):
+        if not lists.get(name):
             raise FedKSeedError(
-                f"{source}: splits/default/{name} {'lists no task' if name in found else 'is missing'}; "
+                f"{source}: splits/default/{name} {'lists no task' if name in lists else 'is missing'}; "
                 "Natural Instructions comes with lists of its training and test tasks, one name a line"
             )
-    training, test = ([*dict.fromkeys(found[name])] for name in LISTS)
-    if both := sorted({*training} & {*test}):
-        raise FedKSeedError(f"{source}: {both[0]} is both a training and a test task; remove it from one of the lists")
+    training, test = (list(dict.fromkeys(lists[name])) for name in LISTS)
+    if twice := sorted({*training} & {*test}):
+        raise FedKSeedError(f"{source}: {twice[0]} is both a training and a test task; remove it from one of the lists")
     return training, test
 
 

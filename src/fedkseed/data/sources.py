@@ -5,44 +5,43 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import FedKSeedError
-from .file_formats import NAMES, SAMPLES, is_saved, kind_of, rows_of
-from .layouts import CONVERSATIONS, LAYOUTS, Example, fit, plainly
+from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
+from .layouts import CONVERSATIONS, LAYOUTS, Example, fit, normalised
 
 
-@dataclass(frozen=True, slots=True)
-class SourcePart:
+@dataclass(slots=True)
+class DataFile:
     """The examples of one file, and what was found in it."""
 
     name: str  # of the file, from the source on
-    layout: str  # a name of `LAYOUTS`
-    examples: Sequence[Example]
-    places: Sequence[int]  # of each example: the number of its row or line
     source: str
-    unit: str  # of the numbers: line or row
-    clients: Sequence[str]  # of each example: the client that its row names; empty where it names none
+    unit: str  # of the numbers in `places`: line or row
+    layout: str = ""  # a name of `LAYOUTS`
+    examples: list[Example] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)  # of each example: the number of its row or line
+    clients: list[str] = field(default_factory=list)  # of each example: the client that its row names; "": none
     empty: int = 0  # rows left out because there is nothing to learn
-    lacking: Sequence[str] = ()  # columns that a recipe names and no row has
-    columns: Sequence[str] = ()  # of the first row
+    lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
+    columns: list[str] = field(default_factory=list)  # of the first row
 
-    def place(self, k: int) -> str:
-        """The place of example k, for an error."""
-        return f"{self.source}, {self.unit} {self.places[k]}"
+    def place(self, index: int) -> str:
+        """The place of an example, for an error."""
+        return f"{self.source}, {self.unit} {self.places[index]}"
 
     @property
     def conversations(self) -> bool:
         return self.layout in CONVERSATIONS
 
-    def said(self, *more: str) -> str:
+    def summary(self, *more: str) -> str:
         """One line on the file: its rows and layout, rows without a response, and `more`."""
         repeated = len(self.examples) - len(set(self.examples))
-        found = [
+        remarks = [
             f"{self.empty:,} without a response left out" if self.empty else "",
             f"{repeated:,} repeated" if repeated else "",
             *more,
         ]
-        remarks = ", ".join(filter(None, found))
         rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {LAYOUTS[self.layout].title}"
-        return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
+        return f"{self.name}: {rows}" + (f"; {', '.join(filter(None, remarks))}" if any(remarks) else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,58 +58,60 @@ class Reader:
     layout: str | None = None
     strict: bool = False
 
-    def part(self, source: str, name: str | None = None) -> SourcePart:
+    def file(self, source: str, name: str | None = None) -> DataFile:
         """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.
 
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        rows, columns = rows_of(source), list[str]()
-        examples, places, clients, fitted, empty = list[Example](), list[int](), list[str](), None, 0
-        seen: dict[Example, int] = {}
-        lacking = {plainly(column): column for column in self.columns.values()}
-        for number, row in rows.each:
-            where = rows.place(number)
+        numbered, fitted = open_rows(source), None
+        file = DataFile(name or (source if source in SAMPLES else Path(source).name), numbered.source, numbered.unit)
+        numbers: dict[Example, int] = {}
+        lacking = {normalised(column): column for column in self.columns.values()}
+        for number, row in numbered.rows:
+            where = numbered.place(number)
             if not isinstance(row, dict):
                 raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
-            fitted, columns = fitted or fit(row, self.columns, self.layout, where), columns or [*map(str, row)]
-            if lacking:
-                there = {*map(plainly, map(str, row))}
-                lacking = {plain: column for plain, column in lacking.items() if plain not in there}
+            if fitted is None:
+                fitted = fit(row, self.columns, self.layout, where)
+                file.layout, file.columns = fitted.name, [*map(str, row)]
+            for column in map(normalised, map(str, row)) if lacking else ():
+                lacking.pop(column, None)
             example = fitted.example(row, where)
             if not example.response.strip():
                 self._refuse(where, "the response is empty, so there is nothing to learn")
-                empty += 1
+                file.empty += 1
                 continue
-            if self.strict and seen.setdefault(example, number) != number:
-                self._refuse(where, f"the row is the same as that of {rows.unit} {seen[example]}")
-            examples.append(example)
-            places.append(number)
-            clients.append(fitted.client(row))
-        if fitted is None or not examples:
-            found = f" to learn from: none of its {empty:,} rows has a response" if empty else ""
-            raise FedKSeedError(f"the data file {rows.source} holds no examples{found}")
-        name = name or (source if source in SAMPLES else Path(source).name)
-        found = examples, places, rows.source, rows.unit, clients, empty, [*lacking.values()], columns
-        return SourcePart(name, fitted.name, *found)
+            if self.strict and numbers.setdefault(example, number) != number:
+                self._refuse(where, f"the row is the same as that of {file.unit} {numbers[example]}")
+            file.examples.append(example)
+            file.places.append(number)
+            file.clients.append(fitted.client(row))
+        file.lacking = list(lacking.values())
+        if not file.examples:
+            reason = f" to learn from: none of its {file.empty:,} rows has a response" if file.empty else ""
+            raise FedKSeedError(f"the data file {file.source} holds no examples{reason}")
+        return file
 
-    def folder(self, folder: str) -> dict[str, list[SourcePart]]:
+    def folder(self, folder: str) -> dict[str, list[DataFile]]:
         """The data files of each client, by the client's name: a client is a file or a folder in the folder.
 
         Raises:
-            FedKSeedError: there is none, one can't be read, or a file is of another kind. Hidden files alone are left
+            FedKSeedError: there is none, one can't be read, or a file is of another format. Hidden files alone are left
                 out.
         """
         path = Path(folder).expanduser()
-        found = _visible(path) if path.is_dir() and not is_saved(path) else []
-        if not found:
-            raise FedKSeedError(f"no folder with data files at {path}; one file or folder a client is wanted, {NAMES}")
-        names = [_stem(entry) for entry in found]
+        entries = _visible(path) if path.is_dir() and not is_saved(path) else []
+        if not entries:
+            raise FedKSeedError(
+                f"no folder with data files at {path}; one file or folder a client is wanted, {READABLE}"
+            )
+        names = [_stem(entry) for entry in entries]
         if len(set(names)) < len(names):  # as of hr.csv and hr.json
-            names = [entry.name for entry in found]
+            names = [entry.name for entry in entries]
         return {
-            name: [self.part(str(file), str(file.relative_to(path))) for file in _files(entry)]
-            for name, entry in zip(names, found, strict=True)
+            name: [self.file(str(file), str(file.relative_to(path))) for file in _data_files(entry)]
+            for name, entry in zip(names, entries, strict=True)
         }
 
     def _refuse(self, where: str, reason: str) -> None:
@@ -118,21 +119,22 @@ class Reader:
             raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
 
 
-def require_columns(parts: Sequence[SourcePart]) -> None:
+def require_columns(files: Sequence[DataFile]) -> None:
     """Refuse names of columns that no row of these files has: a name with a slip of the pen would be ignored.
 
-    One that some file has is right: files of several kinds may share a recipe.
+    One that some file has is right: files of several layouts may share a recipe.
 
     Raises:
         FedKSeedError: there is one.
     """
-    lacking = set.intersection(*(set(part.lacking) for part in parts)) if parts else set[str]()
+    lacking = set.intersection(*(set(file.lacking) for file in files)) if files else set[str]()
     if lacking:
-        where = parts[0].source if len(parts) == 1 else f"none of {len(parts)} files, as {parts[0].source},"
-        no = "has no column" if len(parts) == 1 else "has a column"
+        alone = len(files) == 1
+        where = files[0].source if alone else f"none of {len(files)} files, as {files[0].source},"
         raise FedKSeedError(
-            f"[data] columns: {where} {no} {' or '.join(map(repr, sorted(lacking)))}; found: "
-            f"{', '.join(parts[0].columns)}. Mend the name, or leave it out"
+            f"[data] columns: {where} {'has no column' if alone else 'has a column'} "
+            f"{' or '.join(map(repr, sorted(lacking)))}; found: {', '.join(files[0].columns)}. Mend the name, or leave "
+            "it out"
         )
 
 
@@ -147,9 +149,9 @@ def read(source: str, columns: Mapping[str, str] | None = None) -> list[Example]
     Raises:
         FedKSeedError: the source is missing or damaged, or a row is broken (the text names its place).
     """
-    part = Reader(columns or {}).part(source)
-    require_columns([part])
-    return list(part.examples)
+    file = Reader(columns or {}).file(source)
+    require_columns([file])
+    return file.examples
 
 
 def is_here(source: str) -> bool:
@@ -163,19 +165,19 @@ def _visible(path: Path) -> list[Path]:
 
 def _stem(entry: Path) -> str:
     """The name of a file without its format and packing."""
-    kind = None if entry.is_dir() else kind_of(entry.name)
-    return entry.name[: len(entry.name) - sum(map(len, kind))] if kind else entry.name
+    endings = None if entry.is_dir() else format_of(entry.name)
+    return entry.name[: len(entry.name) - sum(map(len, endings))] if endings else entry.name
 
 
-def _files(entry: Path) -> list[Path]:
+def _data_files(entry: Path) -> list[Path]:
     """A data file, or those of a client's folder; all else is refused by its name."""
     inside = _visible(entry) if entry.is_dir() and not is_saved(entry) else [entry]
     for file in inside:
-        if not is_saved(file) and (file.is_dir() or kind_of(file.name) is None):
+        if not is_saved(file) and (file.is_dir() or format_of(file.name) is None):
             raise FedKSeedError(
-                f"{file} is no data file ({NAMES}), and data of a client must not be left out in silence: convert it, "
-                "or move it out of the folder"
+                f"{file} is no data file ({READABLE}), and data of a client must not be left out in silence: convert "
+                "it, or move it out of the folder"
             )
     if not inside:
-        raise FedKSeedError(f"the folder of a client, {entry}, holds no data files; remove it or put {NAMES} there")
+        raise FedKSeedError(f"the folder of a client, {entry}, holds no data files; remove it or put {READABLE} there")
     return inside

@@ -17,42 +17,42 @@ from .layouts import ASSISTANT, SYSTEM, USER, Example
 
 MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
 MAX_STEPS = 20_000  # of a chat template for one message; SmolLM2's takes fewer than 40
-ASKED = "Write a response that appropriately completes the request."
+REQUEST = "Write a response that appropriately completes the request."
+DOLLY_REQUEST = "Write a response for the task request."
 WITH_INPUT = (
-    f"Below is an instruction that describes a task, paired with an input that provides further context. {ASKED}"
+    f"Below is an instruction that describes a task, paired with an input that provides further context. {REQUEST}"
 )
-WITHOUT_INPUT = f"Below is an instruction that describes a task. {ASKED}"
+WITHOUT_INPUT = f"Below is an instruction that describes a task. {REQUEST}"
 
 
-def paper(example: Example, tokenizer: Any) -> str:
-    """Prompt with the same opening with or without an input. Source: Qin et al., 2024, Appendix C, prompt templates"""
-    return _sections(WITH_INPUT, example)
+# Template -> the opening of a prompt with an input, and that of one without.
+OPENINGS = {
+    "paper": (WITH_INPUT, WITH_INPUT),  # Qin et al., 2024, Appendix C, prompt templates
+    "alpaca": (WITH_INPUT, WITHOUT_INPUT),  # Taori et al., 2023, Stanford Alpaca
+    # The official code of FedKSeed: its request for Dolly, and its wording of tasks, with an input section always.
+    "official-dolly": tuple(text.replace(REQUEST, DOLLY_REQUEST) for text in (WITH_INPUT, WITHOUT_INPUT)),
+    "official-ni": (WITH_INPUT, WITH_INPUT),
+}
+TEMPLATES = ("paper", "alpaca", "chat", "plain", "official-dolly", "official-ni")
 
 
-def alpaca(example: Example, tokenizer: Any) -> str:
-    """Prompt with a separate opening for tasks without an input. Source: Taori et al., 2023, Stanford Alpaca"""
-    return _sections(WITH_INPUT if example.context else WITHOUT_INPUT, example)
+def prompt_of(template: str, example: Example, tokenizer: Any = None) -> str:
+    """The prompt of an instruction, without a separator.
+
+    Args:
+        template: `chat` is the tokenizer's own chat template, for models that were tuned to chat; `plain` the
+            instruction as it stands, and the context after a blank line.
+    """
+    if template == "chat":
+        return _rendered(_messages(example), tokenizer)
+    if template == "plain":
+        return _request(example)
+    return f"{OPENINGS[template][not example.context]}\n\n{_sections(example, template == 'official-ni')}"
 
 
-def official_dolly(example: Example, tokenizer: Any) -> str:
-    """Prompt as `alpaca`, but with another request. Source: the official code of FedKSeed, for Dolly"""
-    opening = WITH_INPUT if example.context else WITHOUT_INPUT
-    return _sections(opening.replace(ASKED, "Write a response for the task request."), example)
-
-
-def official_ni(example: Example, tokenizer: Any) -> str:
-    """Prompt as `paper`, with an input section even without an input. Source: the official code, for its tasks"""
-    return f"{WITH_INPUT}\n\n### Instruction:\n{example.instruction}\n\n### Input:\n{example.context}\n\n### Response:"
-
-
-def plain(example: Example, tokenizer: Any) -> str:
-    """The instruction as it stands, and the context after a blank line."""
-    return _request(example)
-
-
-def chat(example: Example, tokenizer: Any) -> str:
-    """Prompt by the tokenizer's own chat template, for models that were tuned to chat."""
-    return _rendered(_messages(example), tokenizer)
+def _sections(example: Example, always_input: bool = False) -> str:
+    context = f"### Input:\n{example.context}\n\n" if example.context or always_input else ""
+    return f"### Instruction:\n{example.instruction}\n\n{context}### Response:"
 
 
 def _request(example: Example) -> str:
@@ -62,7 +62,7 @@ def _request(example: Example) -> str:
 def _messages(example: Example) -> list[dict[str, str]]:
     """The messages before the response."""
     if not example.turns:
-        return [{"role": "user", "content": _request(example)}]
+        return [{"role": USER, "content": _request(example)}]
     return [{"role": turn.role, "content": turn.text} for turn in example.turns]
 
 
@@ -78,7 +78,7 @@ def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
             "use the template 'paper' or 'alpaca'"
         )
     try:
-        with _stepwise():
+        with _limited_steps():
             prompt = tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
     except FedKSeedError:
         raise
@@ -86,14 +86,14 @@ def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
         raise FedKSeedError(
             f"the model's chat template can't be used: {type(error).__name__}: {error}; use 'paper' or 'alpaca'"
         ) from error
-    given = sum(len(message["content"]) for message in messages)
-    if len(prompt) > given + MAX_TEMPLATE:
-        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {given:,}")
+    length = sum(len(message["content"]) for message in messages)
+    if len(prompt) > length + MAX_TEMPLATE:
+        raise FedKSeedError(f"the model's chat template made {len(prompt):,} characters of {length:,}")
     return prompt
 
 
 @contextmanager
-def _stepwise() -> Iterator[None]:
+def _limited_steps() -> Iterator[None]:
     """End a chat template after `MAX_STEPS` steps.
 
     Templates run in a sandbox without a limit of time, where two nested loops can take years. Steps are counted and not
@@ -101,43 +101,24 @@ def _stepwise() -> Iterator[None]:
     """
     from jinja2 import filters
 
-    left, before, own = MAX_STEPS, sys.gettrace(), ("<template>", filters.__file__)
+    steps, template_files = iter(range(MAX_STEPS)), ("<template>", filters.__file__)
 
-    def step(frame: FrameType, event: str, argument: Any) -> Any:
-        nonlocal left
-        if frame.f_code.co_filename not in own:
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        if frame.f_code.co_filename not in template_files:
             return None
-        left -= 1
-        if left < 0:
+        if next(steps, None) is None:
             raise FedKSeedError(
                 f"the model's chat template is not done after {MAX_STEPS:,} steps; use the template 'paper' or 'alpaca'"
             )
-        return step
+        return trace
 
-    sys.settrace(step)
+    trace_before = sys.gettrace()
+    sys.settrace(trace)
     try:
         yield
     finally:
-        sys.settrace(before)
+        sys.settrace(trace_before)
 
-
-def _sections(opening: str, example: Example) -> str:
-    return f"{opening}\n\n{_section(example)}"
-
-
-def _section(example: Example) -> str:
-    context = f"### Input:\n{example.context}\n\n" if example.context else ""
-    return f"### Instruction:\n{example.instruction}\n\n{context}### Response:"
-
-
-TEMPLATES = {
-    "paper": paper,
-    "alpaca": alpaca,
-    "chat": chat,
-    "plain": plain,
-    "official-dolly": official_dolly,
-    "official-ni": official_ni,
-}
 
 # The steps of `Wording.exchanges` in Jinja. All white space of it is inside of tags, and none shows in a prompt.
 CONVERSATION = Template(
@@ -189,21 +170,21 @@ class Wording:
         if self.template == "chat":
             return _answers(example, tokenizer)
         if not example.turns:
-            return [Exchange(TEMPLATES[self.template](example, tokenizer) + self.separator, example.response)]
-        found, asked, system = list[Exchange](), list[str](), list[str]()
+            return [Exchange(prompt_of(self.template, example) + self.separator, example.response)]
+        exchanges, questions, system = list[Exchange](), list[str](), list[str]()
         for role, text in chain(example.turns, [(ASSISTANT, example.response)]):
             if role == ASSISTANT and text.strip():
-                request = Example("\n\n".join(asked), "", "\n\n".join(system))
-                worded = self._later(request) if found else TEMPLATES[self.template](request, tokenizer)
-                found.append(Exchange(worded + self.separator, text))
-                asked, system = [], []
+                request = Example("\n\n".join(questions), "", "\n\n".join(system))
+                prompt = self._later(request) if exchanges else prompt_of(self.template, request)
+                exchanges.append(Exchange(prompt + self.separator, text))
+                questions, system = [], []
             elif role != ASSISTANT:
-                (system if role == SYSTEM else asked).append(text)
-        return found
+                (system if role == SYSTEM else questions).append(text)
+        return exchanges
 
     def _later(self, request: Example) -> str:
         """A request after the first: without the opening, which stands at the beginning of the conversation."""
-        return f"\n\n{_request(request) if self.template == 'plain' else _section(request)}"
+        return f"\n\n{_request(request) if self.template == 'plain' else _sections(request)}"
 
     def chat_template(self, tokenizer: Any) -> str:
         """A chat template that words a conversation as `exchanges` does, for programs that put messages to a model.
@@ -213,11 +194,10 @@ class Wording:
         if self.template == "chat":
             _rendered([{"role": USER, "content": ""}], tokenizer)  # refuses what a run would refuse
             return tokenizer.chat_template
-        first = TEMPLATES[self.template]
         return CONVERSATION.substitute(
             begin=_quoted(tokenizer.decode(tokenizer("").input_ids)),  # a token that it puts before each text
-            first=_framed(lambda example: first(example, tokenizer) + self.separator),
-            later=_framed(lambda example: self._later(example) + self.separator),
+            first=_as_jinja(lambda example: prompt_of(self.template, example) + self.separator),
+            later=_as_jinja(lambda example: self._later(example) + self.separator),
         )
 
     def text(self, example: Example, tokenizer: Any) -> str:
@@ -230,13 +210,13 @@ class Wording:
         return list(encoded.tokens[: encoded.prompt])
 
 
-def _framed(worded: Callable[[Example], str]) -> str:
+def _as_jinja(prompt: Callable[[Example], str]) -> str:
     """The Jinja expression of a prompt, in which `asked` and `system` stand for the instruction and its context."""
-    asked, system = "\x00", "\x01"  # in no prompt
+    names = {"\x00": "asked", "\x01": "system"}  # characters that are in no prompt
+    asked, system = names
 
     def expression(example: Example) -> str:
-        parts = re.split(f"({asked}|{system})", worded(example))
-        names = {asked: "asked", system: "system"}
+        parts = re.split(f"({asked}|{system})", prompt(example))
         return " ~ ".join(names.get(part) or _quoted(part) for part in parts if part)
 
     return f"({expression(Example(asked, '', system))}) if system else ({expression(Example(asked, ''))})"
@@ -257,23 +237,23 @@ def _answers(example: Example, tokenizer: Any) -> list[Exchange]:
         FedKSeedError: the template writes earlier answers elsewhere, or otherwise than they are.
     """
     messages, end = _messages(example), tokenizer.eos_token
-    whole, found, at = _rendered(messages, tokenizer), list[Exchange](), 0
+    whole, exchanges, at = _rendered(messages, tokenizer), list[Exchange](), 0
     for k, message in enumerate(messages):
         text = message["content"]
         if message["role"] != ASSISTANT or not text.strip() or k == 0:
             continue
         asked = _rendered(messages[:k], tokenizer)
         begin = len(whole) - len(whole[len(asked) :].lstrip())
-        said = next((s for s in (text.lstrip(), text.strip()) if whole.startswith(s, begin)), None)
-        if said is None or not whole.startswith(asked):
+        answer = next((form for form in (text.lstrip(), text.strip()) if whole.startswith(form, begin)), None)
+        if answer is None or not whole.startswith(asked):
             raise FedKSeedError(
                 "the model's chat template writes an earlier answer of a conversation otherwise than it asks for one, "
                 "and the loss could not find it; use the template 'paper' or 'alpaca'"
             )
-        ended = whole.startswith(end, begin + len(said))
-        found.append(Exchange(whole[at:begin], said, ended))
-        at = begin + len(said) + len(end) * ended
-    return [*found, Exchange(whole[at:], example.response)]
+        ended = whole.startswith(end, begin + len(answer))
+        exchanges.append(Exchange(whole[at:begin], answer, ended))
+        at = begin + len(answer) + len(end) * ended
+    return [*exchanges, Exchange(whole[at:], example.response)]
 
 
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
@@ -287,20 +267,20 @@ def encode_all(examples: Sequence[Example], tokenizer: Any, wording: Wording) ->
     def tokens(texts: Sequence[str], special: bool = False) -> list[list[int]]:
         return tokenizer(list(texts), add_special_tokens=special).input_ids if texts else []
 
-    chat, encoded = wording.template == "chat", list[Encoded]()
-    every = [wording.exchanges(example, tokenizer) for example in examples]
-    firsts = tokens([exchanges[0].prompt for exchanges in every], special=not chat)
-    begin = tokens([""], special=True)[0] if chat and any(e.plain for e in examples) else []
-    later = iter(tokens([one.prompt for exchanges in every for one in exchanges[1:]]))
-    answers = iter(tokens([one.response for exchanges in every for one in exchanges]))
-    for example, exchanges, first in zip(examples, every, firsts, strict=True):
-        made, spans = list(begin if chat and example.plain else first), list[tuple[int, int]]()
-        for k, one in enumerate(exchanges):
-            made += next(later) if k else []
-            start = len(made)
-            made += [*next(answers), tokenizer.eos_token_id] if one.ended else next(answers)
-            spans.append((start, len(made)))
-        encoded.append(Encoded(tuple(made), spans[-1][0], example, tuple(spans[:-1])))
+    is_chat, encoded = wording.template == "chat", list[Encoded]()
+    conversations = [wording.exchanges(example, tokenizer) for example in examples]
+    firsts = tokens([exchanges[0].prompt for exchanges in conversations], special=not is_chat)
+    begin = tokens([""], special=True)[0] if is_chat and any(e.plain for e in examples) else []
+    later = iter(tokens([exchange.prompt for exchanges in conversations for exchange in exchanges[1:]]))
+    answers = iter(tokens([exchange.response for exchanges in conversations for exchange in exchanges]))
+    for example, exchanges, first in zip(examples, conversations, firsts, strict=True):
+        text, spans = list(begin if is_chat and example.plain else first), list[tuple[int, int]]()
+        for k, exchange in enumerate(exchanges):
+            text += next(later) if k else []
+            start = len(text)
+            text += [*next(answers), tokenizer.eos_token_id] if exchange.ended else next(answers)
+            spans.append((start, len(text)))
+        encoded.append(Encoded(tuple(text), spans[-1][0], example, tuple(spans[:-1])))
     return encoded
 
 
@@ -310,14 +290,12 @@ def packed(texts: Sequence[Encoded], limit: int, tokenizer: Any) -> list[Encoded
     The first token of a block is its prompt: nothing before it could predict it.
     """
     blocks = []
-    for category in dict.fromkeys(one.example.category for one in texts):
-        stream = [token for one in texts if one.example.category == category for token in one.tokens]
-        cuts = [stream[at : at + limit] for at in range(0, len(stream), limit)]
-        blocks += [
-            Encoded(tuple(block), 1, Example("", tokenizer.decode(block[1:]), category=category, plain=True))
-            for block in cuts
-            if len(block) > 1
-        ]
+    for category in dict.fromkeys(text.example.category for text in texts):
+        stream = [token for text in texts if text.example.category == category for token in text.tokens]
+        for block in (stream[at : at + limit] for at in range(0, len(stream), limit)):
+            if len(block) > 1:
+                example = Example("", tokenizer.decode(block[1:]), category=category, plain=True)
+                blocks.append(Encoded(tuple(block), 1, example))
     return blocks
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import tomli_w
 
-from ..data.file_formats import is_saved, rows_of
-from ..data.layouts import LAYOUTS, Example, plainly
+from ..data.file_formats import is_saved, open_rows
+from ..data.layouts import LAYOUTS, Example, normalised
 from ..data.sources import Reader, require_columns
 from ..data.wording import Wording, encode_all
 from ..errors import FedKSeedError
@@ -58,7 +58,7 @@ def look(source: str, columns: Mapping[str, str], tokenizer: Any) -> Look:
     """
     reader, path = Reader(dict(columns)), Path(source).expanduser()
     folder = path.is_dir() and not is_saved(path)
-    clients = [*reader.folder(source).values()] if folder else [[reader.part(source)]]
+    clients = [*reader.folder(source).values()] if folder else [[reader.file(source)]]
     require_columns([part for parts in clients for part in parts])
     rows = [row for parts in clients for part in parts for row in part.examples]
     if len(rows) < ROWS:
@@ -82,24 +82,28 @@ def _owners(source: str, columns: Mapping[str, str]) -> tuple[str, int] | None:
     The column that `columns` names for the client is taken whatever it is.
     """
     named, counts, total = columns.get("client"), dict[str, Counter[str]](), 0
-    used = {plainly(name) for name in columns.values()} | {n for one in LAYOUTS.values() for n in one.columns.values()}
-    for _, row in rows_of(source).each:
+    used = {normalised(name) for name in columns.values()} | {
+        n for one in LAYOUTS.values() for n in one.columns.values()
+    }
+    for _, row in open_rows(source).rows:
         total += 1
         for column, value in row.items() if isinstance(row, dict) else ():
             if isinstance(value, str | int) and not isinstance(value, bool) and (text := str(value).strip()):
                 counts.setdefault(str(column), Counter())[text] += 1
     if named is not None:
-        own = next((column for column in counts if plainly(column) == plainly(named)), None)
+        own = next((column for column in counts if normalised(column) == normalised(named)), None)
         return (own, len(counts[own])) if own is not None else None
     fitting = [
         (column, len(found))
         for column, found in counts.items()
-        if (plainly(column) == "client" or plainly(column) not in used)
-        and any(word in OWNERS for word in re.split(r"[^a-z]+", plainly(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column))))
+        if (normalised(column) == "client" or normalised(column) not in used)
+        and any(
+            word in OWNERS for word in re.split(r"[^a-z]+", normalised(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", column)))
+        )
         and 2 <= len(found) <= min(PARTIES, total // 4)
         and found.total() == total
     ]
-    return min(fitting, key=lambda one: (plainly(one[0]) != "client", one[1])) if fitting else None
+    return min(fitting, key=lambda one: (normalised(one[0]) != "client", one[1])) if fitting else None
 
 
 def _tokens(rows: Sequence[Example], tokenizer: Any) -> list[int]:
@@ -204,7 +208,7 @@ def _proposed(owners: tuple[str, int] | None, columns: Mapping[str, str]) -> lis
     if owners is None:
         return []
     column, count = owners
-    named = dict(columns) | ({"client": column} if plainly(column) != "client" else {})
+    named = dict(columns) | ({"client": column} if normalised(column) != "client" else {})
     fields = ", ".join(f"{field} = {_toml(name)}" for field, name in named.items())
     return [
         f"# The column {column!r} has {count} values, each in several rows: are they the parties that hold the rows?",

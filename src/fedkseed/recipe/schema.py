@@ -25,7 +25,7 @@ def _portion(value: Any) -> Any:
     return value
 
 
-Portion = Annotated[int | float, BeforeValidator(_portion)]  # of some rows, see `data.federated.number_of`
+Portion = Annotated[int | float, BeforeValidator(_portion)]  # a number of rows, or a share of them
 
 
 class Table(BaseModel):

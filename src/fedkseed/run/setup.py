@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from ..data.batches import Encoded, endless_batches, private_batches
-from ..data.federated import HeldOut
+from ..data.held_out import HeldOut
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import Metrics, evaluate

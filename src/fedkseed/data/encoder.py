@@ -1,0 +1,91 @@
+"""Rows of a recipe as tokens: in its wording, and within its limit."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import FedKSeedError
+from ..recipe.schema import Recipe
+from .batches import Encoded
+from .sources import DataFile
+from .split import OwnedRow
+from .wording import Wording, cut, encode_all, packed
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """Examples with the numbers of their owners, and the rows that were left out."""
+
+    examples: list[Encoded]
+    owners: list[int]
+    too_long: list[OwnedRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoder:
+    """The way in which a recipe's rows become tokens."""
+
+    recipe: Recipe
+    tokenizer: Any
+    wording: Wording
+
+    @classmethod
+    def of(cls, recipe: Recipe, tokenizer: Any, files: Sequence[DataFile] = ()) -> "Encoder":
+        """The encoder of a recipe; for conversations it words by the chat template, if the recipe names no template."""
+        talks = any(file.conversations for file in files) and tokenizer.chat_template
+        named = "template" in recipe.data.model_fields_set
+        template = "chat" if talks and not named else recipe.data.template
+        return cls(recipe, tokenizer, Wording(template, recipe.data.separator))
+
+    @property
+    def held_out_limit(self) -> int:
+        return self.recipe.evaluation.max_tokens or self.recipe.data.max_tokens
+
+    def training(self, rows: Sequence[OwnedRow]) -> EncodedRows:
+        """Encode rows to train on.
+
+        Raises:
+            FedKSeedError: one is too long, and [data] strict refuses that.
+        """
+        return self._checked(self.within(rows, self.recipe.data.max_tokens), "data")
+
+    def held_out(self, rows: Sequence[OwnedRow]) -> EncodedRows:
+        """Encode held-out rows, which may have a limit of their own.
+
+        Raises:
+            FedKSeedError: one is too long, and [data] strict refuses that.
+        """
+        table = "data" if self.recipe.evaluation.max_tokens is None else "evaluation"
+        return self._checked(self.within(rows, self.held_out_limit), table)
+
+    def within(self, rows: Sequence[OwnedRow], limit: int) -> EncodedRows:
+        """Encode rows and leave out those of more than `limit` tokens.
+
+        The protocol `official-code` cuts them instead, and leaves them out where no response remains. Texts are
+        packed, those of each owner apart.
+        """
+        cuts = self.recipe.data.protocol == "official-code"
+        encoded, texts = EncodedRows([], [], []), dict[int, list[Encoded]]()
+        examples = encode_all([row.example for row in rows], self.tokenizer, self.wording)
+        for row, example in zip(rows, examples, strict=True):
+            if row.example.plain:
+                texts.setdefault(row.owner, []).append(example)
+            elif example.prompt < limit if cuts else len(example.tokens) <= limit:
+                encoded.examples.append(cut(example, limit) if cuts else example)
+                encoded.owners.append(row.owner)
+            else:
+                encoded.too_long.append(row)
+        for owner, its_texts in texts.items():
+            blocks = packed(its_texts, limit, self.tokenizer)
+            encoded.examples.extend(blocks)
+            encoded.owners.extend([owner] * len(blocks))
+        return encoded
+
+    def _checked(self, encoded: EncodedRows, table: str) -> EncodedRows:
+        if self.recipe.data.strict and encoded.too_long and (file := encoded.too_long[0].file) is not None:
+            limit = self.recipe.data.max_tokens if table == "data" else self.held_out_limit
+            raise FedKSeedError(
+                f"{file.place(encoded.too_long[0].index)}: more than [{table}] max_tokens = {limit} tokens; shorten or "
+                "remove the row, raise max_tokens, or set [data] strict = false"
+            )
+        return encoded

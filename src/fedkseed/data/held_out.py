@@ -1,0 +1,212 @@
+"""Held-out sets: the one that is always there, its validation part, and those that [evaluation.sets] asks for."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TypeVar
+
+from ..errors import FedKSeedError
+from ..randomness import Purpose, generator
+from ..recipe.schema import HELD_OUT, VALIDATION, EvaluationTable, HeldOutSetTable, Recipe
+from .batches import Encoded
+from .encoder import Encoder
+from .layouts import Example
+from .split import OwnedRow, read_files, rows_of
+
+MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
+DEFAULT_EXAMPLES = EvaluationTable.model_fields["examples"].default
+Drawn = TypeVar("Drawn")
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """A held-out set: its examples, and the responses that the metric `choice` offers for each category of them."""
+
+    examples: list[Encoded]
+    options: dict[str, list[str]] = field(default_factory=dict)
+    owners: list[str] = field(default_factory=list)  # the client of each example, in the set of the clients' own rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOutRows:
+    """The rows from which held-out sets are drawn."""
+
+    usual: Sequence[OwnedRow]  # of the set that is always there
+    categories: Mapping[str, Sequence[OwnedRow]]  # of each category that is a set of its own
+    every: Sequence[Example]  # of the data, whose responses are options
+    kept_back: Sequence[tuple[Encoded, str]] = ()  # of the clients' own rows, with their clients' names
+
+
+def separate_categories(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[dict[str, list[OwnedRow]], list[OwnedRow]]:
+    """Part the rows of each category that is a set of its own from those on which clients may train."""
+    categories: dict[str, list[OwnedRow]] = {name: [] for name in recipe.evaluation.categories}
+    training = list[OwnedRow]()
+    for row in rows:
+        categories.get(row.example.category, training).append(row)
+    if empty := [name for name, its_rows in categories.items() if not its_rows]:
+        raise FedKSeedError(
+            f"[evaluation.sets] held_out is no category of the data beside those of [data] held_out: {empty[0]!r}; "
+            f"there are {', '.join(sorted({row.example.category for row in rows})) or 'none'}"
+        )
+    return categories, training
+
+
+def client_name(names: Sequence[str], number: int) -> str:
+    """The name of a client, or its number where clients have no names."""
+    return names[number] if names else f"client {number}"
+
+
+def keep_back(
+    clients: Sequence[list[Encoded]], names: Sequence[str], recipe: Recipe
+) -> tuple[list[list[Encoded]], list[tuple[Encoded, str]]]:
+    """The examples on which each client trains, and those that are kept back from them, with their clients' names.
+
+    A client's draw depends on the seed and the client alone.
+    """
+    portion = next((table.clients for table in recipe.evaluation.further if table.clients is not None), None)
+    if portion is None:
+        return list(clients), []
+    training, kept_back = [], list[tuple[Encoded, str]]()
+    for number, share in enumerate(clients):
+        name, count = client_name(names, number), max(1, _count_of(portion, len(share)))
+        if count >= len(share):
+            raise FedKSeedError(
+                f"[evaluation] clients = {portion} keeps back {count} of the {len(share)} examples of {name}, and none "
+                "is left to train on: keep back fewer, or raise [clients] min_examples"
+            )
+        order = generator(recipe.seed, Purpose.KEPT_BACK, number).permutation(len(share))
+        kept_back += [(share[k], name) for k in sorted(order[:count])]
+        training.append([share[k] for k in sorted(order[count:])])
+    return training, kept_back
+
+
+def set_aside(rows: Sequence[OwnedRow], share: float) -> tuple[list[OwnedRow], list[OwnedRow]]:
+    """A client's rows to train on, and about a share of them that it never trains on, in an order that is random.
+
+    A row's place follows from its text and the share alone: rows that are equal stay together, and a row that was not
+    trained on never is, whatever rows come or go and whatever a recipe says.
+    """
+    if not share:
+        return list(rows), []
+    places = [(_place_of(row.example), row) for row in rows]
+    aside = sorted((pair for pair in places if pair[0] < share), key=lambda pair: pair[0])
+    return [row for place, row in places if place >= share], [row for _, row in aside]
+
+
+def _place_of(example: Example) -> float:
+    """A number from 0 to 1 that follows from a text."""
+    text = json.dumps([example.instruction, example.context, example.response, *map(list, example.turns)])
+    return int.from_bytes(sha256(text.encode()).digest()[:8]) / (1 << 64)
+
+
+def draw_sets(rows: HeldOutRows, encoder: Encoder) -> tuple[HeldOut, dict[str, HeldOut], list[str]]:
+    """The held-out set that is always there, the others by name with the validation part first, and notes on them.
+
+    Raises:
+        FedKSeedError: the rows are fewer than the recipe asks for, or a file of a set can't be read.
+    """
+    recipe, notes = encoder.recipe, list[str]()
+    settings = recipe.evaluation
+    usual = draw(_short_enough(rows.usual, HELD_OUT, encoder, notes), settings.examples, recipe.seed, "[evaluation]")
+    chooses = _count_of(settings.validation or 0, len(usual))
+    if settings.validation is not None and not 2 <= chooses <= len(usual) - 2:
+        raise FedKSeedError(
+            f"[evaluation] validation = {settings.validation} takes {chooses} of {len(usual)} held-out examples: that "
+            "part and the part that is reported need 2 or more each"
+        )
+    reported, validation = usual[: len(usual) - chooses], usual[len(usual) - chooses :]
+    sets = {VALIDATION: HeldOut(validation, options_of(validation, rows.every, recipe))} if validation else {}
+    for table in settings.further:
+        sets[table.name] = _draw_further(table, rows, encoder, notes)
+    return HeldOut(reported, options_of(reported, rows.every, recipe)), sets, notes
+
+
+def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, notes: list[str]) -> HeldOut:
+    """A set of the clients' own rows, of a file or folder, or of a category."""
+    recipe, every = encoder.recipe, rows.every
+    if table.clients is not None:
+        candidates = list(rows.kept_back)
+    else:
+        source = rows.categories.get(table.held_out or "", ())
+        if table.path is not None:
+            source = rows_of(read_files(table.path, recipe))
+            every = [row.example for row in source]
+        candidates = [(example, "") for example in _short_enough(source, table.name, encoder, notes)]
+    asked = recipe.evaluation.examples
+    count = table.examples or ("all" if asked == "all" else min(asked, len(candidates)))
+    label, where = int.from_bytes(sha256(table.name.encode()).digest()[:8]), f"[evaluation.sets] {table.name!r}"
+    drawn = draw(candidates, count, recipe.seed, where, label)
+    if len(drawn) < 2:
+        raise FedKSeedError(f"{where}: a mean with its error needs 2 examples, {len(drawn)} are there; give it more")
+    examples = [example for example, _ in drawn]
+    return HeldOut(examples, options_of(examples, every, recipe), [owner for _, owner in drawn if owner])
+
+
+def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, notes: list[str]) -> list[Encoded]:
+    """The rows of a set within the limit, with a note on the others."""
+    encoded = encoder.held_out(rows)
+    if encoded.too_long:
+        limit = f"{encoder.held_out_limit:,} tokens"
+        notes.append(f"{name}: {len(encoded.too_long):,} of {len(rows):,} rows over {limit} left out")
+    return encoded.examples
+
+
+def _count_of(portion: float, total: int) -> int:
+    """The number of rows that a recipe's portion of `total` rows means: itself, or a share of them, rounded."""
+    return portion if isinstance(portion, int) else round(portion * total)
+
+
+def draw(candidates: Sequence[Drawn], asked: int | str, seed: int, where: str, *labels: int) -> list[Drawn]:
+    """As many examples as are asked for, in random order.
+
+    Raises:
+        FedKSeedError: fewer are there; of the default number, all go.
+    """
+    count = len(candidates) if asked == "all" else int(asked)
+    if count == DEFAULT_EXAMPLES and len(candidates) >= 2:
+        count = min(count, len(candidates))
+    if len(candidates) < count:
+        raise FedKSeedError(
+            f"{where} asks for {count} held-out examples, {len(candidates)} are there within the token limit; ask for "
+            "fewer or raise max_tokens"
+        )
+    order = generator(seed, Purpose.EVALUATION, *labels).permutation(len(candidates))
+    return [candidates[k] for k in order[:count]]
+
+
+def require_unseen(sets: Mapping[str, HeldOut], clients: Sequence[Sequence[Encoded]], recipe: Recipe) -> None:
+    """Refuse a set's file with rows that clients train on: they would be taken for unseen."""
+    trained = {e.example for share in clients for e in share}
+    for name in (table.name for table in recipe.evaluation.further if table.path):
+        examples = sets[name].examples
+        if repeated := sum(e.example in trained for e in examples):
+            raise FedKSeedError(
+                f"[evaluation.sets] {name!r}: clients train on {repeated} of its {len(examples)} examples; remove "
+                "these rows from one of the two, or take held_out or clients in place of the file"
+            )
+
+
+def options_of(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Recipe) -> dict[str, list[str]]:
+    """The different responses of all rows of each evaluated category, sorted; none without the metric `choice`.
+
+    Raises:
+        FedKSeedError: a category has one response, or too many to choose among.
+    """
+    if "choice" not in recipe.evaluation.measured:
+        return {}
+    options: dict[str, set[str]] = {e.example.category: set() for e in evaluated}
+    for row in rows:
+        if row.category in options:
+            options[row.category].add(row.response)
+    if len(options) > 1 and all(len(responses) == 1 for responses in options.values()):  # the label is the category
+        options = dict.fromkeys(options, set[str]().union(*options.values()))
+    for category, responses in options.items():
+        if not 2 <= len(responses) <= MOST_OPTIONS:
+            where = f"the category {category!r} has" if category else "rows without a category have"
+            raise FedKSeedError(
+                f"[evaluation] metrics: 'choice' is made among the different responses of a category, 2 to "
+                f"{MOST_OPTIONS} of them; {where} {len(responses):,}. Give each classification task a category of its "
+                "own ([data] columns names its field) and hold out rows of these, or leave 'choice' out"
+            )
+    return {category: sorted(responses) for category, responses in options.items()}
