@@ -25,12 +25,14 @@ def http(tmp_path_factory, model_folder) -> Iterator[httpx.Client]:
 
 
 def test_the_page_and_its_scripts_are_given_with_a_policy_that_lets_nothing_out(http):
-    names = ["", *sorted(path.name for path in page.folder().iterdir() if path.suffix in page.KINDS)]
+    names = ["", *sorted(path.name for path in page.folder().iterdir() if path.suffix in page.MEDIA_TYPES)]
     assert len(names) > 15
     for name in names:
         answer = http.get(f"/{name}")
         assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith(page.KINDS.get(f".{name.rpartition('.')[2]}", "text/html"))
+        assert answer.headers["content-type"].startswith(
+            page.MEDIA_TYPES.get(f".{name.rpartition('.')[2]}", "text/html")
+        )
         policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
         assert (policy["default-src"], policy["connect-src"], policy["worker-src"]) == ("'none'", "'self'", "'self'")
         assert not {"'unsafe-inline'", "'unsafe-eval'", "*"} & {word for one in policy.values() for word in one.split()}
@@ -48,7 +50,7 @@ def test_other_files_are_not_given(http, path):
 
 def test_files_of_the_model_are_given_whole_under_an_address_that_changes_with_them(http, model_folder):
     listed = http.get("/model/files.json").json()
-    assert sorted(listed) == sorted(page.MODEL)
+    assert sorted(listed) == sorted(page.MODEL_FILES)
     for name, about in listed.items():
         answer = http.get(f"/model/{name}?{about['version']}")
         assert answer.content == (model_folder / name).read_bytes()

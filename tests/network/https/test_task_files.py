@@ -39,7 +39,7 @@ def test_clients_of_a_round_share_their_files():
     both = [Stub.of(bytes([client]) * KEY, task(client).encode()) for client in (1, 2)]
     assert both[0][1] == both[1][1]
     assert both[0][0].names == both[1][0].names
-    assert both[0][0].rest != both[1][0].rest
+    assert both[0][0].frame != both[1][0].frame
 
 
 def test_another_file_under_the_name_is_refused():

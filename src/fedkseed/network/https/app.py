@@ -2,12 +2,12 @@
 
     GET  /v1/challenge               32 bytes to sign
     POST /v1/session                 the challenge, signed: who the client is, and a token for what follows
-    GET  /v1/task?wait=S&after=KEY   waits for a task: its stub (stub.py), or 204 if there was none for S seconds
+    GET  /v1/task?wait=S&after=KEY   waits for a task: its stub (task_files.py), or 204 if there was none for S seconds
     GET  /v1/file/SHA-256            a large part of a task; any cache may keep it, for good
     POST /v1/task/KEY                the reply to a task
 
-With a page for clients in browsers (page.py), there are its files, too. A refusal is a status and one line of text. Who
-has a file's SHA-256 may read it: only clients are sent one.
+With a page for clients in browsers (browser_page.py) there are its files, too. A refusal is a status and one line of
+text. Whoever has a file's SHA-256 may read it: only clients are sent one.
 """
 
 import asyncio
@@ -23,18 +23,17 @@ from starlette.routing import Route
 
 from ...errors import FedKSeedError
 from ..protocol.server.request_limits import Quota
-from .browser_page import Page
+from .browser_page import IMMUTABLE, Page
 from .connections import PROOF, Connections, RequestError
 from .task_files import DIGEST, KEY
 
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
 PATIENCE = 10.0  # seconds between two parts of a body
-FOREVER = {"cache-control": "public, max-age=31536000, immutable"}
 
 Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
-def application(hub: Connections, largest: int, strangers: Quota | None = None, page: Page | None = None) -> Starlette:
+def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Starlette:
     """The application of a server.
 
     Args:
@@ -42,19 +41,18 @@ def application(hub: Connections, largest: int, strangers: Quota | None = None, 
         strangers: limits requests without a session, by address.
         page: for clients in browsers.
     """
-    quota = strangers or Quota(50, 400)
 
     def limited(request: Request) -> None:
-        if request.client is not None and not quota.takes(request.client.host):
+        if request.client is not None and not strangers.takes(request.client.host):
             raise RequestError(429, "too many requests from this address: wait a little")
 
     async def challenge(request: Request) -> Response:
         limited(request)
-        return Response(hub.challenge(), headers={"cache-control": "no-store"})
+        return Response(connections.challenge(), headers={"cache-control": "no-store"})
 
     async def session(request: Request) -> Response:
         limited(request)
-        number, token = hub.session(await read_body(request, PROOF))
+        number, token = connections.session(await read_body(request, PROOF))
         return JSONResponse({"client": number, "token": token, "wait": LONGEST})
 
     async def task(request: Request) -> Response:
@@ -63,17 +61,17 @@ def application(hub: Connections, largest: int, strangers: Quota | None = None, 
             seconds = min(LONGEST, max(0.0, float(request.query_params.get("wait", 0))))
         except ValueError:
             raise RequestError(400, "wait is a number of seconds") from None
-        found = await _unless_gone(request, hub.next(_token(request), after, seconds))
-        return Response(found) if found else Response(status_code=204)
+        stub = await _unless_gone(request, connections.next(_token(request), after, seconds))
+        return Response(stub) if stub else Response(status_code=204)
 
     async def file(request: Request) -> Response:
-        name = _bytes(request.path_params["name"], "a SHA-256", (DIGEST,))
-        return Response(hub.file(name), headers=FOREVER)
+        digest = _bytes(request.path_params["digest"], "a SHA-256", (DIGEST,))
+        return Response(connections.file(digest), headers=IMMUTABLE)
 
     async def answer(request: Request) -> Response:
         token, key = _token(request), _bytes(request.path_params["key"], "a task's key", (KEY,))
-        hub.client(token)  # before the body is read
-        hub.answer(token, key, await read_body(request, largest))
+        connections.client(token)  # before the body is read
+        connections.answer(token, key, await read_body(request, largest))
         return Response(status_code=204)
 
     async def unknown(request: Request, error: Exception) -> Response:
@@ -85,7 +83,7 @@ def application(hub: Connections, largest: int, strangers: Quota | None = None, 
             Route("/v1/challenge", refusing(challenge)),
             Route("/v1/session", refusing(session), methods=["POST"]),
             Route("/v1/task", refusing(task)),
-            Route("/v1/file/{name}", refusing(file)),
+            Route("/v1/file/{digest}", refusing(file)),
             Route("/v1/task/{key}", refusing(answer), methods=["POST"]),
             *(page.routes() if page else ()),
         ],

@@ -4,7 +4,7 @@
     GET /model/files.json    size and version of each file of the model, if the server gives them away
     GET /model/NAME          one of them
 
-Nothing of it is made by the server. The page may connect to this server alone, and load nothing from elsewhere.
+The server makes none of it. The page may connect to this server alone, and load nothing from elsewhere.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from ...errors import FedKSeedError
 
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
-MODEL = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+MODEL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
 # WebAssembly needs a word of its own; there is no way for a page to evaluate text.
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self'; style-src 'self'; "
@@ -31,17 +31,15 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "cache-control": "no-cache",
 }
-KEPT = {"cache-control": "public, max-age=31536000, immutable"}  # of a file of the model, whose address has its version
+IMMUTABLE = {"cache-control": "public, max-age=31536000, immutable"}
 
 
 def folder() -> Path:
     """The folder of the page's files: in the package, or in a checkout."""
-    for found in (
-        Path(str(files("fedkseed.network.https") / "browser")),
-        Path(__file__).parents[4] / "clients" / "browser",
-    ):
-        if (found / "index.html").exists():
-            return found
+    installed = Path(str(files("fedkseed.network.https") / "browser"))
+    for place in (installed, Path(__file__).parents[4] / "clients" / "browser"):
+        if (place / "index.html").exists():
+            return place
     raise FedKSeedError("this installation of fedkseed lacks the page for browsers: install it again")
 
 
@@ -59,10 +57,10 @@ class Page:
     model: Path | None = None
 
     def __post_init__(self) -> None:
-        lacking = [name for name in MODEL if self.model is not None and not (self.model / name).is_file()]
+        lacking = [name for name in MODEL_FILES if self.model is not None and not (self.model / name).is_file()]
         if lacking:
             raise FedKSeedError(
-                f"{self.model} has no {lacking[0]}; the page runs Llamas from a folder with {', '.join(MODEL)}"
+                f"{self.model} has no {lacking[0]}; the page runs Llamas from a folder with {', '.join(MODEL_FILES)}"
             )
 
     @property
@@ -72,25 +70,25 @@ class Page:
 
     def routes(self) -> list[Route]:
         """The routes of the page, its scripts and the model."""
-        own = {path.name: path for path in sorted(folder().iterdir()) if path.suffix in KINDS}
-        found = [_static("/", own["index.html"]), *(_static(f"/{name}", path) for name, path in own.items())]
+        page = {path.name: path for path in sorted(folder().iterdir()) if path.suffix in MEDIA_TYPES}
+        routes = [_static("/", page["index.html"]), *(_static(f"/{name}", path) for name, path in page.items())]
         if self.model is None:
-            return found
-        paths = {name: self.model / name for name in MODEL}
+            return routes
+        paths = {name: self.model / name for name in MODEL_FILES}
 
         async def listing(request: Request) -> Response:
             stats = {name: path.stat() for name, path in paths.items()}
             about = {name: {"size": s.st_size, "version": f"{s.st_mtime_ns:x}"} for name, s in stats.items()}
             return JSONResponse(about, headers=HEADERS)
 
-        return [*found, Route("/model/files.json", listing)] + [
-            _static(f"/model/{name}", path, KEPT) for name, path in paths.items()
-        ]
+        routes.append(Route("/model/files.json", listing))
+        # The page asks for a file by its version.
+        return routes + [_static(f"/model/{name}", path, HEADERS | IMMUTABLE) for name, path in paths.items()]
 
 
-def _static(address: str, path: Path, more: dict[str, str] | None = None) -> Route:
-    async def given(request: Request) -> Response:
-        kind = KINDS.get(path.suffix, "application/octet-stream")
-        return FileResponse(path, media_type=kind, headers={**HEADERS, **(more or {})})
+def _static(address: str, path: Path, headers: dict[str, str] = HEADERS) -> Route:
+    async def file(request: Request) -> Response:
+        kind = MEDIA_TYPES.get(path.suffix, "application/octet-stream")
+        return FileResponse(path, media_type=kind, headers=headers)
 
-    return Route(address, given)
+    return Route(address, file)

@@ -17,7 +17,10 @@ from ..protocol.envelope import HEAD, LINK, TASK, UNSIGNED, Task
 KEY, DIGEST = 16, 32  # bytes
 NOTHING = bytes(DIGEST)  # in place of the digest of an empty part
 PARTS = ("recipe", "certificate", "message")  # in the order of their digests
-LARGEST = KEY + DIGEST * len(PARTS) + HEAD.size + TASK.size + len(UNSIGNED) + LINK * 65535  # bytes of a stub
+FIXED = HEAD.size + TASK.size  # bytes with which each task begins
+NAMES_END = KEY + DIGEST * len(PARTS)
+SMALLEST = NAMES_END + FIXED + len(UNSIGNED)  # bytes of a stub: one of a task without links
+LARGEST = SMALLEST + LINK * 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +29,12 @@ class Stub:
 
     Args:
         names: digest of each of `PARTS`.
-        rest: the encoded task without them.
+        frame: the encoded task without them.
     """
 
     key: bytes
-    names: tuple[bytes, bytes, bytes]
-    rest: bytes
+    names: tuple[bytes, ...]
+    frame: bytes
 
     @classmethod
     def of(cls, key: bytes, data: bytes) -> tuple["Stub", Mapping[bytes, bytes]]:
@@ -41,16 +44,13 @@ class Stub:
             FedKSeedError: the task is not whole.
         """
         task = Task.decode(data)
-        parts = task.recipe, task.certificate, task.message
-        files = {hashlib.sha256(part).digest(): part for part in parts if part}
-        recipe, certificate, message = (hashlib.sha256(part).digest() if part else NOTHING for part in parts)
-        begin = HEAD.size + TASK.size
-        end = len(data) - len(UNSIGNED) - len(task.message)
-        rest = data[:begin] + data[begin + len(task.recipe) + len(task.certificate) : end] + data[-len(UNSIGNED) :]
-        return cls(key, (recipe, certificate, message), rest), files
+        parts = [getattr(task, part) for part in PARTS]
+        names = tuple(hashlib.sha256(part).digest() if part else NOTHING for part in parts)
+        files = {name: part for name, part in zip(names, parts, strict=True) if part}
+        return cls(key, names, data[:FIXED] + task.links + task.signature), files
 
     def encode(self) -> bytes:
-        return b"".join((self.key, *self.names, self.rest))
+        return b"".join((self.key, *self.names, self.frame))
 
     @classmethod
     def decode(cls, data: bytes) -> "Stub":
@@ -59,12 +59,11 @@ class Stub:
         Raises:
             FedKSeedError: it is too short or too long.
         """
-        begin = KEY + DIGEST * len(PARTS)
-        least = begin + HEAD.size + TASK.size + len(UNSIGNED)
-        if not least <= len(data) <= LARGEST:
-            raise FedKSeedError(f"a task without its files has {least} to {LARGEST} bytes, got {len(data)}")
-        recipe, certificate, message = (bytes(data[at : at + DIGEST]) for at in range(KEY, begin, DIGEST))
-        return cls(bytes(data[:KEY]), (recipe, certificate, message), bytes(data[begin:]))
+        if not SMALLEST <= len(data) <= LARGEST:
+            raise FedKSeedError(f"a task without its files has {SMALLEST} to {LARGEST} bytes, got {len(data)}")
+        data = bytes(data)
+        names = tuple(data[at : at + DIGEST] for at in range(KEY, NAMES_END, DIGEST))
+        return cls(data[:KEY], names, data[NAMES_END:])
 
     def task(self, file: Callable[[bytes], bytes]) -> bytes:
         """The whole task, encoded.
@@ -85,6 +84,5 @@ class Stub:
                 )
             parts.append(part)
         recipe, certificate, message = parts
-        begin, end = HEAD.size + TASK.size, len(self.rest) - len(UNSIGNED)
-        links, signature = self.rest[begin:end], self.rest[end:]
-        return b"".join((self.rest[:begin], recipe, certificate, links, message, signature))
+        links, signature = self.frame[FIXED : -len(UNSIGNED)], self.frame[-len(UNSIGNED) :]
+        return b"".join((self.frame[:FIXED], recipe, certificate, links, message, signature))
