@@ -33,7 +33,8 @@ secure.accounting secure.grid secure.masks secure.member secure.noise secure.ser
 recipe.own_code recipe.schema recipe.algorithms recipe.reading data.file_formats data.layouts data.sources
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
-report.watch_lines report.watch_page report.terminal report.page cli.flower network.flower.compat cli.network
+report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page cli.flower
+network.flower.compat cli.network
 network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.flower.children network.flower.loopback network.flower.server.app network.protocol.server.rounds
 network.protocol.server.clients network.protocol.server.client_numbers network.flower.server.status_file
@@ -47,7 +48,8 @@ network.protocol.carrier network.https network.https.task_files network.https.co
 network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server network.https.join
 network.https.shard cli.https network.peers
 network.peers.signed_upload network.peers.roster network.peers.merge_rule network.peers.store network.peers.tls
-network.peers.app network.peers.gossip network.peers.verify cli.peer cli.commands
+network.peers.app network.peers.gossip network.peers.verify cli.peer cli cli.options cli.certs cli.tune cli.look
+cli.share cli.research
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -70,7 +72,7 @@ TESTED_IN = {
     "directions.torch_any": "directions/test_backends.py",
     "directions.triton_gpu": "directions/test_backends.py",
     "directions.vectors": "directions/test_backends.py",
-    "errors": "cli/test_commands.py",
+    "errors": "cli/test_options.py",
     "evaluation.tasks.questions": "tuned/test_lm_eval.py",
     "network.flower.children": "network/flower/server/test_processes.py",
     "cli.flower": "network/flower/server/test_processes.py",
@@ -122,8 +124,12 @@ TESTED_IN = {
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "planning.compare": "recipe/test_algorithms.py",
-    "report.terminal": "cli/test_commands.py",
-    "planning.forecast": "cli/test_commands.py",
+    "report.terminal": "cli/test_options.py",
+    "report.results": "evaluation/test_metrics.py",
+    "report.rounds": "run/test_round_metrics.py",
+    "report.preview": "cli/test_look.py",
+    "cli.certs": "network/protocol/test_certs.py",
+    "planning.forecast": "cli/test_tune.py",
     "planning.pin": "network/protocol/server/test_rounds.py",
     "report.tables": "planning/test_tune.py",
     "weights.base": "weights/test_in_memory.py",
@@ -224,7 +230,7 @@ def test_light_modules_are_imported_without_pytorch_and_without_one_another_s_we
     "arguments", [["--help"], *[[c, "--help"] for c in ("rounds", "run", "init", "eval", "server")]]
 )
 def test_help_needs_neither_pytorch_nor_pydantic(arguments):
-    code = "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli.commands import app\n"
+    code = "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli import app\n"
     code += "try:\n    app()\nexcept SystemExit: pass\n"
     code += "print('heavy:', [m for m in sys.modules if m in " + repr((*HEAVY, "pydantic", "flwr")) + "])"
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)

@@ -4,7 +4,7 @@ Run:  python docs/examples/metric.py run recipes/dolly.toml --tensorboard
 Then: python docs/examples/metric.py rounds runs/dolly
 """
 
-from fedkseed.cli.commands import main
+from fedkseed.cli import main
 from fedkseed.run.round_metrics import METRICS, Metric, Report
 
 

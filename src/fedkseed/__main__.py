@@ -1,5 +1,5 @@
 """Entry point of `python -m fedkseed`, which does the same as the command `fedkseed`."""
 
-from .cli.commands import main
+from .cli import main
 
 main()

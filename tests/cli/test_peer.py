@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 from typer.testing import CliRunner
 
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.network.protocol.certs import add, make, request, sign
 
 from ..network.peers.test_roster import START

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import start
 

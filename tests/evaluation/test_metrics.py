@@ -14,7 +14,7 @@ from transformers import Lfm2Config, MambaConfig, MistralConfig
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.federated import own_held_out, share_out
 from fedkseed.data.held_out import MOST_OPTIONS
@@ -29,7 +29,7 @@ from fedkseed.models.loss import example_losses, graph_loss, option_losses, take
 from fedkseed.paper.results import MEASURES, RunOutcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
-from fedkseed.report import terminal as display
+from fedkseed.report import results
 from fedkseed.run import trackers
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
@@ -463,8 +463,8 @@ def test_the_terminal_shows_each_metric_with_its_paired_change(run, kept):
 
 def test_labels_are_cut_to_a_line_and_stay_texts():
     long = "[red]" + 40 * "x"
-    with display.console.capture() as captured:
-        display.print_confusion([(long, "a\nb"), ("a\nb", "a\nb")])
+    with results.console.capture() as captured:
+        results.print_confusion([(long, "a\nb"), ("a\nb", "a\nb")])
     assert f"[red]{18 * 'x'}…" in captured.get()
     assert 20 * "x" not in captured.get()
     assert "a b" in captured.get()

@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, Pool, hold, load_recipe, resume, start
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.data.batches import collate
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode_all

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, load_recipe, resume
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.data.federated import ClientShares, share_out
 from fedkseed.data.sources import Example
 from fedkseed.evaluation.statistics import Evaluation, paired_change, title_of

@@ -13,7 +13,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper.experiments import Experiment, load, merge

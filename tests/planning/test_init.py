@@ -12,7 +12,7 @@ from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO, chosen
 from fedkseed.recipe.reading import own_recipe
 from fedkseed.run.store import Store
 
-from ..cli.test_commands import fedkseed, refused
+from ..commands import fedkseed, refused
 from ..conftest import rows
 
 

@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, Pool, hold
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.sources import Example, read
 from fedkseed.data.wording import Wording, encode_all

@@ -21,7 +21,7 @@ from fedkseed.recipe.schema import Recipe
 from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
 from fedkseed.weights.layout import Layout
 
-from ..cli.test_commands import fedkseed, refused
+from ..commands import fedkseed, refused
 from ..conftest import recipe_text, rows
 
 

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import fedkseed
 from fedkseed import Adapter, FedKSeedError, LocalWork, Pool, Simulation, resume, start
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.models.load import load_model
 from fedkseed.planning.pin import pin
 from fedkseed.recipe import basis_digest as module

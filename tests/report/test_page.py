@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.evaluation.statistics import (
     Confusion,
     Estimate,

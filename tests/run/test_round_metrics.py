@@ -13,7 +13,10 @@ import pytest
 
 from fedkseed.paper.results import RunOutcome
 from fedkseed.report import page as report
-from fedkseed.report import terminal as display
+from fedkseed.report.bars import Bars
+from fedkseed.report.rounds import print_rounds
+from fedkseed.report.terminal import console
+from fedkseed.report.watch_state import RunView
 from fedkseed.round import Report
 from fedkseed.run import trackers
 from fedkseed.run.round_metrics import METRICS, SUMS, Metric, line, telling
@@ -54,18 +57,18 @@ def added():
 
 
 def on_terminal(done: Report) -> str:
-    with display.console.capture() as captured, display.Bars(8) as bars:
+    with console.capture() as captured, Bars(8) as bars:
         bars.round_done(done)
     return " ".join(captured.get().split())
 
 
 def table_of_rounds(run: Path, monkeypatch) -> dict[str, str]:
-    """Column -> its cell in the first row."""
-    monkeypatch.setattr(display.console, "_width", 400)
-    with display.console.capture() as captured:
-        display.print_rounds(Store(run).reports())
+    """Column -> its cell in the last row."""
+    monkeypatch.setattr(console, "_width", 400)
+    with console.capture() as captured:
+        print_rounds(RunView.of(Store(run)))
     lines = [re.split("[┃│]", text)[1:-1] for text in captured.get().splitlines() if re.search("[┃│]", text)]
-    return {name.strip(): cell.strip() for name, cell in zip(*lines, strict=True)}
+    return {name.strip(): cell.strip() for name, cell in zip(lines[0], lines[-1], strict=True)}
 
 
 def embedded(run: Path) -> dict:
@@ -143,9 +146,9 @@ def test_a_round_without_a_finite_loss_says_so(run, monkeypatch):
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_no_number_is_cut_on_a_narrow_terminal(run, width, monkeypatch):
-    monkeypatch.setattr(display.console, "_width", width)
-    with display.console.capture() as captured:
-        display.print_rounds(Store(run).reports())
+    monkeypatch.setattr(console, "_width", width)
+    with console.capture() as captured:
+        print_rounds(RunView.of(Store(run)))
     cells = {cell.strip() for cell in re.split("[┃│\\n]", captured.get())}
     assert {metric.text(Store(run).reports()[0]) for metric in METRICS} <= cells
 

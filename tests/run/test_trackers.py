@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.progress import Silent

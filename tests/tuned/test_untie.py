@@ -5,7 +5,7 @@ import torch
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import output_layer, output_weights
 from fedkseed.tuned.untie import untie

@@ -8,7 +8,7 @@ from safetensors.numpy import save
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.weights.basis_file import load_basis, save_basis
 from tests.weights import fuzz_basis
 from tests.weights.fuzz_basis import judge, specimen

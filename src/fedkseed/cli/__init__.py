@@ -1,1 +1,66 @@
-"""All commands, a file for each family."""
+"""The command line: `main`, and the list of all commands, which are in a file for each family.
+
+    tune      a run and what comes before it        share     tuned and base models for others
+    look      runs and tuned models as they are     research  bases, directions, the paper's experiments
+    certs     keys of a federation                  https, flower, peer: its servers, clients and peers
+
+Each command imports its modules when it is called: `fedkseed --help` and commands that only read a run load no PyTorch.
+"""
+
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+from ..errors import DIVERGED, INTERRUPTED, REFUSED
+from . import certs, flower, https, look, peer, research, share, tune
+from .options import guarded
+
+COMMANDS = (
+    tune.run, tune.init, tune.resume, tune.compare, tune.tune,
+    look.rounds, look.report, look.watch, look.verify, look.rollback, look.eval, look.generate, look.preview,
+    share.export, share.serve_model, share.pin, share.untie,
+    research.basis, research.directions, research.reproduce,
+    https.serve, https.shard, https.join,
+    flower.server, flower.client,
+    peer.peer,
+)  # fmt: skip
+KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)
+EXIT_CODES = (
+    f"Exit codes: 0 done; {REFUSED} refused, with the reason in one line on stderr; {DIVERGED} the run diverged and "
+    f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C; 1 an error of the program itself."
+)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
+    epilog=EXIT_CODES,
+)
+keys = typer.Typer(cls=certs.DirectoryFirst, help=certs.HELP, no_args_is_help=True)
+app.add_typer(keys, name="certs")
+for function in COMMANDS:
+    app.command()(guarded(function))
+for function in KEY_COMMANDS:
+    keys.command()(guarded(function))
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedkseed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options_of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of all commands."""
+
+
+def main() -> None:
+    """Entry point of the command `fedkseed`."""
+    app()

@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from ..errors import DIVERGED, INTERRUPTED
+from ..errors import INTERRUPTED
 from ..network.flower.compat import require_flower
-from ..report.terminal import Bars, console
+from ..report.bars import Bars
+from ..report.terminal import console
 from .network import (
-    AsJson,
     Authority,
     BasisFile,
     Certs,
@@ -30,6 +30,7 @@ from .network import (
     owner_of,
     prepare,
 )  # fmt: skip
+from .options import Json, end_run
 
 
 def server(
@@ -42,7 +43,7 @@ def server(
     ] = "127.0.0.1",
     port: Port = 8443,
     changes: Changes = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Serve a federation: wait for clients on other machines, run the rounds with them, save the tuned model.
 
@@ -53,7 +54,6 @@ def server(
     require_flower()
     from ..network.flower.server.processes import ServerProcesses
     from ..network.protocol.networked_recipe import largest_request
-    from ..report.terminal import show_result
     from ..run.store import Store
 
     wanted, directory = begun(recipe, changes, output, "a server over Flower")
@@ -67,9 +67,7 @@ def server(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last finished round", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    show_result(result, as_json)
-    if result.diverged:
-        raise typer.Exit(DIVERGED)
+    end_run(result, as_json)
 
 
 def client(

@@ -7,12 +7,12 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from ..errors import DIVERGED, INTERRUPTED, FedKSeedError
+from ..errors import INTERRUPTED, FedKSeedError
 from ..network.protocol.addresses import is_loopback, require_files
-from ..report.terminal import Bars, console
+from ..report.bars import Bars
+from ..report.terminal import console
 from ..run.progress import Silent
 from .network import (
-    AsJson,
     Authority,
     BasisFile,
     Certs,
@@ -32,6 +32,7 @@ from .network import (
     owner_of,
     prepare,
 )  # fmt: skip
+from .options import Json, end_run
 
 PACKAGES = ("cryptography", "httpx", "starlette", "uvicorn")
 
@@ -91,7 +92,7 @@ def serve(
         typer.Option(help="Folder of the model, from which the page's visitors, and anybody else, may get its files."),
     ] = None,
     changes: Changes = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Serve a federation over plain HTTPS: wait for clients, run the rounds with them, save the tuned model.
 
@@ -105,7 +106,6 @@ def serve(
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..network.https.browser_page import Page
     from ..network.https.server import Address, run
-    from ..report.terminal import show_result
 
     address = Address(host, port, tls, strangers, Page(model_files) if page else None)
     wanted, directory = begun(recipe, changes, output, "one with a page" if page else None)
@@ -115,9 +115,7 @@ def serve(
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on from the last finished round", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
-    show_result(result, as_json)
-    if result.diverged:
-        raise typer.Exit(DIVERGED)
+    end_run(result, as_json)
 
 
 def shard(

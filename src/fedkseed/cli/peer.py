@@ -10,7 +10,8 @@ from ..errors import INTERRUPTED, FedKSeedError
 from ..network.protocol.addresses import require_files
 from ..report.terminal import console, print_json
 from .https import require_https
-from .network import AsJson, Authority, BasisFile, Changes, Data, Device, Key, Model, PolicyFile, owner_of, prepare
+from .network import Authority, BasisFile, Changes, Data, Device, Key, Model, PolicyFile, owner_of, prepare
+from .options import Json
 
 
 def peer(
@@ -41,7 +42,7 @@ def peer(
     ] = None,
     policy: PolicyFile = None,
     changes: Changes = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Take part in a federation without a server: train when a round opens, and share uploads with the other peers.
 

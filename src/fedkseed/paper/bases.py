@@ -13,7 +13,7 @@ from ..errors import FedKSeedError
 from ..files import border
 from ..planning.make_basis import basis_of
 from ..recipe.schema import Recipe
-from ..report.terminal import Bars
+from ..report.bars import Bars
 from ..weights.basis_file import load_basis, save_basis
 from .experiments import Experiment, filled
 from .results import RunOutcome

@@ -26,7 +26,7 @@ from ..errors import FedKSeedError
 from ..files import border, locked, write_atomically
 from ..recipe.algorithms import packages
 from ..recipe.schema import Recipe
-from ..report.terminal import Bars
+from ..report.bars import Bars
 from ..round import Report
 from ..run.progress import Silent
 from ..run.round_metrics import METRICS

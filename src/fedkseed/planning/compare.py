@@ -5,13 +5,13 @@ run there before, so that neither libraries, compiled kernels nor threads count.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +31,6 @@ from .memory import Meter
 
 AWAY = 10  # rounds that a returning client has missed
 STEPS = 5  # local steps that are taken to time them
-OnDone: TypeAlias = Callable[[str, FedKSeedError | None], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +48,18 @@ class AlgorithmCosts:
     step_seconds: float  # median
 
 
-def compare(recipe: Recipe, names: Sequence[str], on_done: OnDone = lambda name, error: None) -> list[AlgorithmCosts]:
+def compare(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[str, AlgorithmCosts | FedKSeedError]]:
     """Costs of several algorithms on a recipe's model, data and settings, one after the other.
 
-    Args:
-        on_done: called after each algorithm, with its name and, if the recipe can't be run with it, the error.
+    Yields:
+        the name of each algorithm with its costs or, where the recipe can't be run with it, the error.
     """
-    shares, found = share_out(recipe, load_tokenizer(recipe.model.name)), []
+    shares = share_out(recipe, load_tokenizer(recipe.model.name))
     for name in names:
         try:
-            found.append(measure(recipe, name, shares))
-            on_done(name, None)
+            yield name, measure(recipe, name, shares)
         except FedKSeedError as error:
-            on_done(name, error)
-    return found
+            yield name, error
 
 
 def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) -> AlgorithmCosts:

@@ -6,16 +6,14 @@ from pathlib import Path
 
 from ..evaluation.statistics import title_of
 from ..run.round_metrics import line
-from .watch_state import RunView, Watched, duration
-
-LOOK = 1.0  # seconds between two looks at the run
+from .watch_state import SECONDS_BETWEEN_LOOKS, RunView, Watched, duration
 
 
 def follow(directory: Path, say: Callable[[str], None]) -> None:
     """Say all that a run has done and does, until it has ended; one that has stopped may go on."""
     watched, teller = Watched(directory), Teller(say)
     while teller.tell(watched.look()) != "ended":
-        time.sleep(LOOK)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
 
 
 class Teller:

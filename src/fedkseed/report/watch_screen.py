@@ -12,14 +12,12 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import DataTable, Footer, ProgressBar, Sparkline, Static
 
-from ..evaluation.statistics import title_of
-from ..run.round_metrics import telling
+from .rounds import metric_columns, numbers, score_columns
 from .terminal import short
-from .watch_state import RunView, Watched, duration
+from .watch_state import SECONDS_BETWEEN_LOOKS, RunView, Watched, duration
 
-LOOK = 1.0  # seconds between two looks at the run
-SHOWN = 500  # rounds of the table, the latest first
-NAMED = 20  # clients of one standing that are named; of more, their number
+ROUNDS_SHOWN = 500  # rounds of the table, the latest first
+CLIENTS_NAMED = 20  # clients of one standing that are named; of more, their number
 
 
 class Screen(App[None]):
@@ -62,8 +60,8 @@ class Screen(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        self.set_interval(LOOK, self.renew)
-        self.set_interval(LOOK, self.end_without_terminal)
+        self.set_interval(SECONDS_BETWEEN_LOOKS, self.renew)
+        self.set_interval(SECONDS_BETWEEN_LOOKS, self.end_without_terminal)
         self.renew()
 
     def end_without_terminal(self) -> None:
@@ -83,8 +81,8 @@ class Screen(App[None]):
         self._say("rounds", f"{view.done} of {view.planned} rounds, {short(view.sent)}B sent" if view.planned else "")
         self._say("left", "" if view.left is None else f"about {duration(view.left)} left")
         self.query_one(ProgressBar).update(total=view.planned or None, progress=view.done)
-        of = f"{moment.done:,} of {moment.total:,}" if moment and moment.total else ""
-        self._say("now", f"{moment.activity}   {of}" if moment else "")
+        steps = f"{moment.done:,} of {moment.total:,}" if moment and moment.total else ""
+        self._say("now", f"{moment.activity}   {steps}" if moment else "")
         groups = moment.clients.items() if moment else ()
         self._say("clients", "   ".join(f"{kind}: {_named(numbers)}" for kind, numbers in groups))
         self._say("notes", "\n".join(view.notes[-8:]))
@@ -102,39 +100,17 @@ class Screen(App[None]):
             self.query_one(f"#{name}-curve", Sparkline).data = [value for value in values if value == value]
 
     def _draw_table(self, view: RunView) -> None:
-        table = self.query_one(DataTable)
+        """The latest round comes first, the base model last."""
+        table, columns = self.query_one(DataTable), [*score_columns(view), *metric_columns(view)]
         table.clear(columns=True)
-        table.add_columns(*(Text(title, justify="right") for title in titles(view)))
-        for row in rows(view)[:SHOWN]:
-            table.add_row(*(Text(cell, justify="right") for cell in row))
+        table.add_columns(*(Text(title, justify="right") for title in ("round", *(title for title, _ in columns))))
+        for done in numbers(view)[: -ROUNDS_SHOWN - 1 : -1]:
+            cells = (str(done) if done else "base", *(cells.get(done, "") for _, cells in columns))
+            table.add_row(*(Text(cell, justify="right") for cell in cells))
 
     def _say(self, name: str, text: str) -> None:
         self.query_one(f"#{name}", Static).update(Text(text))  # texts of users may hold brackets
 
 
-def titles(view: RunView) -> list[str]:
-    """The columns of the table of rounds."""
-    return ["round", *map(title_of, _scores(view)), *(metric.title for metric in telling(view.reports))]
-
-
-def rows(view: RunView) -> list[list[str]]:
-    """The rows of the table of rounds, the latest first; the last is the base model's."""
-    metrics, reports = telling(view.reports), dict(enumerate(view.reports, 1))
-    return [
-        [
-            str(done) if done else "base",
-            *(f"{scores[name]:.4f}" if name in scores else "" for name in _scores(view)),
-            *(metric.text(report) if report else "" for metric in metrics),
-        ]
-        for done in sorted({*reports, *view.means}, reverse=True)
-        for scores, report in [(view.means.get(done, {}), reports.get(done))]
-    ]
-
-
-def _scores(view: RunView) -> list[str]:
-    """The names of all that was evaluated."""
-    return list(dict.fromkeys(name for means in view.means.values() for name in means))
-
-
 def _named(clients: Sequence[int]) -> str:
-    return " ".join(map(str, clients)) if len(clients) <= NAMED else f"{len(clients):,} clients"
+    return " ".join(map(str, clients)) if len(clients) <= CLIENTS_NAMED else f"{len(clients):,} clients"

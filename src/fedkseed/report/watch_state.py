@@ -16,7 +16,8 @@ from ..files import locked
 from ..run.activity import Activity, moment_of
 from ..run.store import STOPPED, Store
 
-State: TypeAlias = Literal["not begun", "running", "stopped", "ended"]
+SECONDS_BETWEEN_LOOKS = 1.0
+RunState: TypeAlias = Literal["not begun", "running", "stopped", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class RunView:
     """The state of a run at one moment."""
 
     name: str
-    state: State = "not begun"
+    state: RunState = "not begun"
     text: str = ""  # the state in words, with its reason
     about: str = ""  # algorithm and model
     planned: int = 0  # rounds; 0: the run has no directory yet
@@ -34,14 +35,32 @@ class RunView:
     moment: Activity | None = None
     reports: Sequence[Mapping[str, Any]] = ()  # of the rounds, as the store keeps them
     means: Mapping[int, Mapping[str, float]] = field(default_factory=dict)  # of evaluations, by rounds done and metric
-    best: int | None = None
+    best: int | None = None  # this field and the next: see `Result`
+    stopped: str | None = None
     version: str = ""  # of what the store holds; another one: a round or an evaluation has come, or was undone
+
+    @classmethod
+    def of(cls, store: Store, version: str = "") -> "RunView":
+        """What the store of a run holds."""
+        recipe, reports = store.load_recipe(), store.reports()
+        return cls(
+            name=store.directory.resolve().name,
+            about=f"{recipe.training.algorithm} tunes {Path(recipe.model.name).name}",
+            planned=recipe.training.rounds,
+            done=len(reports),
+            sent=sum(report["bytes_total"] for report in reports),
+            reports=reports,
+            means={done: Evaluation.of(scores).means for done, scores in store.evaluations().items()},
+            best=store.tuned,
+            stopped=store.recall(STOPPED),
+            version=version,
+        )
 
     @property
     def notes(self) -> list[str]:
         """The latest notes of the process that works on the run, each with its time of day."""
-        known = self.moment.notes if self.moment else []
-        return [f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}" for at, text in known]
+        notes = self.moment.notes if self.moment else []
+        return [f"{time.strftime('%H:%M:%S', time.localtime(at))}  {text}" for at, text in notes]
 
 
 class Watched:
@@ -49,21 +68,21 @@ class Watched:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._known = RunView(directory.resolve().name)
+        self._last_read = RunView(directory.resolve().name)
 
     def look(self) -> RunView:
         """The run's present state. A store that can't be read now, as amid a rollback, is read at the next look."""
         directory, trouble = self.directory, ""
         if (directory / "recipe.toml").is_file():
             version = _version(directory / "run.sqlite")  # before reading: a commit between makes the next look read
-            if version != self._known.version:
+            if version != self._last_read.version:
                 try:
-                    self._known = _read(directory, version)
+                    self._last_read = RunView.of(Store(directory, looks=True), version)
                 except FedKSeedError as error:
                     trouble = f" (it can't be read at this moment: {error})"
         else:
-            self._known = RunView(self._known.name)
-        return _judged(self._known, directory, trouble)
+            self._last_read = RunView(self._last_read.name)
+        return _with_state(self._last_read, directory, trouble)
 
 
 def remaining(view: RunView, moment: Activity | None, now: float) -> float | None:
@@ -71,15 +90,15 @@ def remaining(view: RunView, moment: Activity | None, now: float) -> float | Non
 
     The first round of a run has no pace: the share of its clients that have answered stands in for it.
     """
-    left = view.planned - view.done
-    if not left or moment is None:
+    rounds = view.planned - view.done
+    if not rounds or moment is None:
         return None
-    gone, pace = max(0.0, now - moment.since), moment.pace
+    elapsed, pace = max(0.0, now - moment.since), moment.pace  # of the present round
     if pace is None and view.reports:
         pace = fmean(report.get("seconds", 0.0) for report in view.reports)
     if not pace and (answered := len(moment.clients.get("answered", ()))):
-        pace = gone * sum(map(len, moment.clients.values())) / answered
-    return max(0.0, pace * left - gone) if pace else None
+        pace = elapsed * sum(map(len, moment.clients.values())) / answered
+    return max(0.0, pace * rounds - elapsed) if pace else None
 
 
 def duration(seconds: float) -> str:
@@ -94,44 +113,26 @@ def duration(seconds: float) -> str:
 
 def _version(database: Path) -> str:
     try:
-        found = database.stat()
+        status = database.stat()
     except FileNotFoundError:
         return "new"
-    return f"{found.st_mtime_ns} {found.st_size}"
+    return f"{status.st_mtime_ns} {status.st_size}"
 
 
-def _read(directory: Path, version: str) -> RunView:
-    store = Store(directory, looks=True)
-    recipe, reports = store.load_recipe(), store.reports()
-    model = Path(recipe.model.name).name
-    return RunView(
-        name=directory.resolve().name,
-        text=store.recall(STOPPED) or "",
-        about=f"{recipe.training.algorithm} tunes {model}",
-        planned=recipe.training.rounds,
-        done=len(reports),
-        sent=sum(report["bytes_total"] for report in reports),
-        reports=reports,
-        means={done: Evaluation.of(found).means for done, found in store.evaluations().items()},
-        best=store.tuned,
-        version=version,
-    )
-
-
-def _judged(known: RunView, directory: Path, trouble: str) -> RunView:
+def _with_state(view: RunView, directory: Path, trouble: str) -> RunView:
     """The view with its state in words, what the process that works on the run does, and the time that is left."""
-    if not known.planned:
-        return replace(known, text=f"{directory} holds no run yet{trouble}")
-    working, moment = locked(directory / "lock"), moment_of(directory)
-    if working:
-        left = remaining(known, moment, time.time())
-        return replace(known, state="running", text=f"running{trouble}", moment=moment, left=left)
-    if moment is None and (known.text or known.done == known.planned):
-        text = f"ended early: {known.text}" if known.text else "ended"
-        return replace(known, state="ended", text=text + trouble)
-    if known.version == "new" or (not known.reports and moment is None):
-        return replace(known, text=f"not begun{trouble}")
+    if not view.planned:
+        return replace(view, text=f"{directory} holds no run yet{trouble}")
+    moment = moment_of(directory)
+    if locked(directory / "lock"):
+        left = remaining(view, moment, time.time())
+        return replace(view, state="running", text=f"running{trouble}", moment=moment, left=left)
+    if moment is None and (view.stopped or view.done == view.planned):
+        text = f"ended early: {view.stopped}" if view.stopped else "ended"
+        return replace(view, state="ended", text=text + trouble)
+    if view.version == "new" or (not view.reports and moment is None):
+        return replace(view, text=f"not begun{trouble}")
     why = f": {moment.error}" if moment and moment.error else ""
     served = any((directory / transport / "server.lock").exists() for transport in ("flower", "https"))
-    again = "; the same command of the server goes on" if served else f"; it goes on with: fedkseed resume {directory}"
-    return replace(known, state="stopped", text=f"stopped{why}{again}{trouble}", moment=moment)
+    how = "the same command of the server goes on" if served else f"it goes on with: fedkseed resume {directory}"
+    return replace(view, state="stopped", text=f"stopped{why}; {how}{trouble}", moment=moment)

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkseed import Adapter, FedKSeedError
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.network.peers.merge_rule import model_of
 from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.peers.verify import central, describe, verify

@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.network.protocol.certs import add, check, make, members, public_keys, request, revoke, shown
 from fedkseed.network.protocol.certs import public as public_line
 from fedkseed.network.protocol.masking import masking_public

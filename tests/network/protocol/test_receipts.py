@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.cli.commands import app
+from fedkseed.cli import app
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.envelope import Task
 from fedkseed.network.protocol.history import KEPT, RunHistory

@@ -26,7 +26,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.cli.commands import flower as commands
+from fedkseed.cli import flower as commands
 from fedkseed.directions import Pool
 from fedkseed.evaluation.statistics import Estimate, Evaluation, Gain
 from fedkseed.network.flower.children import SECRET, Child, environment, free_port, secret, wait_until, write_program
@@ -51,7 +51,7 @@ from fedkseed.strategies.averaging import AveragingState
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run, Upload
 
-from ....cli.test_commands import refused
+from ....commands import refused
 from ..conftest import Notes
 from ..network import wait_for
 

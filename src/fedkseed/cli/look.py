@@ -1,0 +1,376 @@
+"""Commands that look at runs and tuned models: lists, reports, checks, evaluations, answers, and the way back."""
+
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import FedKSeedError
+from ..report.bars import Bars
+from ..report.terminal import console, own_bars_alone, print_json, say
+from .options import AdapterFile, BaseModel, Changes, Directory, Json, RecipeFile
+
+
+def rounds(directory: Directory, as_json: Json = False) -> None:
+    """List the finished rounds of a run: clients, training loss, bytes, seconds, means of evaluations."""
+    from ..report.rounds import print_rounds, rounds_table
+    from ..report.watch_state import RunView
+    from ..run.store import Store
+
+    view = RunView.of(Store(directory))
+    if as_json:
+        print_json(rounds_table(view))
+    else:
+        print_rounds(view)
+
+
+def report(
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, finished or not.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+) -> None:
+    """Write one web page about a run, or comparing several: curves, traffic, directions, clients, recipe."""
+    from ..report.page import write_report
+
+    write_report(directories, output)
+    say(f"wrote {output}; open it in a browser")
+
+
+def watch(
+    directory: Annotated[
+        Path, typer.Argument(help="The directory of a run: one that goes on, has ended, or has not begun yet.")
+    ],
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT", help="Serve it as a page on this port, in place of the terminal.", min=0, max=65535
+        ),
+    ] = None,
+    host: Annotated[
+        str, typer.Option(help="With --serve: address to listen on. Whoever reaches it can read the page.")
+    ] = "127.0.0.1",
+) -> None:
+    """Watch a run while another process works on it: rounds, time left, losses, bytes, clients, notes.
+
+    The run is only read. On a terminal the screen renews itself (q ends it), which needs the package textual; else
+    there is a line for each round, until the run has ended. --serve shows the report of the run in a browser, and
+    renews it.
+    """
+    from ..report.watch_lines import follow
+
+    if serve is not None:
+        from ..report.watch_page import serve as serve_page
+
+        serve_page(directory, host, serve, say)
+        return
+    if host != "127.0.0.1":
+        raise FedKSeedError("--host is the address of the page: give --serve PORT, too")
+    if sys.stdin.isatty() and sys.stdout.isatty():
+        try:
+            from ..report.watch_screen import Screen
+        except ModuleNotFoundError as error:
+            say(f"a line a round: the screen needs the package {error.name}: pip install 'fedkseed[watch]'")
+        else:
+            Screen(directory).run()
+            return
+    follow(directory, say)
+
+
+def verify(
+    directory: Directory,
+    keys: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The clients' public keys that you hold: a folder with files client-K.pub, or such a file. May be "
+            "repeated, also for keys of one client that were replaced. Without it, the keys are those that the run "
+            "itself names, and its server has written them."
+        ),
+    ] = None,
+    history: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="The file history.json of a client's directory: is what it saw in this run? May be repeated."
+        ),
+    ] = None,
+    head: Annotated[
+        list[str] | None,
+        typer.Option(help="A head that was printed or sent to you before: is it in this run? May be repeated."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Recompute every round of a run from its kept uploads, and say whether each state follows from them.
+
+    Needs no model and no data, takes seconds, and finds the same on any machine: a changed upload, one that was left
+    out, a changed state, a signature that is not the client's. The exit code is 2 if something does not follow.
+
+    A server that computes a whole run anew, with keys of its own, is found only by what you bring: --keys, and
+    --history or --head.
+
+    Of the directory of a peer (docs/peers.md), it computes the model of the peer's whole set of uploads.
+    """
+    from ..network.peers.store import FILE
+
+    if (directory / FILE).exists():
+        _verify_peer(directory, as_json)
+    else:
+        _verify_run(directory, keys or [], history or [], head or [], as_json)
+
+
+def _verify_peer(directory: Path, as_json: bool) -> None:
+    from ..network.peers.verify import verify as recompute
+
+    uploads = recompute(directory)
+    if as_json:
+        print_json(asdict(uploads))
+        return
+    follows = "its adapter follows" if uploads.adapter else "there is no adapter yet"
+    say(f"{directory}: {uploads.uploads} uploads, all signed; {follows}")
+    say(f"run {uploads.run}\nbroadcast of the model {uploads.broadcast}")
+
+
+def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads: list[str], as_json: bool) -> None:
+    from ..network.protocol.carrier import TRANSPORTS
+    from ..run.store import Store
+    from ..run.verify import require_head
+    from ..run.verify import verify as recompute
+
+    store = Store(directory)
+    check = None
+    if keys or histories or any((directory / folder).is_dir() for folder in TRANSPORTS):
+        from ..network.protocol.receipts import checks, held_keys, require_seen
+
+        check = checks(store, held_keys(keys) if keys else None)
+        for path in histories:
+            require_seen(store, path)
+    verified = recompute(store, check)
+    rounds_of_heads = {head: require_head(store, head) for head in heads}
+    if as_json:
+        print_json(asdict(verified) | {"heads": rounds_of_heads})
+        return
+    signed = f"{verified.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
+    if verified.unchecked:
+        signed = f"{verified.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
+    say(f"{directory}: {verified.rounds} rounds follow from {verified.uploads} uploads, {signed}")
+    for head, done in rounds_of_heads.items():
+        say(f"head {head} is that after {done} rounds")
+    if check and not keys:
+        say("keys: those that the run itself names; --keys compares with keys that you hold")
+    say(f"head {verified.head}")
+
+
+def rollback(
+    directory: Directory, to: Annotated[int, typer.Option(help="Number of finished rounds to keep.", min=0)]
+) -> None:
+    """Return a run to an earlier round and delete all later ones; `fedkseed resume` continues from there."""
+    from ..run.store import Store
+
+    store = Store(directory)
+    with store.locked():
+        store.rollback(to)
+    console.print(f"{directory} is back at {to} finished rounds")
+
+
+def preview(
+    recipe: RecipeFile,
+    client: Annotated[int, typer.Option(help="Number of the client whose first example is shown.", min=0)] = 0,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Show a training example as tokens with its loss mask, and the split of the data over the clients.
+
+    No weights are loaded.
+    """
+    from rich.text import Text
+
+    from ..data.federated import share_out
+    from ..models.load import load_tokenizer
+    from ..randomness import Purpose, generator
+    from ..recipe.reading import load_recipe
+    from ..report.preview import preview_table, print_example, print_shares
+
+    parsed = load_recipe(recipe, changes or ())
+    tokenizer = load_tokenizer(parsed.model.name)
+    shares = share_out(parsed, tokenizer, lambda line: console.print(Text(line, style="dim")))
+    if client >= len(shares.clients):
+        raise FedKSeedError(f"there is no client {client}; the recipe has clients 0 to {len(shares.clients) - 1}")
+    share = shares.clients[client]
+    first = share[int(generator(parsed.seed, Purpose.BATCHES, 0, client).permutation(len(share))[0])]
+    if as_json:
+        print_json(preview_table(first, shares))
+    else:
+        print_example(first, client, tokenizer)
+        print_shares(shares)
+
+
+def eval(
+    tuned: Annotated[
+        Path,
+        typer.Argument(
+            help="The directory of a run. With --data or --tasks also an adapter file, a folder of `fedkseed export`, "
+            "any folder of a model, or a .gguf file."
+        ),
+    ],
+    after: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of rounds after which to evaluate the model; default: all finished ones, or the best by "
+            "[evaluation] best.",
+            min=0,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="File or folder of examples, in place of the run's held-out sets.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option(help="With --data: metrics beside the loss, with commas: accuracy, choice, rouge, …")
+    ] = "",
+    tasks: Annotated[
+        str | None,
+        typer.Option(help="Tasks of lm-evaluation-harness, with commas, in place of the run's held-out sets."),
+    ] = None,
+    tasks_from: Annotated[
+        Path | None, typer.Option(help="With --tasks: folder with YAML files of further tasks.")
+    ] = None,
+    as_tuned: Annotated[
+        bool, typer.Option("--as-tuned", help="With --tasks: put them in the words on which the model was tuned.")
+    ] = False,
+    shots: Annotated[
+        int | None, typer.Option(help="With --tasks: solved examples before each question.", min=0)
+    ] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(help="With --data: rows to draw; with --tasks: of each, the first ones; default: all.", min=2),
+    ] = None,
+    generated: Annotated[
+        int, typer.Option(help="With --data: answers to write, for metrics that score them.", min=0)
+    ] = 0,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="With --data: longer examples are left out; default: as in the run.", min=1)
+    ] = None,
+    beside_base: Annotated[
+        bool,
+        typer.Option(
+            "--beside-base", help="With --data or --tasks: evaluate the base model, too, and show the change."
+        ),
+    ] = False,
+    model: BaseModel = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate the model of a run, finished or not, on its held-out sets, by default after its last round.
+
+    Where the recipe has [evaluation] best, it is by default the model of the best round so far.
+
+    With --data, evaluate any tuned model on any file of examples, put to it in the words on which it was tuned. With
+    --tasks, evaluate it by lm-evaluation-harness; docs/evaluation.md says how its numbers and ours compare.
+    """
+    if tasks is not None:
+        if data or after is not None or metrics or generated or max_tokens:
+            raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
+        _eval_tasks(
+            tuned, model, tasks, as_json,
+            own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,
+        )  # fmt: skip
+    elif tasks_from or as_tuned or shots is not None:
+        raise FedKSeedError("--tasks-from, --as-tuned and --shots go with --tasks NAMES")
+    elif data is not None:
+        if after is not None:
+            raise FedKSeedError("--after is for the run's own held-out sets; leave it out, or --data")
+        _eval_examples(
+            tuned, model, data, metrics, as_json,
+            examples=examples or "all", generated=generated, max_tokens=max_tokens, beside_base=beside_base,
+        )  # fmt: skip
+    elif metrics or examples or generated or max_tokens or beside_base:
+        raise FedKSeedError(
+            "--metrics, --generated and --max-tokens go with --data FILE; --examples and --beside-base with that or "
+            "with --tasks NAMES"
+        )
+    else:
+        _eval_run(tuned, model, after, as_json)
+
+
+def _eval_tasks(tuned: Path, model: str | None, tasks: str, as_json: bool, **settings: Any) -> None:
+    """Evaluate a model by lm-evaluation-harness."""
+    from ..report.tables import print_tasks
+    from ..tuned.lm_eval import scores as evaluate
+    from ..tuned.load import open_tuned
+
+    with own_bars_alone():
+        scores = evaluate(open_tuned(tuned, model), _split(tasks), **settings)
+    if as_json:
+        print_json([asdict(score) for score in scores])
+    else:
+        print_tasks(scores)
+
+
+def _eval_examples(tuned: Path, model: str | None, data: str, metrics: str, as_json: bool, **settings: Any) -> None:
+    """Evaluate a model on a file of examples."""
+    from ..report.results import print_scores, sets_table
+    from ..tuned.load import open_tuned
+    from ..tuned.measure import measure
+
+    with Bars(0) as bars:
+        base, scores = measure(open_tuned(tuned, model), data, _split(metrics), bars, **settings)
+    if as_json:
+        print_json({"data": data, "sets": sets_table(base, scores)})
+        return
+    console.print(f"{tuned} on {data}:", end=" ", highlight=False)
+    print_scores(scores, base)
+
+
+def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bool) -> None:
+    """Evaluate the model of a run after some rounds, on the run's held-out sets."""
+    from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table
+    from ..report.results import print_gains, print_scores, sets_table
+    from ..run.simulation import Simulation, with_model
+    from ..run.store import Store
+
+    store = Store(directory)
+    recipe = with_model(store.load_recipe(), model)
+    # Evaluation does not read the objective: with the loss, no objective function of the user's has to be loaded.
+    training = recipe.training.model_copy(update={"objective": "loss"})
+    with Bars(recipe.training.rounds) as bars:
+        simulation = Simulation(recipe.model_copy(update={"training": training}), bars)
+        store.require_same(simulation.identity)
+        state = store.state(simulation.strategy.state, store.tuned if after is None else after)
+        if state is None:
+            raise FedKSeedError(f"{directory} has no finished round yet")
+        scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
+    before = store.evaluations().get(0)
+    base = NOT_EVALUATED if before is None else Evaluation.of(before)
+    clients = gains(base, scores)
+    if as_json:
+        sets = sets_table(base, scores)
+        print_json({"rounds": state.round, "sets": sets, "clients": gains_table(clients)})
+        return
+    console.print(f"after {state.round} rounds:", end=" ")
+    print_scores(scores, base)
+    print_gains(clients)
+
+
+def _split(names: str) -> list[str]:
+    """The names in a text with commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def generate(
+    adapter: AdapterFile,
+    prompt: Annotated[str, typer.Argument(help="The instruction to answer.")],
+    context: Annotated[str, typer.Option(help="Further text that the instruction is about.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
+    model: BaseModel = None,
+) -> None:
+    """Answer an instruction with the base model and with the tuned model, to compare them."""
+    from rich.text import Text
+
+    from ..data.layouts import Example
+    from ..evaluation.evaluate import respond
+    from ..tuned.load import open_tuned
+
+    opened = open_tuned(adapter, model)
+    tokenizer = opened.tokenizer()
+    tokens = opened.wording.prompt(Example(prompt, "", context), tokenizer)
+    for title, load in (("base", opened.load_base), ("tuned", opened.load)):
+        answer = respond(load(), tokenizer, [tokens], max_new_tokens)[0].strip()
+        console.print(Text(f"--- {title} ---", style="bold"))
+        console.print(Text(answer or "(nothing)"))

@@ -1,0 +1,179 @@
+"""Commands of research: a basis of directions, a check of the directions' bits, the paper's experiments."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ..errors import FedKSeedError
+from ..report.bars import Bars
+from ..report.terminal import console, print_json, say
+from .options import Json, RecipeFile, require_new
+
+
+def basis(
+    recipe: RecipeFile,
+    data: Annotated[str, typer.Option(help="Public instruction data, no client's: a file or an archive of tasks.")],
+    output: Annotated[Path, typer.Option(help="New file for the basis.")],
+    examples: Annotated[int, typer.Option(help="Examples of the data to use.", min=1)] = 64,
+    rank: Annotated[
+        int | None, typer.Option(help="The same rank for every tensor, in place of ranks by energy.", min=1)
+    ] = None,
+    scaled: Annotated[
+        bool, typer.Option(help="Make directions shorter the steeper the loss is along them, on the same text.")
+    ] = True,
+) -> None:
+    """Make a basis from public text, for directions that know where gradients point.
+
+    The file has the leading singular vectors of the model's mean gradient on the examples, as int8, for as many
+    coefficients as [directions] size says, each shorter the steeper the loss is along it. Every party needs the same
+    file; it takes a minute or two, once for a model.
+    In a recipe: [directions] family = "informed" (or "mixed", for clients that only run forward) and basis = "FILE".
+
+    The data may be of any kind that is public, the closer to the clients' the better. docs/directions.md has the
+    definition, and what such directions can and can't learn.
+    """
+    from ..planning.make_basis import basis_of
+    from ..recipe.reading import load_recipe
+    from ..weights.basis_file import save_basis
+
+    require_new(output)
+    with Bars(0) as bars:
+        learned = basis_of(load_recipe(recipe), data, examples, rank, bars, scaled)
+    save_basis(learned, output)
+    ranks, used = sorted(max(factor.ranks) for _, factor in learned), int(str(learned.about["examples"]))
+    say(
+        f"wrote {output}: {learned.size} directions in {len(ranks)} tensors, ranks {ranks[0]} to {ranks[-1]}, of "
+        f"{used} examples, {output.stat().st_size:,} bytes, digest {learned.digest().hex()}"
+    )
+    if used < examples:
+        say(f"{examples} examples were asked for: no more of those drawn are within [data] max_tokens")
+
+
+def directions(
+    device: Annotated[str, typer.Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Check that this machine computes the random directions of docs/directions.md, bit for bit.
+
+    Every backend of the device is compared with the published test vectors of every family of directions. Parties
+    that differ in one bit would end with different models.
+    """
+    from ..directions.vectors import check
+
+    checks = [(backend, vectors, list(failed)) for backend, vectors, failed in check(device)]
+    _print_rows(("backend", "vectors", "wrong"), checks, as_json)
+    if wrong := sum(len(failed) for *_, failed in checks):
+        raise FedKSeedError(
+            f"{wrong} test vectors are wrong: models made here differ from those of other parties; report it"
+        )
+    if not as_json:
+        say("all bits agree with docs/directions.md")
+
+
+def reproduce(
+    name: Annotated[str, typer.Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
+    scale: Annotated[
+        str,
+        typer.Option(help="Size of the experiment: tiny (minutes), stories, small (hours) or full (the paper's)."),
+    ] = "tiny",
+    output: Annotated[Path, typer.Option(help="Directory for runs, tables and figures.")] = Path("results"),
+    model: Annotated[str | None, typer.Option(help="Folder of the model, needed by --scale stories.")] = None,
+    dolly: Annotated[str | None, typer.Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
+    natural_instructions: Annotated[
+        str | None, typer.Option(help="Folder of the data set Super-NaturalInstructions.")
+    ] = None,
+    basis: Annotated[
+        str | None,
+        typer.Option(
+            help="File of `fedkseed basis`, for experiments with informed directions; for `unlike` a folder of them."
+        ),
+    ] = None,
+    public: Annotated[
+        str | None,
+        typer.Option(help="Public instruction data to make such bases of, in place of --basis: a file or an archive."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)
+    ] = None,
+    only: Annotated[str, typer.Option(help="Limit the experiment to runs whose label contains this text.")] = "",
+    part: Annotated[str, typer.Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
+    records: Annotated[
+        Path | None,
+        typer.Option(help="Folder of results, as a checkout's; runs that are on record there are not done again."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option(help="Print sizes, bytes, forward and backward passes and a rough time; load no weights.")
+    ] = False,
+    seconds_per_step: Annotated[
+        float | None,
+        typer.Option(help="Seconds of a local step of two forward passes, for --dry-run; default: estimated."),
+    ] = None,
+    redraw: Annotated[
+        bool, typer.Option(help="Make table and figure again from the records in OUTPUT/NAME/SCALE; run nothing.")
+    ] = False,
+    show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run an experiment of the paper and write its table and figure.
+
+    It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
+    """
+    from ..paper import experiments
+    from ..paper.bases import placed
+    from ..paper.dry_run import estimate
+    from ..paper.reproduce import parts, with_tiny
+    from ..paper.reproduce import redraw as draw_again
+    from ..paper.reproduce import reproduce as run_experiment
+
+    if show_list or not name:
+        titles = ("name", "paper", "what")
+        listed = [experiments.load(each, scale) for each in experiments.names()]
+        _print_rows(titles, [(experiment.name, experiment.item, experiment.title) for experiment in listed], as_json)
+        return
+    places = {"model": model, "dolly": dolly, "natural-instructions": natural_instructions, "basis": basis}
+    paths = {place: str(Path(path).expanduser()) for place, path in places.items() if path is not None}
+    documents = {}  # by experiment, for JSON
+    for each in experiments.names() if name == "all" else [name]:
+        experiment = experiments.load(each, scale)
+        if seeds is not None:
+            experiment = replace(experiment, seeds=seeds)
+        text = public if experiment.bases or name != "all" else None
+        if dry_run:
+            all_paths = placed(experiment, output, with_tiny(scale, output, paths), text)
+            costs = estimate(experiment, all_paths, only, seconds_per_step)
+            documents[each] = {"rows": costs.rows, "notes": costs.notes}
+            if not as_json:
+                print(costs.markdown(f"{each}, {scale}"))
+            continue
+        if redraw:
+            folder = draw_again(experiment, output)
+        else:
+            folder = run_experiment(
+                experiment, output, paths,
+                only=only, part=parts(part), records=records, public=text, command=["fedkseed", *sys.argv[1:]],
+            )  # fmt: skip
+        documents[each] = {"folder": None if folder is None else str(folder)}
+        if folder is None:
+            console.print("this part is finished; once all parts are, the command without --part writes the table")
+        else:
+            console.print((folder / "table.md").read_text(), highlight=False)
+            say(f"written to {folder}")
+    if as_json:
+        print_json(documents)
+
+
+def _print_rows(titles: Sequence[str], rows: Sequence[Sequence[Any]], as_json: bool) -> None:
+    """Print rows as a table, in which a list without members is `none`, or as one JSON document."""
+    from rich.table import Table
+
+    if as_json:
+        print_json([dict(zip(titles, row, strict=True)) for row in rows])
+        return
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*((", ".join(cell) or "none") if isinstance(cell, list) else str(cell) for cell in row))
+    console.print(table)

@@ -1,0 +1,110 @@
+"""Commands that hand models on: tuned ones as folders or by an endpoint, base models with digests or untied."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import INTERRUPTED
+from ..report.bars import Bars
+from ..report.terminal import say
+from .options import AdapterFile, BaseModel, RecipeFile
+
+
+def export(
+    adapter: AdapterFile,
+    output: Annotated[Path, typer.Argument(help="New folder for the tuned model; it must not exist yet.")],
+    model: BaseModel = None,
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="hf: a whole model, for transformers. peft: a LoRA, which the peft library loads onto the base model. "
+            "gguf: a whole model, for llama.cpp, Ollama, LM Studio. lora-gguf: a LoRA for llama.cpp. fedkseed: the "
+            "coefficients.",
+        ),
+    ] = "hf",
+    kind: Annotated[
+        str, typer.Option(help="With --format gguf: f32, f16, bf16, q8_0, q4_1 or q4_0, from exact to small.")
+    ] = "f16",
+    rank: Annotated[
+        int | None,
+        typer.Option(
+            help="With --format peft or lora-gguf: the nearest LoRA of this rank, whose error is printed; needed where "
+            "the tuned model's change has no low rank.",
+            min=1,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="With --format hf: float32, bfloat16 or float16; default: as it was tuned.")
+    ] = None,
+) -> None:
+    """Write the tuned model as a folder, with a model card, for programs that know nothing of fedkseed.
+
+    docs/export.md says how each format is loaded.
+    """
+    from ..tuned.export import export as write
+    from ..tuned.load import open_tuned
+
+    for note in write(open_tuned(adapter, model), output, format_, kind=kind, rank=rank, dtype=dtype):
+        say(note)
+    say(f"wrote the model to {output}")
+
+
+def serve_model(
+    adapter: AdapterFile,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; others than this machine need 0.0.0.0.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen at; 0: any free one.", min=0, max=65535)] = 8000,
+    model: BaseModel = None,
+) -> None:
+    """Answer OpenAI-compatible requests with the tuned model, and with the base model beside it, until Ctrl-C.
+
+    The models are called tuned and base. Messages are put to both in the words on which the first was tuned. There are
+    no passwords: whoever reaches the port can ask.
+    """
+    from ..tuned.endpoint import listen, load, require_server, serve
+    from ..tuned.load import open_tuned
+
+    require_server()
+    opened = open_tuned(adapter, model)
+    with listen(host, port) as at:
+        models = load(opened)
+        address = "{}:{}".format(*at.getsockname())
+        say(f"models {' and '.join(models)} at http://{address}/v1, until Ctrl-C")
+        serve(models, at)
+    raise typer.Exit(INTERRUPTED)  # nothing else ends it; under load its server returned as if it had not been stopped
+
+
+def untie(
+    model: Annotated[str, typer.Argument(help="Folder, .gguf file, package:NAME/FILE.gguf or name on the hub.")],
+    output: Annotated[Path, typer.Argument(help="New folder for the model; it must not exist yet.")],
+    dtype: Annotated[str, typer.Option(help="Type of its weights: float32, bfloat16 or float16.")] = "float32",
+) -> None:
+    """Write a model with an output matrix of its own, where it shares one with the input embedding.
+
+    It predicts what it did. Clients of fedkseed-plus then run each of their rows through the layers once, and a step
+    costs the output layer alone.
+    """
+    from ..tuned.untie import untie as write
+
+    more = write(model, output, dtype)
+    say(f"wrote the model to {output}, with {more:,} weights more")
+
+
+def pin(recipe: RecipeFile) -> None:
+    """Write the digest of the base model into a recipe: clients then check their copy, and a server needs no model.
+
+    The model is loaded once, here. The keys written are [model] digest and, for an algorithm that tunes the output
+    layer, [model] tuned with the names of that layer's weights; [directions] basis_digest, where there is a basis.
+    Comments and order of the file stay as they are.
+    """
+    from ..planning.pin import pin as write
+
+    with Bars(0) as bars:
+        written = write(recipe, bars)
+    for table, keys in written.items():
+        for key, digest in keys.items():
+            say(f"{key} = {digest!r}")
+        say(f"written to {recipe}, [{table}]")

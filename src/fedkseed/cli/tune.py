@@ -1,0 +1,280 @@
+"""Commands before and during a run: its first recipe, the run itself, costs of algorithms, and a search for lr and eps.
+
+A command imports its modules when it is called; see the package.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, TypeAlias
+
+import typer
+
+from ..errors import INTERRUPTED, FedKSeedError
+from ..report.bars import Bars
+from ..report.terminal import console, print_json, say
+from .options import BaseModel, Changes, Directory, Json, RecipeFile, end_run, require_new
+
+if TYPE_CHECKING:
+    from ..recipe.schema import Recipe
+
+TensorBoard: TypeAlias = Annotated[
+    bool,
+    typer.Option("--tensorboard", help="Also write TensorBoard event files; for other trackers see [report] to."),
+]
+
+
+def run(
+    recipe: RecipeFile,
+    output: Annotated[
+        Path | None, typer.Option(help="New directory for the run; default runs/NAME, by the recipe's file name.")
+    ] = None,
+    tensorboard: TensorBoard = False,
+    engine: Annotated[
+        str,
+        typer.Option(
+            help="Engine that carries the messages: own, or flower (Flower's simulation on Ray). The tuned model is "
+            "the same, bit for bit."
+        ),
+    ] = "own",
+    changes: Changes = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Load data and model, measure a few local steps, print what the run would cost, and stop."
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a recipe with all its clients on this machine: tune the model, evaluate it before and after, save it.
+
+    The run may be stopped at any moment: `fedkseed resume RUN` continues it from its last finished round. A run whose
+    held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
+    """
+    from ..recipe.reading import own_recipe
+    from ..run.simulation import start
+
+    if engine not in ("own", "flower"):
+        raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
+    parsed, directory = own_recipe(recipe, changes or ()), output or Path("runs") / recipe.stem
+    if dry_run:
+        _print_forecast(parsed, as_json)
+        return
+    trackers = ["tensorboard"] if tensorboard else []
+    with _resumable(directory), Bars(parsed.training.rounds) as bars:
+        if engine == "flower":
+            from ..network.flower.simulation import run as run_on_flower
+
+            result = run_on_flower(parsed, directory, bars, trackers)
+        else:
+            result = start(parsed, directory, bars, trackers)
+    end_run(result, as_json)
+
+
+def init(
+    output: Annotated[Path, typer.Argument(help="New file for the recipe.")] = Path("recipe.toml"),
+    data: Annotated[
+        str | None, typer.Option(help="The data: a file, a folder with a file a client, or dolly-sample.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The base model: a folder, a .gguf file, or owner/name on the hub.")
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FIELD=NAME", help="A column's name, as instruction=question; may be repeated."),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option(help="answers or labels, which are chosen from few; default: by the responses.")
+    ] = None,
+    clients: Annotated[
+        int | None, typer.Option(help="Number of clients; default: by the number of rows.", min=2)
+    ] = None,
+    algorithm: Annotated[
+        str, typer.Option(help="What clients do and send: a name of the table in docs/algorithms.md.")
+    ] = "fedkseed-backprop",
+    estimate: Annotated[bool, typer.Option(help="Load the model and measure what the run would cost.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Write a first recipe for your data, with comments, and say what its run would cost.
+
+    The data is read: its rows, lengths and categories decide the recipe's numbers. On a terminal, data and model are
+    asked for if they are not given.
+    """
+    from tomllib import loads
+
+    from ..data.federated import share_out
+    from ..files import write_atomically
+    from ..models.load import load_tokenizer
+    from ..planning.forecast import forecast
+    from ..planning.init import TASKS, draft, look
+    from ..recipe.algorithms import algorithm_of
+    from ..recipe.reading import parse
+    from ..report.tables import print_forecast
+
+    require_new(output)
+    if task not in (None, *TASKS):
+        raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
+    algorithm_of(algorithm)  # refuses what is none
+    columns = dict(_field_and_name(text) for text in column or ())
+    source = data or _prompted("data", "a file with your rows")
+    name = model or _prompted("model", "a folder or .gguf file")
+    tokenizer = load_tokenizer(name)
+    found = look(source, columns, tokenizer)
+    text = draft(source, columns, name, found, task or found.task, algorithm, clients)
+    recipe = parse(loads(text))
+    share_out(recipe, tokenizer)  # refuses what a run would refuse
+    costs = None
+    if estimate:
+        with Bars(0) as bars:
+            costs = forecast(recipe, bars)
+    write_atomically(output, text.encode(), 0o666)
+    if as_json:
+        print_json({"output": str(output), "data": asdict(found), "costs": costs and asdict(costs)})
+        return
+    say(text)
+    if costs is not None:
+        print_forecast(costs)
+    say(f"wrote {output}; run it with: fedkseed run {output}")
+
+
+def resume(
+    directory: Directory, tensorboard: TensorBoard = False, model: BaseModel = None, as_json: Json = False
+) -> None:
+    """Continue a run that was stopped or killed, from its last finished round.
+
+    The tuned model is the same, bit for bit, as that of a run without a stop.
+    """
+    from ..run.simulation import resume as resume_run
+    from ..run.store import Store
+
+    recipe = Store(directory).load_recipe()
+    with _resumable(directory), Bars(recipe.training.rounds) as bars:
+        result = resume_run(directory, bars, model, ["tensorboard"] if tensorboard else [])
+    end_run(result, as_json)
+
+
+def tune(
+    recipe: RecipeFile,
+    minutes: Annotated[
+        float,
+        typer.Option(help="Time limit, loading included: no trial is begun that would pass it. 0: only eps.", min=0),
+    ] = 5.0,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Local steps of a client in a trial; default the recipe's, but at most 32 for all clients together.",
+            min=1,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="New file for the recipe with the values found in place of its own.")
+    ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Find the perturbation scale (eps) and learning rate (lr) for a recipe, in minutes.
+
+    eps: a scalar gradient (L(w + eps z) - L(w - eps z)) / 2 eps loses its precision to the rounding of the losses
+    where eps is small, and to curvature where eps is large. Both errors are measured on the base model for a series
+    of values; the best eps has the least error.
+
+    lr: the curvature gives an upper limit for steps that can lower the loss. Short rounds from the base model then
+    try one learning rate after another, on the same batches and directions. Values within two standard errors of
+    the best are reported as equal. For algorithms that backpropagate, which have no eps, only learning rates are
+    tried. All losses are of the clients' training examples; held-out examples are not used.
+
+    docs/tune.md has the formulas and an example.
+    """
+    from ..files import write_atomically
+    from ..planning.tune import tune as find_settings
+    from ..recipe.reading import own_recipe
+    from ..report.tables import print_tuning, tuning_table
+
+    if output is not None:
+        require_new(output)
+    with Bars(0) as bars:
+        tuning = find_settings(own_recipe(recipe, changes or ()), minutes, steps, bars)
+    if as_json:
+        print_json(tuning_table(tuning))
+    else:
+        print_tuning(tuning)
+    if output is not None:
+        write_atomically(output, tuning.suggested.to_toml().encode(), 0o666)
+        say(f"wrote {output}")
+
+
+def compare(
+    recipe: RecipeFile,
+    algorithm: Annotated[
+        list[str] | None, typer.Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
+    ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
+    from ..planning.compare import AlgorithmCosts
+    from ..planning.compare import compare as measure_all
+    from ..recipe.algorithms import ALGORITHMS
+    from ..recipe.own_code import is_own
+    from ..recipe.reading import load_recipe
+    from ..report.tables import print_costs
+
+    parsed = load_recipe(recipe, changes or ())
+    names = algorithm or list(dict.fromkeys([*ALGORITHMS, parsed.training.algorithm]))
+    if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
+        raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
+    rows: list[AlgorithmCosts] = []
+    with console.status("sharing out the data") as status:
+        for number, (name, outcome) in enumerate(measure_all(parsed, names), 1):
+            if isinstance(outcome, FedKSeedError):
+                say(f"{name} can't run this recipe: {outcome}")
+            else:
+                rows.append(outcome)
+                say(f"{name}: measured")
+            status.update(f"measured {name}" + (f", now {names[number]}" if number < len(names) else ""))
+    if as_json:
+        print_json([asdict(costs) for costs in rows])
+    else:
+        print_costs(rows, parsed.training.steps)
+
+
+def _print_forecast(recipe: "Recipe", as_json: bool) -> None:
+    """Print what a run would cost."""
+    from ..planning.forecast import forecast
+    from ..report.tables import print_forecast
+
+    with Bars(0) as bars:
+        costs = forecast(recipe, bars)
+    if as_json:
+        print_json(asdict(costs) | {"bytes_of_a_run": costs.bytes_of_a_run, "seconds": costs.seconds})
+    else:
+        print_forecast(costs)
+
+
+def _field_and_name(column: str) -> tuple[str, str]:
+    """The two parts of a --column."""
+    field, equals, name = column.partition("=")
+    if not (field and equals and name):
+        raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {column!r}")
+    return field, name
+
+
+def _prompted(what: str, hint: str) -> str:
+    """A value that is asked for on a terminal."""
+    if not sys.stdin.isatty():
+        raise FedKSeedError(f"--{what} is missing: {hint}; it is asked for on a terminal alone")
+    return typer.prompt(f"{what} ({hint})")
+
+
+@contextmanager
+def _resumable(directory: Path) -> Iterator[None]:
+    """Say on Ctrl-C how the run goes on, if it has begun."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        begun = (directory / "run.sqlite").exists()
+        kept = f"its finished rounds are kept: fedkseed resume {directory}" if begun else "the run had not begun"
+        print(f"fedkseed: stopped; {kept}", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None

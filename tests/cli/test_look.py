@@ -1,0 +1,164 @@
+"""The commands that look at a run: rounds, rollback, eval, generate, preview, verify."""
+
+import json
+import re
+import shutil
+from dataclasses import asdict
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from fedkseed import Adapter
+from fedkseed.files import write_table
+from fedkseed.recipe.reading import load_recipe
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.store import Store
+from fedkseed.weights.layout import Layout
+
+from ..commands import fedkseed, refused
+from ..conftest import recipe_text
+from ..run import synthetic
+
+
+def test_rounds_lists_every_round(finished):
+    assert fedkseed("rounds", finished).output.count("│") >= 3 * 5
+
+
+def test_rollback_and_resume_give_the_same_adapter(finished, copy):
+    assert "back at 1 finished rounds" in fedkseed("rollback", copy, "--to", 1).output
+    assert not (copy / "adapter.safetensors").exists()
+    assert fedkseed("resume", copy).exit_code == 0
+    assert (copy / "adapter.safetensors").read_bytes() == (finished / "adapter.safetensors").read_bytes()
+
+
+def test_eval_of_the_last_round_is_the_result_of_the_run(finished):
+    losses = Store(finished).evaluations()[3]["losses"]
+    assert f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}" in fedkseed("eval", finished).output
+    assert "after 1 rounds" in fedkseed("eval", finished, "--after", 1).output
+
+
+def test_eval_of_an_exported_folder_on_the_held_out_rows_gives_the_runs_numbers(finished, tmp_path, data_file):
+    """The run draws 8 of the 12 rows of its held-out category: here are these 8."""
+    simulation = Simulation(load_recipe(finished / "recipe.toml"))
+    rows = [asdict(encoded.example) for encoded in simulation.shares.held_out]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    evaluations = {done: found["losses"] for done, found in Store(finished).evaluations().items()}
+    mean = sum(evaluations[3]) / 8
+    assert fedkseed("export", finished, tmp_path / "hf").exit_code == 0
+    assert fedkseed("export", finished, tmp_path / "gguf", "--format", "gguf", "--kind", "f32").exit_code == 0
+    assert fedkseed("export", finished, tmp_path / "own", "--format", "fedkseed").exit_code == 0
+    for tuned in (finished, tmp_path / "hf", tmp_path / "gguf", tmp_path / "own", finished / "adapter.safetensors"):
+        printed = fedkseed("eval", tuned, "--data", tmp_path / "rows.jsonl", "--metrics", "accuracy").output
+        assert f"held-out loss {mean:.4f} ±" in printed, printed
+        assert "token accuracy" in printed
+    printed = fedkseed("eval", finished, "--data", tmp_path / "rows.jsonl", "--beside-base").output
+    assert f"change from the base model: {mean - sum(evaluations[0]) / 8:+.4f}" in printed
+
+
+def test_eval_finds_a_base_model_that_has_moved(finished, tmp_path, model_folder):
+    shutil.copytree(model_folder, tmp_path / "moved")
+    losses = Store(finished).evaluations()[3]["losses"]
+    expected = f"after 3 rounds: held-out loss {sum(losses) / len(losses):.4f}"
+    assert expected in fedkseed("eval", finished, "--model", tmp_path / "moved").output
+
+
+def test_eval_refuses_what_it_would_not_read(finished, data_file):
+    assert "go with --data FILE" in refused("eval", finished, "--metrics", "accuracy")
+    assert "leave it out, or --data" in refused("eval", finished, "--data", data_file, "--after", 1)
+    assert "metrics are 'loss'" in refused("eval", finished, "--data", data_file, "--metrics", "bleu")
+    assert "the metric 'rouge' scores written answers" in refused(
+        "eval", finished, "--data", data_file, "--metrics", "rouge"
+    )
+
+
+def test_eval_by_the_harness_shows_tasks_and_the_change_from_the_base_model(finished, tmp_path):
+    assert fedkseed("export", finished, tmp_path / "own", "--format", "fedkseed").exit_code == 0
+    asked = ("--tasks", "general_knowledge", "--examples", 3, "--beside-base")
+    table = json.loads(fedkseed("eval", finished, *asked, "--json").stdout)
+    assert [(row["task"], row["metric"]) for row in table] == [("general_knowledge", m) for m in ("acc", "acc_norm")]
+    quiet = fedkseed("eval", tmp_path / "own", *asked, "--quiet")
+    assert quiet.stderr == ""
+    for row in table:
+        assert row["change"]["mean"] == pytest.approx(row["tuned"]["mean"] - row["base"]["mean"])
+        assert re.search(rf"general_knowledge +{row['metric']} +{row['base']['mean']:.4f} ± ", quiet.stdout)
+    assert "don't go with --tasks" in refused("eval", finished, *asked, "--after", 0)
+    assert "--shots go with --tasks NAMES" in refused("eval", finished, "--shots", 1)
+
+
+def test_generate_shows_base_and_tuned(finished):
+    output = fedkseed(
+        "generate", finished / "adapter.safetensors", "How many legs has a cat?", "--max-new-tokens", 4
+    ).output
+    assert output.index("--- base ---") < output.index("--- tuned ---")
+
+
+def test_generate_and_export_of_a_run_that_was_rolled_back_say_how_to_end_it(copy, tmp_path):
+    assert fedkseed("rollback", copy, "--to", 1).exit_code == 0
+    for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out")):
+        assert (
+            f"has no tuned model yet, or its recipe says save = false; go on with: fedkseed resume {copy}"
+            in refused(*command)
+        )
+
+
+def test_an_adapter_for_another_base_is_refused_with_both_digests(finished, tmp_path, model_folder):
+    other = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    other.model.norm.weight.data[0] += 1
+    shutil.copytree(model_folder, tmp_path / "other")
+    other.save_pretrained(tmp_path / "other")
+    line = refused("generate", finished, "hello", "--model", tmp_path / "other")
+    assert Adapter.load(finished / "adapter.safetensors").base in line
+    assert Layout(other).digest().hex() in line
+
+
+def test_preview_shows_tokens_mask_and_shares(finished):
+    output = fedkseed("preview", finished / "recipe.toml").output
+    assert "### Response:" in output
+    tokens = next(line for line in output.splitlines() if line.startswith("tokens:"))
+    assert len(tokens.split()) > 10
+    assert "4 clients hold 24 examples" in output
+    assert "there is no client 4" in refused("preview", finished / "recipe.toml", "--client", 4)
+
+
+def test_preview_says_what_files_hold_and_shows_each_answer_of_a_conversation(tmp_path, model_folder):
+    talk = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}] * 2
+    for name in ("hr", "it"):
+        (tmp_path / "all").mkdir(exist_ok=True)
+        (tmp_path / "all" / f"{name}.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 4)
+    changes = {"alpha": 'split = "files"', "count": "", "held_out": "held_out = 0.4", "examples": "examples = 2"}
+    (tmp_path / "recipe.toml").write_text(recipe_text(model_folder, tmp_path / "all", **changes))
+    output = fedkseed("preview", tmp_path / "recipe.toml", "--client", 1).output
+    assert "hr.jsonl: 4 rows as conversations; 3 repeated" in output
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    answer = "1" * len([*tokenizer("Yes.").input_ids, tokenizer.eos_token_id])
+    (mask,) = re.findall(r"^mask:([01\s]+)", output, re.MULTILINE)
+    assert re.fullmatch(f"0+{answer}0+{answer}", "".join(mask.split()))
+    assert f"loss on {2 * len(answer)} (bold)" in output
+    assert re.search(r"1 it +│ +\d", output)
+
+
+def test_verify_says_what_follows_and_ends_with_2_where_something_does_not(copy):
+    result = fedkseed("verify", copy)
+    assert result.exit_code == 0, result.output
+    assert "3 rounds follow from 6 uploads, no signatures checked (its clients have no keys)" in result.output
+    assert f"head {Store(copy).head(3).hex()}" in result.output
+    synthetic.change(Store(copy), "DELETE FROM uploads WHERE done = 2 AND client = (SELECT min(client) FROM uploads "
+                     "WHERE done = 2)")  # fmt: skip
+    assert "round 2 has changed" in refused("verify", copy)
+    synthetic.mend(Store(copy))
+    assert "round 2: the state is not what the algorithm makes of the 1 uploads" in refused("verify", copy)
+
+
+def test_verify_says_which_signatures_it_could_not_check(copy):
+    """The attack: a server that takes the keys away, so that nobody sees that uploads are not its clients'."""
+    synthetic.change(Store(copy), "UPDATE uploads SET signature = x'01' WHERE done = 3")
+    synthetic.mend(Store(copy))
+    result = fedkseed("verify", copy)
+    assert result.exit_code == 0, result.output
+    assert "2 signatures NOT checked" in result.output
+
+
+def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):
+    write_table(tmp_path / "history.json", {"00" * 16: [3, "00" * 32, "00" * 32, 0, "00" * 16]})
+    assert "has seen nothing of" in refused("verify", copy, "--history", tmp_path / "history.json")
