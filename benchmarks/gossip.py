@@ -36,7 +36,7 @@ from fedkseed.network.peers.roster import PeerAddresses, Roster, load_roster
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import make, sign
-from fedkseed.network.protocol.networked_recipe import largest_request, networked
+from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
 from fedkseed.network.protocol.signatures import fingerprint, private_key
 from fedkseed.network.protocol.signatures import sign as signature
 from fedkseed.recipe.algorithms import chosen
@@ -74,7 +74,7 @@ class Peers:
         self.begin = float(round(time.time() + 5))
         start = datetime.fromtimestamp(self.begin, UTC)
         (folder / "peers.toml").write_text(tomli_w.dumps({"start": start, "seconds": seconds, "peers": table}))
-        recipe = networked(
+        recipe = with_network_defaults(
             parse(
                 {
                     "model": {"name": "none"},

@@ -40,10 +40,10 @@ network.flower.children network.flower.loopback network.flower.server.app networ
 network.protocol.server.clients network.protocol.server.client_numbers network.flower.server.status_file
 network.flower.server.processes
 network.protocol.server.request_limits network.flower.server.superlink network.flower.server.executor
-network.flower.superexec network.protocol.signatures network.protocol.masking network.flower.client.app
-network.protocol.client.consent network.protocol.client.policy network.flower.client.executor
-network.protocol.client.worker_socket network.flower.client.supervisor network.protocol.client.relay
-network.protocol.client.answering network.flower.server.carrier network.protocol.server.serving network.protocol
+network.flower.superexec network.protocol.signatures network.protocol.masking_keys network.flower.client.app
+network.protocol.client.recipe_consent network.protocol.client.policy network.flower.client.executor
+network.protocol.client.worker_socket network.flower.client.supervisor network.protocol.client.worker_process
+network.protocol.client.task_handler network.flower.server.carrier network.protocol.server.serving network.protocol
 network.protocol.carrier network.https network.https.task_files network.https.connections network.https.app
 network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server network.https.join
 network.https.shard cli.https network.peers
@@ -77,10 +77,10 @@ TESTED_IN = {
     "network.flower.children": "network/flower/server/test_processes.py",
     "cli.flower": "network/flower/server/test_processes.py",
     "cli.network": "network/flower/server/test_processes.py",
-    "network.protocol.client.answering": "network/protocol/client/test_worker.py",
+    "network.protocol.client.task_handler": "network/protocol/client/test_worker.py",
     "network.flower.client.app": "network/protocol/client/test_worker.py",
     "network.flower.client.executor": "network/flower/server/test_processes.py",
-    "network.protocol.client.relay": "network/protocol/client/test_worker.py",
+    "network.protocol.client.worker_process": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_socket": "network/protocol/client/test_worker.py",
     "network.flower.client.supervisor": "network/flower/server/test_processes.py",
     "network.flower.die_with_parent": "network/flower/server/test_processes.py",

@@ -18,9 +18,9 @@ from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import join, server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.protocol.certs import add, make
-from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Result
@@ -112,8 +112,8 @@ def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch
     """Client 0: that of `fedkseed join`, whose worker is not a process of its own; it ends when the server has."""
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
-    worker = Worker(lambda recipe: ClientWithRows(owner, recipe), signing)
-    monkeypatch.setattr(join, "relay", lambda task, directory, opened: worker.reply(task).encode())
+    worker = TaskHandler(lambda recipe: TrainingClient(owner, recipe), signing)
+    monkeypatch.setattr(join, "ask_worker", lambda task, directory, opened: worker.reply(task).encode())
     ca, key = keys / "ca.pem", keys / "client-0"
     desk = join.WorkerDesk(folder, OwnerSettings(owner, 60.0, str(key), str(ca)))
     client = join.HttpsClient(folder, url, ca, key, desk)
@@ -140,7 +140,7 @@ def test_a_browser_and_our_client_end_with_one_model(setting, tmp_path, monkeypa
         shutil.copy(setting.files[number], tmp_path / "files" / f"{number}.jsonl")
     algorithm = 'algorithm = "fedkseed"\nwire = "compact"\nprobes = 2'
     text = setting.text("minimum = 2", algorithm=algorithm, cohort="cohort = 2")
-    recipe = networked(parse(loads(text.replace(str(setting.folder / "data"), str(tmp_path / "files")))))
+    recipe = with_network_defaults(parse(loads(text.replace(str(setting.folder / "data"), str(tmp_path / "files")))))
     start(recipe, tmp_path / "alone")
     same = Adapter.load(tmp_path / "alone").coefficients
 

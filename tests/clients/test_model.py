@@ -21,7 +21,7 @@ from fedkseed.data.wording import Wording, encode_all
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import batch_loss
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
 from fedkseed.weights.modes import hold
@@ -38,7 +38,7 @@ PREPARE = """
 def wished(folder: Path, **changes: str) -> str:
     """A recipe as clients get it."""
     lines = {"count": 'split = "files"', "generated": "generated = 0"} | changes
-    recipe = networked(parse(loads(recipe_text(folder, folder, **lines))))
+    recipe = with_network_defaults(parse(loads(recipe_text(folder, folder, **lines))))
     return recipe_for_clients(recipe, 3).decode()
 
 

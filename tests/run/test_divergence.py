@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedkseed.evaluation.statistics import Evaluation
-from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.run.divergence import diverged, lowers_loss, lowest_round, suspicious
 from fedkseed.run.loop import Federation, Result, WithoutModel, work
@@ -163,9 +163,9 @@ def test_without_evaluations_between_rounds_a_suspicion_makes_them(tmp_path, mon
 def test_a_server_warns_unless_its_recipe_says_otherwise_and_clients_are_not_asked():
     table = {"model": {"name": "x"}, "clients": {"split": "files", "cohort": 3}}
     assert parse(table).evaluation.stop_when_diverged
-    assert not networked(parse(table)).evaluation.stop_when_diverged
-    own = networked(parse({**table, "evaluation": {"stop_when_diverged": True}}))
+    assert not with_network_defaults(parse(table)).evaluation.stop_when_diverged
+    own = with_network_defaults(parse({**table, "evaluation": {"stop_when_diverged": True}}))
     assert own.evaluation.stop_when_diverged
-    sent = {recipe_for_clients(recipe, 3) for recipe in (own, networked(parse(table)))}
+    sent = {recipe_for_clients(recipe, 3) for recipe in (own, with_network_defaults(parse(table)))}
     assert len(sent) == 1
     assert parse(tables(sent.pop())).evaluation.stop_when_diverged

@@ -74,7 +74,7 @@ def run(finished, tmp_path) -> Store:
 
 
 def signature(done: int, client: int, broadcast: bytes, upload: bytes) -> bytes:
-    """What only the client can compute: SHA-256 with a secret; network/protocol/test_receipts.py has real keys."""
+    """SHA-256 with a secret of the client's; network/protocol/test_receipt_checks.py has real keys."""
     return hashlib.sha256(b"secret" + bytes([done, client]) + broadcast + upload).digest()
 
 

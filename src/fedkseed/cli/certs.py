@@ -116,7 +116,7 @@ def request(
     public = certs.request(key)
     say(
         f"made {key}, which stays on this machine\nmade {public}: send it to the server's owner, with the fingerprint "
-        f"over another channel\nfingerprint {certs.shown(public)}"
+        f"over another channel\nfingerprint {certs.shown_fingerprint(public)}"
     )
 
 
@@ -132,7 +132,7 @@ def add(
     public = certs.add(directory, file)
     say(
         f"{file} is now {public}: compare the fingerprint with its owner, and send back {directory / 'ca.pem'}\n"
-        f"fingerprint {certs.shown(public)}"
+        f"fingerprint {certs.shown_fingerprint(public)}"
     )
 
 

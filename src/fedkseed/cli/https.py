@@ -180,7 +180,7 @@ def join(
     """
     require_https()
     from ..network.https.join import HttpsClient, WorkerDesk
-    from ..network.protocol.client.consent import OwnerSettings
+    from ..network.protocol.client.recipe_consent import OwnerSettings
 
     prepare()
     owner = owner_of(data, model, device, policy, basis, members)

@@ -138,9 +138,9 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
     store = Store(directory)
     check = None
     if keys or histories or any((directory / folder).is_dir() for folder in TRANSPORTS):
-        from ..network.protocol.receipts import checks, held_keys, require_seen
+        from ..network.protocol.receipt_checks import held_keys, require_seen, signature_check
 
-        check = checks(store, held_keys(keys) if keys else None)
+        check = signature_check(store, held_keys(keys) if keys else None)
         for path in histories:
             require_seen(store, path)
     verified = recompute(store, check)

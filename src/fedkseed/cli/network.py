@@ -10,7 +10,7 @@ import typer
 from ..errors import FedKSeedError
 
 if TYPE_CHECKING:
-    from ..network.protocol.client.consent import Owner
+    from ..network.protocol.client.recipe_consent import Owner
     from ..recipe.schema import Recipe
 
 # The options that servers and clients of every transport have.
@@ -84,13 +84,16 @@ def begun(
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
-    from ..network.protocol.networked_recipe import networked, require_networked, require_one_server
+    from ..network.protocol.networked_recipe import require_networked, require_one_server, with_network_defaults
     from ..recipe.reading import own_recipe
     from ..run.progress import Silent
     from ..run.store import Store
     from ..run.trackers import Trackers
 
-    wanted, directory = networked(own_recipe(recipe, changes or ())).absolute(), output or Path("runs") / recipe.stem
+    wanted, directory = (
+        with_network_defaults(own_recipe(recipe, changes or ())).absolute(),
+        output or Path("runs") / recipe.stem,
+    )
     require_networked(wanted)  # now, and not when the clients are there
     if alone is not None:
         require_one_server(wanted, alone)
@@ -117,8 +120,8 @@ def owner_of(
     Raises:
         FedKSeedError: there is no such file, or the policy can't be read.
     """
-    from ..network.protocol.client.consent import Owner
     from ..network.protocol.client.policy import Policy, load_policy
+    from ..network.protocol.client.recipe_consent import Owner
 
     path = Path(data).expanduser()
     place = Path(model).expanduser() if model is not None else None

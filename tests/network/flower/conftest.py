@@ -18,11 +18,11 @@ from fedkseed import encode, start
 from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import Deliver, LoopbackGrid, to_apps
 from fedkseed.network.flower.server.app import serve
-from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.envelope import Task, digest_of
-from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients
+from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.envelope import Task, recipe_digest
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse, typed
@@ -81,7 +81,7 @@ class Setting:
 
     folder: Path
     model: Path
-    kept: dict[int, Worker] = field(default_factory=dict)  # models stay loaded from test to test, as in a worker
+    kept: dict[int, TaskHandler] = field(default_factory=dict)  # models stay loaded from test to test, as in a worker
 
     @property
     def files(self) -> list[Path]:
@@ -96,7 +96,7 @@ class Setting:
         } | changes
         text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
         # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
-        resolved = networked(parse(loads(text)))
+        resolved = with_network_defaults(parse(loads(text)))
         trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != TrustTable() else ""
         clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
         return text.replace("\neps = 1e-3", f"\neps = 1e-3{clip}") + trust
@@ -106,7 +106,9 @@ class Setting:
         recipe = parse(loads(self.text(**changes)))
         strategy = Simulation(recipe).strategy
         text = recipe_for_clients(recipe, len(NODES))
-        return Task(client, 600.0, digest_of(text), text, encode(strategy.broadcast(strategy.init(), [client])[client]))
+        return Task(
+            client, 600.0, recipe_digest(text), text, encode(strategy.broadcast(strategy.init(), [client])[client])
+        )
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as `fedkseed server` makes it."""
@@ -114,9 +116,9 @@ class Setting:
             ClientNumbers.register(directory, NODES)
             return directory
 
-    def workers(self) -> dict[int, Worker]:
+    def workers(self) -> dict[int, TaskHandler]:
         owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
-        return {node: Worker(partial(ClientWithRows, owner)) for node, owner in zip(NODES, owners, strict=True)}
+        return {node: TaskHandler(partial(TrainingClient, owner)) for node, owner in zip(NODES, owners, strict=True)}
 
     def deliver(self) -> Deliver:
         workers = self.kept = self.kept or self.workers()

@@ -12,10 +12,10 @@ from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.models.load import load_model
 from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
-from fedkseed.network.protocol.client.consent import Owner, OwnerSettings, consented
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, digest_of
-from fedkseed.network.protocol.networked_recipe import networked, recipe_for_clients, require_networked
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, accepted_recipe
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, recipe_digest
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, require_networked, with_network_defaults
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
@@ -42,9 +42,9 @@ def files(tmp_path, basis_file) -> list[Path]:
     return [Path(shutil.copy(basis_file, tmp_path / f"basis-{k}")) for k in range(3)]
 
 
-def worker(setting, number: int, basis: Path | None) -> Worker:
+def worker(setting, number: int, basis: Path | None) -> TaskHandler:
     owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, basis=basis and str(basis))
-    return Worker(partial(ClientWithRows, owner))
+    return TaskHandler(partial(TrainingClient, owner))
 
 
 def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
@@ -59,21 +59,21 @@ def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
 
 
 def task(recipe: Recipe) -> bytes:
-    text = recipe_for_clients(networked(recipe), 3)
-    return Task(1, 600.0, digest_of(text), text, b"").encode()
+    text = recipe_for_clients(with_network_defaults(recipe), 3)
+    return Task(1, 600.0, recipe_digest(text), text, b"").encode()
 
 
 def test_a_federation_ends_with_the_digest_of_a_run_in_one_process(setting, recipe, files, tmp_path):
-    alone = start(networked(recipe), tmp_path / "alone")
-    assert served(setting, tmp_path / "run", networked(recipe), files).digest == alone.digest
+    alone = start(with_network_defaults(recipe), tmp_path / "alone")
+    assert served(setting, tmp_path / "run", with_network_defaults(recipe), files).digest == alone.digest
     assert verify(Store(tmp_path / "run")).rounds == 3
 
 
 def test_a_server_without_model_and_basis_runs_the_rounds_and_its_adapter_takes_the_basis_later(
     setting, recipe, files, basis_file, tmp_path
 ):
-    alone = start(networked(recipe), tmp_path / "alone")
-    sent = networked(recipe)
+    alone = start(with_network_defaults(recipe), tmp_path / "alone")
+    sent = with_network_defaults(recipe)
     bare = sent.model_copy(
         update={
             "model": sent.model.model_copy(update={"digest": Layout(load_model(str(setting.model))).digest().hex()}),
@@ -92,7 +92,7 @@ def test_a_server_without_model_and_basis_runs_the_rounds_and_its_adapter_takes_
 
 
 def test_a_server_with_the_basis_and_no_model_puts_it_into_the_adapter(setting, recipe, files, tmp_path):
-    sent = networked(recipe)
+    sent = with_network_defaults(recipe)
     bare = sent.model_copy(
         update={
             "model": sent.model.model_copy(update={"digest": Layout(load_model(str(setting.model))).digest().hex()}),
@@ -118,26 +118,26 @@ def test_a_client_without_the_basis_of_the_run_answers_with_one_word(setting, re
 
 
 def test_a_client_says_in_full_to_its_owner_what_it_lacks(setting, recipe):
-    sent = networked(recipe)
+    sent = with_network_defaults(recipe)
     owner = Owner(str(setting.files[1]), str(setting.model), policy=OPEN)
     with pytest.raises(RefusedError, match=f"needs the basis {sent.directions.basis_digest}: .* --basis FILE"):
-        consented(recipe_for_clients(sent, 3), owner)
+        accepted_recipe(recipe_for_clients(sent, 3), owner)
 
 
 def test_a_server_can_not_name_a_file_of_the_client(setting, recipe, files):
-    sent = networked(recipe)
+    sent = with_network_defaults(recipe)
     hostile = sent.directions.model_copy(update={"basis": "/etc/passwd"})
     text = sent.model_copy(update={"directions": hostile}).to_toml().encode()
     owner = Owner(str(setting.files[1]), str(setting.model), policy=OPEN, basis=str(files[1]))
-    assert consented(text, owner).directions.basis == str(files[1])
+    assert accepted_recipe(text, owner).directions.basis == str(files[1])
     with pytest.raises(RefusedError, match="needs the basis"):
-        consented(text, replace(owner, basis=None))
+        accepted_recipe(text, replace(owner, basis=None))
     other = parse(loads(setting.text()))
-    assert consented(recipe_for_clients(other, 3), owner).directions.basis is None
+    assert accepted_recipe(recipe_for_clients(other, 3), owner).directions.basis is None
 
 
 def test_clients_get_the_digest_and_no_path(recipe, basis_file):
-    sent = parse(tables(recipe_for_clients(networked(recipe), 3)))
+    sent = parse(tables(recipe_for_clients(with_network_defaults(recipe), 3)))
     assert sent.directions.basis is None
     assert sent.directions.basis_digest == load_basis(basis_file).digest().hex()
 

@@ -26,7 +26,7 @@ from fedkseed.network.flower.children import environment, flwr, free_port
 from fedkseed.network.flower.server.processes import ServerProcesses, find_nginx
 from fedkseed.network.protocol.carrier import TRANSPORTS
 from fedkseed.network.protocol.certs import make, revoke
-from fedkseed.network.protocol.receipts import checks
+from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.reading import parse
 from fedkseed.run.progress import Silent
@@ -396,4 +396,4 @@ def test_a_client_whose_key_is_revoked_while_a_server_over_https_runs_is_left_ou
         assert took_part[0] == [0, 1, 2]
         assert took_part[-1] == [0, 1]
         clients[2].wait_for("the server refuses this key: the key is not registered")
-        assert verify(Store(federation.run), checks(Store(federation.run))).rounds == 40
+        assert verify(Store(federation.run), signature_check(Store(federation.run))).rounds == 40

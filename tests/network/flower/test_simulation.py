@@ -15,8 +15,8 @@ import pytest
 
 from fedkseed import FedKSeedError, start
 from fedkseed.network.flower.simulation import Virtual, run
-from fedkseed.network.protocol.client.worker import Worker
-from fedkseed.network.protocol.envelope import Status, digest_of
+from fedkseed.network.protocol.client.worker import TaskHandler
+from fedkseed.network.protocol.envelope import Status, recipe_digest
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.run.progress import Silent
 
@@ -30,7 +30,7 @@ def test_a_process_of_the_engine_answers_for_any_client_of_a_recipe(setting):
     for client, node in enumerate(NODES):
         task = setting.first(client)
         expected = setting.workers()[node].reply(task.encode())
-        reply = Worker(Virtual).reply(replace(task, recipe=text, digest=digest_of(text)).encode())
+        reply = TaskHandler(Virtual).reply(replace(task, recipe=text, digest=recipe_digest(text)).encode())
         assert (reply.status, reply.message) == (Status.DONE, expected.message)
 
 

@@ -15,7 +15,7 @@ from fedkseed.network.https import join, server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.join import HttpsClient, WorkerDesk
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.signatures import private_key
 
@@ -50,7 +50,7 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Connections, list[str], dict
             raise EndedError
         time.sleep(0.01)
 
-    monkeypatch.setattr(join, "relay", relayed)
+    monkeypatch.setattr(join, "ask_worker", relayed)
     (tmp_path / "rows.jsonl").write_text("{}\n")
     owner = Owner(str(tmp_path / "rows.jsonl"))
     client = attendance(tmp_path / "client", f"https://localhost:{port}", keys / "ca.pem", keys / "client-1", owner)

@@ -21,13 +21,13 @@ from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, files
 from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks, keys_of_shard
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
-from fedkseed.network.protocol.client.answering import AbandonedError, Worker
-from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.worker import ClientWithRows
+from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.protocol.client.task_handler import AbandonedError, TaskHandler
+from fedkseed.network.protocol.client.worker import TrainingClient
 from fedkseed.network.protocol.envelope import Reply, Status
-from fedkseed.network.protocol.history import RunHistory
 from fedkseed.network.protocol.networked_recipe import require_networked
-from fedkseed.network.protocol.receipts import checks
+from fedkseed.network.protocol.receipt_checks import signature_check
+from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import serve
@@ -53,7 +53,7 @@ class Direct:
 
     name, largest = "memory", 1 << 24
 
-    def __init__(self, workers: dict[int, Worker], before: Callable[[int], object] = id) -> None:
+    def __init__(self, workers: dict[int, TaskHandler], before: Callable[[int], object] = id) -> None:
         self.workers, self.before, self.sent = workers, before, dict[str, Parcel]()
         self._keys, self.refuses = map(str, itertools.count()), False
 
@@ -89,13 +89,13 @@ class Tree:
     def keys(self, shard: int) -> Path:
         return self.folder / f"keys-{shard}"
 
-    def client(self, number: int) -> Worker:
+    def client(self, number: int) -> TaskHandler:
         shard = int(number >= FIRST[1])
         owner = Owner(str(self.setting.files[number]), str(self.setting.model), policy=OPEN)
         keys, key = self.keys(shard), f"client-{number - FIRST[shard]}"
-        return Worker(partial(ClientWithRows, owner), self.signing(keys, key, self.folder / f"c{number}"))
+        return TaskHandler(partial(TrainingClient, owner), self.signing(keys, key, self.folder / f"c{number}"))
 
-    def shard(self, shard: int) -> Worker:
+    def shard(self, shard: int) -> TaskHandler:
         """The shard as after a start of its process: it has forgotten all but its directory."""
         folder = self.folder / f"shard-{shard}"
         (folder / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Tree:
         carrier = Direct(mine)
         self.carriers[shard] = carrier
         clients = ShardClients(FIRST[shard], keys, carrier, self.notes)
-        return Worker(partial(Shard, clients=clients), signing, remembers=lambda task: not task.keep)
+        return TaskHandler(partial(Shard, clients=clients), signing, remembers=lambda task: not task.keep)
 
     def signing(self, keys: Path, key: str, folder: Path) -> ClientSigning:
         folder.mkdir(exist_ok=True)
@@ -138,7 +138,7 @@ def test_a_tree_ends_with_the_digest_of_one_process(setting, tmp_path, algorithm
     assert tree.notes.has("round 3: the sum of 2 clients")
     assert tree.notes.has("the run has ended; 2 clients have kept the tuned model")
     assert tree.notes.has("2 of 2 shards have sent their clients the tuned model")
-    verdict = verify(Store(tree.folder / "run"), checks(Store(tree.folder / "run")))
+    verdict = verify(Store(tree.folder / "run"), signature_check(Store(tree.folder / "run")))
     assert (verdict.rounds, verdict.uploads, verdict.signed) == (3, 6, 6), "sums, signed by the shards"
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.network.https.task_files import DIGEST, KEY, LARGEST, NOTHING, Stub
-from fedkseed.network.protocol.envelope import LINK, Task, digest_of
+from fedkseed.network.protocol.envelope import LINK, Task, recipe_digest
 
 RECIPE = b"[model]\n"
 
@@ -14,7 +14,7 @@ RECIPE = b"[model]\n"
 def task(client: int = 1, recipe: bytes = RECIPE, certificate: bytes = b"DER", links: int = 2) -> Task:
     about = {"certificate": certificate, "since": 3, "links": bytes(LINK * links), "head": b"h" * LINK}
     return Task(
-        client, 60.0, digest_of(recipe), recipe, b"a broadcast" * 40, b"n" * 16, 7, **about, signature=b"s" * 64
+        client, 60.0, recipe_digest(recipe), recipe, b"a broadcast" * 40, b"n" * 16, 7, **about, signature=b"s" * 64
     )
 
 

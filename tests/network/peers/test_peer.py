@@ -11,7 +11,7 @@ import pytest
 from fedkseed import start
 from fedkseed.network.peers.store import FILE
 from fedkseed.network.peers.verify import central, verify
-from fedkseed.network.protocol.networked_recipe import networked
+from fedkseed.network.protocol.networked_recipe import with_network_defaults
 from fedkseed.run.simulation import Simulation
 
 from .network import Peers, running
@@ -28,7 +28,7 @@ def test_peers_that_are_not_disturbed_end_with_the_digest_of_the_recipe_in_one_p
         for number in range(3):
             assert peers.programs[number].wait(200) == 0
         outcomes = [peers.outcome(number) for number in range(3)]
-    alone = start(networked(peers.recipe), tmp_path / "alone")
+    alone = start(with_network_defaults(peers.recipe), tmp_path / "alone")
     assert {found["digest"] for found in outcomes} == {alone.digest}
     assert {(found["uploads"], found["from_here"], found["contradictions"]) for found in outcomes} == {(9, 9, 0)}
     assert len({found["set"] for found in outcomes}) == 1
@@ -37,7 +37,7 @@ def test_peers_that_are_not_disturbed_end_with_the_digest_of_the_recipe_in_one_p
 def central_digest(peers: Peers, number: int) -> str:
     """Digest of the tuned model that the engine makes of the uploads that one peer has kept."""
     rule, state, _ = central(peers.state(number))
-    setup = Simulation(networked(peers.recipe)).setup
+    setup = Simulation(with_network_defaults(peers.recipe)).setup
     assert rule.strategy.run == setup.strategy.run
     return setup.adapter(state).tuned or ""
 

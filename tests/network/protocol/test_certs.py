@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
 from fedkseed.cli import app
-from fedkseed.network.protocol.certs import add, check, make, members, public_keys, request, revoke, shown
+from fedkseed.network.protocol.certs import add, check, make, members, public_keys, request, revoke, shown_fingerprint
 from fedkseed.network.protocol.certs import public as public_line
-from fedkseed.network.protocol.masking import masking_public
+from fedkseed.network.protocol.masking_keys import masking_key_in
 
 NOW = datetime.now(UTC)
 
@@ -141,10 +141,10 @@ def test_clients_make_their_own_keys_and_the_servers_machine_has_no_private_key_
         assert public == tmp_path / name / "key.pub"
         assert stat.S_IMODE((tmp_path / name / "key").stat().st_mode) == 0o600
         assert add(keys, public) == keys / f"client-{number}.pub"
-        assert shown(public) == shown(keys / f"client-{number}.pub")
+        assert shown_fingerprint(public) == shown_fingerprint(keys / f"client-{number}.pub")
         private = load_ssh_private_key((tmp_path / name / "key").read_bytes(), None)
         assert load_ssh_public_key(public_keys(keys)[number].read_bytes()) == private.public_key()
-        assert masking_public(public_keys(keys)[number].read_text()) == masking_public(public.read_text()) is not None
+        assert masking_key_in(public_keys(keys)[number].read_text()) == masking_key_in(public.read_text()) is not None
     assert members(keys) == "".join(path.read_text() for path in public_keys(keys))
     assert members(keys).splitlines()[1] == public_line(tmp_path / "bob" / "key").strip()
     held = [path.name for path in keys.iterdir() if b"PRIVATE" in path.read_bytes()]

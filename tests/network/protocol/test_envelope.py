@@ -16,15 +16,15 @@ from fedkseed.network.protocol.envelope import (
     Reply,
     Status,
     Task,
-    digest_of,
-    shown,
+    printable,
+    recipe_digest,
 )
 
 RECIPE = b"seed = 3\n"
 
 
 def task(**changes) -> Task:
-    values = {"client": 2, "seconds": 600.0, "digest": digest_of(RECIPE), "recipe": RECIPE, "message": b"m"}
+    values = {"client": 2, "seconds": 600.0, "digest": recipe_digest(RECIPE), "recipe": RECIPE, "message": b"m"}
     return Task(**values | changes)
 
 
@@ -123,5 +123,5 @@ def test_a_refusal_of_another_version_can_be_read_and_nothing_else_of_it():
 
 
 def test_a_text_of_another_party_is_one_line_that_moves_no_cursor():
-    assert shown("a\x1b[2J\nb\u202ec") == "a [2J b c"
+    assert printable("a\x1b[2J\nb\u202ec") == "a [2J b c"
     assert len(Reply.decode(Reply(Status.FAILED, text="x" * 10_000).encode()).text) == MAX_TEXT

@@ -25,10 +25,10 @@ from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.envelope import UNSIGNED, Reply, Status, Task, digest_of
-from fedkseed.network.protocol.history import RunHistory
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.envelope import UNSIGNED, Reply, Status, Task, recipe_digest
+from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import current_nonce
@@ -87,11 +87,11 @@ class Untouched:
         self.parsed = 0
         owner = Owner(str(setting.files[number]), str(setting.model))
 
-        def follow(recipe: bytes) -> ClientWithRows:
+        def follow(recipe: bytes) -> TrainingClient:
             self.parsed += 1
-            return ClientWithRows(owner, recipe)
+            return TrainingClient(owner, recipe)
 
-        self.worker = Worker(follow, client_of(keys, number), disclose=lambda code, text: text)
+        self.worker = TaskHandler(follow, client_of(keys, number), disclose=lambda code, text: text)
 
     def refuses(self, task: Task, status: Status = Status.REFUSED) -> str:
         reply = self.worker.reply(task.encode())
@@ -102,7 +102,7 @@ class Untouched:
 
 def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting, keys, first):
     """The attack: client 1 has the node id of client 0 and all that clients have, and wants its examples' scalars."""
-    assert Worker(partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
+    assert TaskHandler(partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
         first.encode()
     ).status is (Status.DONE), "without signatures the attack succeeds"
     victim = Untouched(setting, keys)
@@ -150,7 +150,7 @@ def test_a_task_of_another_run_cannot_pass_for_one_of_this(keys, first):
 def test_one_flipped_bit_anywhere_in_a_task_is_refused(setting, keys, first):
     """Every byte of a short task; the recipe and the message of a real one are longer, and no different."""
     victim = Untouched(setting, keys)
-    short = server_of(keys).signed(replace(first, recipe=b"x = 1", digest=digest_of(b"x = 1"), message=b"message"))
+    short = server_of(keys).signed(replace(first, recipe=b"x = 1", digest=recipe_digest(b"x = 1"), message=b"message"))
     data = short.encode()
     assert client_of(keys, 0).refusal(short) is None
     for place in range(len(data)):
@@ -232,8 +232,8 @@ def test_a_certificate_that_is_no_certificate_is_refused(keys, first):
 
 def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, keys, first):
     server = server_of(keys)
-    worker = Worker(
-        partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+    worker = TaskHandler(
+        partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
     )
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, HEAD0, first.message, reply.message, reply.signature)
@@ -276,8 +276,8 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
 
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
-    worker = Worker(
-        partial(ClientWithRows, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+    worker = TaskHandler(
+        partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
     )
     for nonce in (NONCE, bytes(16)):
         server = server_of(keys, nonce)
@@ -291,10 +291,10 @@ def test_a_client_trains_on_one_model_in_a_round_whatever_its_server_signs(setti
     server, message = server_of(keys), decode(first.message, Broadcast)
     chosen = encode(replace(message, coefficients=rounded(message.coefficients + np.float32(1e-3), message.wire)))
 
-    def started() -> Worker:
+    def started() -> TaskHandler:
         signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), RunHistory(tmp_path))
         owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-        return Worker(partial(ClientWithRows, owner), signing, disclose=lambda code, text: text)
+        return TaskHandler(partial(TrainingClient, owner), signing, disclose=lambda code, text: text)
 
     honest, worker = recorded(first), started()
     answer = worker.reply(server.signed(honest).encode())
@@ -366,7 +366,7 @@ def apps(setting, keys, numbers=(0, 1, 2)):
     """ClientApps of the three nodes, which sign with the keys of these numbers."""
     made = {}
     for node, worker, number in zip(NODES, setting.workers().values(), numbers, strict=True):
-        own = Worker(worker.follow, None if number is None else client_of(keys, number))
+        own = TaskHandler(worker.follow, None if number is None else client_of(keys, number))
         made[node] = client_app(lambda task, _, own=own: own.reply(task).encode())
     return to_apps(made, {})
 
@@ -453,7 +453,7 @@ def test_a_lack_is_signed_for_the_difference_that_was_sent_and_is_no_receipt(
     """A client that was restarted between two rounds has not kept the first round's broadcast."""
     workers, lacks = {}, []
     for (node, worker), number in zip(setting.workers().items(), range(3), strict=True):
-        workers[node] = Worker(worker.follow, client_of(keys, number))
+        workers[node] = TaskHandler(worker.follow, client_of(keys, number))
     deliver = to_apps({n: client_app(lambda task, _, n=n: workers[n].reply(task).encode()) for n in NODES}, {})
 
     def forgetting(message):

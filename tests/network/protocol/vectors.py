@@ -38,10 +38,10 @@ from fedkseed.models.loss import graph_loss
 from fedkseed.models.quantised import KINDS, row_order, widened
 from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
-from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
-from fedkseed.network.protocol.history import RunHistory
+from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
+from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.signatures import ClientSigning, fingerprint, task_statement, upload_statement
 from fedkseed.randomness import EVERYONE, Purpose, draw_directions, generator, pool_key
 from fedkseed.run import digest_chain as chain
@@ -236,7 +236,7 @@ def asked(done: int, since: int = 0, issued: int = 0, other: int = -1, **more: A
         links.append(chain.link(stem, chain.digest(broadcast)))
         head = chain.head(head, links[-1])
     stem, broadcast = run[-1]
-    values = {"client": 0, "seconds": 600.0, "digest": digest_of(RECIPE), "recipe": b"", "message": broadcast}
+    values = {"client": 0, "seconds": 600.0, "digest": recipe_digest(RECIPE), "recipe": b"", "message": broadcast}
     about = {"nonce": NONCE, "issued": EPOCH + issued, "since": since, "links": b"".join(links[since:])}
     return Task(**{**values, **about, "head": head, "stem": stem, **more})
 
@@ -270,7 +270,12 @@ def received() -> list[dict[str, Any]]:
     def with_recipe(old: bytes, other: bytes) -> bytes:
         """A task of another run, with a recipe that has one word changed."""
         text = RECIPE.replace(old, other)
-        of = {"recipe": text, "digest": digest_of(text), "certificate": proof["server"], "nonce": digest_of(text)}
+        of = {
+            "recipe": text,
+            "digest": recipe_digest(text),
+            "certificate": proof["server"],
+            "nonce": recipe_digest(text),
+        }
         return sealed(asked(0, issued=3, **of)).encode()
 
     cases: list[tuple[str, bytes]] = [
@@ -308,7 +313,7 @@ def received() -> list[dict[str, Any]]:
         owner = Owner(str(Path(folder) / "rows.jsonl"))
         authority = x509.load_der_x509_certificate(proof["authority"])
         signing = ClientSigning(KEYS["client 0"], authority, RunHistory(Path(folder)))
-        worker = Worker(partial(ClientWithRows, owner), signing, disclose=lambda code, text: str(code))
+        worker = TaskHandler(partial(TrainingClient, owner), signing, disclose=lambda code, text: str(code))
         replies_ = [(name, data, worker.reply(data)) for name, data in cases]
     return [
         {"name": name, "status": int(reply.status), "code": reply.text, "bytes": data.hex()}

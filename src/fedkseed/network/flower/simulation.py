@@ -25,7 +25,7 @@ from ...run.simulation import Simulation
 from ...run.store import Store
 from ...run.trackers import Trackers
 from ...run.workers import computing_with
-from ..protocol.client.worker import Worker
+from ..protocol.client.worker import TaskHandler
 from ..protocol.envelope import Task
 from .compat import QUIET, require_flower
 
@@ -52,7 +52,7 @@ class Virtual:
 
 
 # Of this process: models stay loaded from round to round. Server and clients have one owner, who may read all texts.
-_worker = Worker(Virtual, disclose=lambda code, text: text)
+_worker = TaskHandler(Virtual, disclose=lambda code, text: text)
 
 
 def _answer(task: bytes, context: Any) -> bytes:

@@ -23,10 +23,10 @@ from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
 from ..protocol.carrier import MAX_MESSAGE
 from ..protocol.client import worker_socket as sockets
-from ..protocol.client.consent import OwnerSettings
-from ..protocol.client.relay import GiveUp, relay, stop_worker
+from ..protocol.client.recipe_consent import OwnerSettings
+from ..protocol.client.worker_process import GiveUp, ask_worker, stop_worker
+from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Reply, Status, Task
-from ..protocol.gain import Kept
 from ..protocol.signatures import fingerprint, private_key, sign
 from .connections import HELLO
 from .endpoints import http_client
@@ -81,13 +81,13 @@ class WorkerDesk:
         self.kept = f"its tuned model is {self.directory / TUNED}"
         self.log: Path | str = self.directory / sockets.LOG
         settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
-        sockets.place(self.directory)
+        sockets.socket_path(self.directory)
 
     def open(self) -> None:
         self.settings.write(self.directory)
 
     def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
-        return relay(task, self.directory, begun)
+        return ask_worker(task, self.directory, begun)
 
     def close(self) -> None:
         stop_worker(self.directory)
@@ -231,7 +231,7 @@ class HttpsClient:
         except (OSError, ssl.SSLError) as error:
             raise FedKSeedError(f"{ca} holds no certificate of an authority: {error}") from error
         self.session = ServerSession(http_client(tls, TIMEOUT, 1, self.url), private)
-        self.gain = Kept(self.directory)
+        self.gain = GainFile(self.directory)
 
     def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
         """Take part in rounds until stopped; a server that does not answer is tried again and again.

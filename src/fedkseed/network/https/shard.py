@@ -1,6 +1,6 @@
 """A shard: a server of some clients, and itself a client of another server, to which it hands up their uploads' sum.
 
-    root  ── task ──>  HttpsClient, Worker           connected and verified as any client of the root (join.py)
+    root  ── task ──>  HttpsClient, TaskHandler      connected and verified as any client of the root (join.py)
                        Shard.answer                  who of the round's cohort is a client of this shard?
                        ShardRound, RemoteClients ──> the same broadcast to these, which know it as their server
     root <── Subtotal ─┘                         <── uploads
@@ -32,11 +32,11 @@ from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
 from ..protocol.carrier import Carrier
-from ..protocol.client.answering import AbandonedError, LaterError, Worker
-from ..protocol.client.relay import GiveUp
+from ..protocol.client.task_handler import AbandonedError, LaterError, TaskHandler
+from ..protocol.client.worker_process import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
-from ..protocol.history import RunHistory
 from ..protocol.networked_recipe import ENVELOPE, MOST_OF_A_SHARD, require_networked
+from ..protocol.run_history import RunHistory
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.clients import RemoteClients
 from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
@@ -94,7 +94,7 @@ def run(
         take_up(registered, connections)
         check_keys = partial(stop_if_rekeyed, registered, connections)
         clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
-        worker = Worker(
+        worker = TaskHandler(
             partial(Shard, clients=clients),
             ClientSigning(private_key(root.key), certificate(root.ca), RunHistory(directory)),
             partial(_noted, progress),
@@ -142,7 +142,7 @@ class ShardTasks:
         check_keys: takes up keys that have changed, and may raise `RekeyedError`.
     """
 
-    worker: Worker
+    worker: TaskHandler
     check_keys: Callable[[], object] = lambda: None
     kept: str = "the clients were sent its model"
     log: Path | str = "a line above"

@@ -17,7 +17,7 @@ import httpx
 from ...errors import FedKSeedError
 from ...randomness import Purpose, generator
 from ..https.endpoints import http_client
-from ..protocol.envelope import shown as printable
+from ..protocol.envelope import printable as printable
 from ..protocol.signatures import fingerprint
 from . import tls
 from .app import BATCH, path_of

@@ -18,10 +18,10 @@ from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
 from ..https.endpoints import serving
-from ..protocol.client.consent import ConsentJournal, Owner
-from ..protocol.client.worker import ClientWithRows, journaled, secret_of
-from ..protocol.envelope import Task, digest_of
-from ..protocol.networked_recipe import largest_request, networked, recipe_for_clients, require_one_server
+from ..protocol.client.recipe_consent import Owner, RecipeJournal
+from ..protocol.client.worker import TrainingClient, batch_secret, follow_recipe
+from ..protocol.envelope import Task, recipe_digest
+from ..protocol.networked_recipe import largest_request, recipe_for_clients, require_one_server, with_network_defaults
 from ..protocol.signatures import fingerprint, private_key, sign
 from . import tls
 from .app import application, knowing
@@ -109,7 +109,7 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
             directory.
     """
     require_one_server(recipe, "a federation without one")
-    roster, recipe, directory = load_roster(files.peers), networked(recipe), place.directory
+    roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), place.directory
     text, key = shared_recipe(recipe, len(roster.peers)), private_key(files.key)
     keys = [fingerprint(one) for one in roster.public_keys()]
     if (mine := fingerprint(key.public_key())) not in keys:
@@ -119,10 +119,10 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(directory / "peer.lock", f"another process uses {directory}; give this one its own --state"):
         server, client = tls.contexts(files.key, files.cert, files.ca, directory)
-        secret = secret_of(directory) if owner.policy.data.secret_batches else None
+        secret = batch_secret(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
         say(f"peer {number} of {len(keys)}: loading {owner.model}")
-        member = journaled(ConsentJournal(directory), owner, text, keeps=directory / TUNED)
+        member = follow_recipe(RecipeJournal(directory), owner, text, keeps=directory / TUNED)
         rule = Rule.of(text, member.recipe, member.setup.strategy, roster)
         copy, largest = UploadStore(directory / FILE, rule), largest_request(recipe)
         addresses, seed = PeerAddresses(files.peers, roster, say), recipe.seed
@@ -153,7 +153,7 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
 class Peer:
     """A peer's own part: what it trains, and what it keeps."""
 
-    member: ClientWithRows
+    member: TrainingClient
     rule: Rule
     copy: UploadStore
     roster: Roster
@@ -194,7 +194,7 @@ class Peer:
             if time.time() >= ends:
                 raise LateError
 
-        task = Task(self.number, max(1.0, ends - time.time()), digest_of(self.text), b"", broadcast, rule.run[:16])
+        task = Task(self.number, max(1.0, ends - time.time()), recipe_digest(self.text), b"", broadcast, rule.run[:16])
         try:
             _, upload = self.member.answer(task, on_step)
             on_step(0.0)
@@ -230,7 +230,7 @@ class Peer:
         rule, copy = self.rule, self.copy
         message = rule.broadcast(copy.state(rule.rounds))
         self.member.answer(
-            Task(self.number, 1.0, digest_of(self.text), b"", message, rule.run[:16], keep=True), lambda loss: None
+            Task(self.number, 1.0, recipe_digest(self.text), b"", message, rule.run[:16], keep=True), lambda loss: None
         )
         tuned = Adapter.load(path)
         self.member.afterwards()

@@ -21,7 +21,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ...errors import FedKSeedError
 from ...files import border
-from .masking import COMMENT, comment, masking_public
+from .masking_keys import COMMENT, masking_comment, masking_key_in
 from .signatures import certificate, fingerprint, private_key, public_key
 
 OWN = ("localhost", "127.0.0.1")  # the server's own processes talk over loopback
@@ -93,7 +93,7 @@ def add(directory: Path, file: Path) -> Path:
     """
     with border(f"can't read {file}"):
         line = file.read_bytes()
-    key, masks = public_key(line, file), masking_public(line.decode(errors="replace"))
+    key, masks = public_key(line, file), masking_key_in(line.decode(errors="replace"))
     numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
     for known in numbered:
         if fingerprint(public_key(known.read_bytes(), known)) == fingerprint(key):
@@ -113,14 +113,14 @@ def revoke(directory: Path, number: int) -> Path:
     path = directory / f"client-{number}.pub"
     if not path.is_file():
         raise FedKSeedError(f"there is no {path}: client {number} has no key here (any more)")
-    kept = directory / "revoked" / f"client-{number}-{shown(path).replace(':', '')[:16]}.pub"
+    kept = directory / "revoked" / f"client-{number}-{shown_fingerprint(path).replace(':', '')[:16]}.pub"
     with border(f"can't move {path}"):
         kept.parent.mkdir(mode=0o700, exist_ok=True)
         path.replace(kept)
     return kept
 
 
-def shown(public: Path) -> str:
+def shown_fingerprint(public: Path) -> str:
     """The fingerprint of a public file, for two people to compare."""
     return fingerprint(public_key(public.read_bytes(), public)).hex(":", 4)
 
@@ -301,7 +301,7 @@ def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
 
 def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
     """The line of a public file, with the key of masked uploads as its comment."""
-    return _openssh(key.public_key()) + f" {comment(key)}\n".encode()
+    return _openssh(key.public_key()) + f" {masking_comment(key)}\n".encode()
 
 
 def require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:

@@ -97,7 +97,7 @@ class Task:
     issued: int = 0  # nanoseconds since 1970, greater from task to task
     certificate: bytes = b""  # the server's, DER; empty: that of the task before
     since: int = 0  # number of rounds before the first link
-    links: bytes = b""  # of the run's history up to the state that the message is about, see history.py
+    links: bytes = b""  # of the run's history up to the state that the message is about, see run_history.py
     head: bytes = bytes(LINK)  # of that history
     stem: bytes = bytes(LINK)  # of its last link, which is made of this and of the broadcast, see run/digest_chain.py
     signature: bytes = UNSIGNED  # the server's
@@ -108,7 +108,7 @@ class Task:
             raise FedKSeedError(f"a task leaves a client some seconds, got {self.seconds}")
         if len(self.recipe) > MAX_RECIPE:
             raise FedKSeedError(f"a task's recipe has at most {MAX_RECIPE} bytes, got {len(self.recipe)}")
-        if self.recipe and self.digest != digest_of(self.recipe):
+        if self.recipe and self.digest != recipe_digest(self.recipe):
             raise FedKSeedError("a task's recipe does not have the digest that it names")
         if len(self.links) % LINK or len(self.links) > LINK * MAX_LINKS:
             raise FedKSeedError(f"a task has up to {MAX_LINKS} links of {LINK} bytes, got {len(self.links)} bytes")
@@ -193,7 +193,7 @@ class Reply:
             if len(rest) < len(UNSIGNED):
                 raise FedKSeedError(f"an answer begins with a signature of {len(UNSIGNED)} bytes, got {len(rest)}")
             return cls(status, bytes(rest[len(UNSIGNED) :]), signature=bytes(rest[: len(UNSIGNED)]))
-        return cls(status, text=shown(bytes(rest[: 4 * MAX_TEXT]).decode(errors="replace")))
+        return cls(status, text=printable(bytes(rest[: 4 * MAX_TEXT]).decode(errors="replace")))
 
 
 def _open(data: bytes) -> tuple[int, memoryview]:
@@ -210,11 +210,11 @@ def _open(data: bytes) -> tuple[int, memoryview]:
     return number, memoryview(data)[HEAD.size :]
 
 
-def digest_of(recipe: bytes) -> bytes:
+def recipe_digest(recipe: bytes) -> bytes:
     """The digest that identifies a recipe, 16 bytes."""
     return hashlib.sha256(recipe).digest()[:16]
 
 
-def shown(text: str) -> str:
+def printable(text: str) -> str:
     """A text of another party, on one line and without control characters."""
     return "".join(c if c.isprintable() else " " for c in text)[:MAX_TEXT].strip()

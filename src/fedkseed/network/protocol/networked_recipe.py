@@ -73,7 +73,7 @@ CLIP = 1000.0  # largest |ρ| where a recipe names none: models of 15 to 135 mil
 BATCH = 4  # what clients ask for, unless their owners say otherwise (client/policy.py)
 
 
-def networked(recipe: Recipe) -> Recipe:
+def with_network_defaults(recipe: Recipe) -> Recipe:
     """A recipe with the defaults of a federation whose members may be hostile, where it names no values of its own.
 
     They are written out, so that `fedkseed run` on the same recipe gives the same digest. So is its basis' digest.

@@ -29,8 +29,8 @@ from ...errors import FedKSeedError
 from ...files import border, read_table, write_table
 from .carrier import TRANSPORTS
 from .envelope import UNSIGNED, Reply, Status, Task
-from .history import RUNS, RunHistory
-from .masking import masking_public
+from .masking_keys import masking_key_in
+from .run_history import MOST_RUNS, RunHistory
 
 # Longer than 32 bytes: with the same key TLS 1.2 signs 32 bytes of the client's choice, then 32 of the server's.
 TASKS = b"fedkseed, version 2: a server asks one client for its answer\n"
@@ -189,7 +189,7 @@ class ServerSigning:
         # A client whose key was removed keeps its place in masked rounds and is missing there: by their recipe, the
         # others expect it (`require_cohort`).
         lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
-        masks = {number: key for number, text in enumerate(lines) if (key := masking_public(text)) is not None}
+        masks = {number: key for number, text in enumerate(lines) if (key := masking_key_in(text)) is not None}
         return cls(private_key(Path(table["key"])), certificate(Path(table["certificate"])), clients, nonce, masks)
 
     def signed(self, task: Task) -> Task:
@@ -271,7 +271,7 @@ class ClientSigning:
                 "comes a second time, or the server's clock was set back",
             )
         self._server, self._issued[task.nonce] = server, task.issued
-        for old in [*self._issued][:-RUNS]:  # of the runs that began first
+        for old in [*self._issued][:-MOST_RUNS]:  # of the runs that began first
             del self._issued[old]
         try:
             known = self.history is None or self.history.follow(task)

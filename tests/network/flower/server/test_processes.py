@@ -39,7 +39,7 @@ from fedkseed.network.flower.server.status_file import Journal, JournalReader
 from fedkseed.network.flower.server.superlink import Notices
 from fedkseed.network.protocol.carrier import MAX_MESSAGE
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import Owner
+from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.networked_recipe import largest_request
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.reading import load_recipe, parse

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.protocol.client.consent import ConsentJournal, Owner, consented
 from fedkseed.network.protocol.client.policy import Policy, load_policy, numbers_of
-from fedkseed.network.protocol.client.worker import Worker, journaled
-from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
+from fedkseed.network.protocol.client.recipe_consent import Owner, RecipeJournal, accepted_recipe
+from fedkseed.network.protocol.client.worker import TaskHandler, follow_recipe
+from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe, parse, tables, typed
@@ -46,7 +46,7 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
     recipes = request.config.rootpath / "recipes"
     wished = recipe_for_clients(load_recipe(recipes / "network.toml"), 3)
     assert load_policy(recipes / "policy.toml") == Policy()
-    assert consented(wished, owner).data.held_out == "summarization"
+    assert accepted_recipe(wished, owner).data.held_out == "summarization"
 
 
 @pytest.mark.parametrize(
@@ -78,29 +78,29 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
 )
 def test_without_a_policy_of_the_owners_a_server_gets_little(owner, asked, match):
     with pytest.raises(FedKSeedError, match=f"asks for .*, the policy says .*{match}"):
-        consented(asked, owner)
+        accepted_recipe(asked, owner)
 
 
 def test_the_owners_columns_and_smallest_number_are_used_whatever_the_recipe_says(owner):
     mine = typed(Policy, {"data": {"columns": {"instruction": "q"}, "min_examples": 5}})
-    followed = consented(recipe(clients=FILES | {"min_examples": 10**9}), replace(owner, policy=mine))
+    followed = accepted_recipe(recipe(clients=FILES | {"min_examples": 10**9}), replace(owner, policy=mine))
     assert (followed.data.columns, followed.clients.min_examples) == ({"instruction": "q"}, 5)
-    assert consented(data(columns={"instruction": "q"}), replace(owner, policy=mine)).data.columns == {
+    assert accepted_recipe(data(columns={"instruction": "q"}), replace(owner, policy=mine)).data.columns == {
         "instruction": "q"
     }
 
 
 def test_the_layout_is_the_owners_and_a_server_can_not_ask_whether_rows_are_repeated(owner):
     asked = data(layout="text", strict=True)
-    assert consented(asked, owner).data.layout is None
+    assert accepted_recipe(asked, owner).data.layout is None
     mine = typed(Policy, {"data": {"layout": "chat", "columns": {"messages": "log"}}})
-    followed = consented(asked, replace(owner, policy=mine)).data
+    followed = accepted_recipe(asked, replace(owner, policy=mine)).data
     assert (followed.layout, followed.strict, followed.columns) == ("chat", False, {"messages": "log"})
 
 
 def test_a_batch_holds_no_fewer_examples_than_the_smallest_because_there_are_no_more(owner):
     mine = typed(Policy, {"data": {"min_examples": 1}, "training": {"min_batch_size": 4}})
-    assert consented(recipe(), replace(owner, policy=mine)).clients.min_examples == 4
+    assert accepted_recipe(recipe(), replace(owner, policy=mine)).clients.min_examples == 4
 
 
 def test_a_server_keeps_the_columns_of_its_own_file_to_itself():
@@ -123,10 +123,10 @@ def test_the_command_refuses_a_policy_that_says_nothing_clear(tmp_path, data_fil
 def test_an_owner_can_allow_more_and_less(owner):
     more = {"data": {"held_out": ["x"]}, "training": {"algorithms": ["fedavg"], "min_batch_size": 1, "min_steps": 1}}
     asked = recipe(data={"held_out": "x"}, training={"algorithm": "fedavg", "batch_size": 1, "steps": 1})
-    assert consented(asked, replace(owner, policy=typed(Policy, more))).training.algorithm == "fedavg"
+    assert accepted_recipe(asked, replace(owner, policy=typed(Policy, more))).training.algorithm == "fedavg"
     less = typed(Policy, {"data": {"templates": ["chat"]}})
     with pytest.raises(FedKSeedError, match=r"template = 'paper', the policy says templates = .'chat'."):
-        consented(recipe(), replace(owner, policy=less))
+        accepted_recipe(recipe(), replace(owner, policy=less))
 
 
 @pytest.mark.parametrize(
@@ -183,8 +183,8 @@ def private(tmp_path, model_folder) -> Owner:
 def ask(owner: Owner, folder: Path, text: bytes) -> Reply:
     """The reply of a new worker of an owner to a task with a recipe."""
     folder.mkdir(exist_ok=True)
-    worker = Worker(partial(journaled, ConsentJournal(folder), owner))
-    return worker.reply(Task(0, 600.0, digest_of(text), text, b"").encode())
+    worker = TaskHandler(partial(follow_recipe, RecipeJournal(folder), owner))
+    return worker.reply(Task(0, 600.0, recipe_digest(text), text, b"").encode())
 
 
 def test_no_question_whether_a_value_is_there_is_answered(private, tmp_path):

@@ -6,10 +6,10 @@ from tomllib import loads
 import pytest
 
 from fedkseed import FedKSeedError, Simulation, encode
-from fedkseed.network.protocol.client.consent import Owner
-from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
+from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
+from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.recipe.reading import parse
 from fedkseed.secure.accounting import epsilon_of
@@ -21,32 +21,32 @@ FIRST, SECOND = b"1" * 32, b"2" * 32
 
 
 def test_amounts_add_up_over_runs_and_a_repeated_answer_costs_nothing(tmp_path):
-    ledger = Ledger(tmp_path)
+    ledger = PrivacyLedger(tmp_path)
     once = ledger.spend(RUN, FIRST, 0.04, None, 1e-6)
     assert once == pytest.approx(epsilon_of(5.0, 1, 1e-6))
     assert ledger.spend(RUN, FIRST, 0.04, None, 1e-6) == once
     assert ledger.spend(OTHER, FIRST, 0.04, None, 1e-6) == pytest.approx(epsilon_of(5.0, 2, 1e-6))
-    assert Ledger(tmp_path).spend(RUN, SECOND, 0.01, None, 1e-6) == pytest.approx(epsilon_of(1.0, 0.09, 1e-6))
+    assert PrivacyLedger(tmp_path).spend(RUN, SECOND, 0.01, None, 1e-6) == pytest.approx(epsilon_of(1.0, 0.09, 1e-6))
 
 
 def test_what_passes_the_limit_is_refused_and_not_noted(tmp_path):
-    ledger, most = Ledger(tmp_path), epsilon_of(5.0, 2, 1e-6)
+    ledger, most = PrivacyLedger(tmp_path), epsilon_of(5.0, 2, 1e-6)
     ledger.spend(RUN, FIRST, 0.04, most, 1e-6)
-    before = (tmp_path / SPENT).read_bytes()
+    before = (tmp_path / PRIVACY_SPENT).read_bytes()
     with pytest.raises(FedKSeedError, match="the policy says epsilon"):
         ledger.spend(RUN, SECOND, 0.05, most, 1e-6)
     with pytest.raises(FedKSeedError, match="the policy says epsilon"):
         ledger.spend(RUN, FIRST, 0.09, most, 1e-6)  # the same round with less noise
-    assert (tmp_path / SPENT).read_bytes() == before
+    assert (tmp_path / PRIVACY_SPENT).read_bytes() == before
     ledger.spend(RUN, SECOND, 0.04, most, 1e-6)
 
 
 @pytest.mark.parametrize("text", ["{", '{"ab": [1]}', '{"ab": {"0": "much"}}'])
 def test_a_broken_account_stops_answers(tmp_path, text):
-    (tmp_path / SPENT).write_text(text)
-    with pytest.raises(FedKSeedError, match=SPENT):
-        Ledger(tmp_path).spend(RUN, FIRST, 0.04, None, 1e-6)
-    assert (tmp_path / SPENT).read_text() == text
+    (tmp_path / PRIVACY_SPENT).write_text(text)
+    with pytest.raises(FedKSeedError, match=PRIVACY_SPENT):
+        PrivacyLedger(tmp_path).spend(RUN, FIRST, 0.04, None, 1e-6)
+    assert (tmp_path / PRIVACY_SPENT).read_text() == text
 
 
 def tasks(setting, extra: str):
@@ -55,7 +55,7 @@ def tasks(setting, extra: str):
     strategy = with_noise.strategy
     message = encode(strategy.broadcast(strategy.init(), [1])[1])
     text = recipe_for_clients(with_noise.recipe, 3)
-    return lambda nonce: Task(1, 600.0, digest_of(text), text, message, nonce=nonce).encode()
+    return lambda nonce: Task(1, 600.0, recipe_digest(text), text, message, nonce=nonce).encode()
 
 
 def limited(epsilon: float):
@@ -66,7 +66,7 @@ def test_a_server_gains_nothing_by_new_runs_of_the_same_recipe(setting, tmp_path
     """The attack: the same round of as many runs as it takes to average the noise away."""
     task = tasks(setting, "[privacy]\nepsilon = 3.0\nnorm = 0.05\n")
     owner = Owner(str(setting.files[1]), str(setting.model), policy=limited(3.0))
-    worker = Worker(partial(ClientWithRows, owner, ledger=Ledger(tmp_path)))
+    worker = TaskHandler(partial(TrainingClient, owner, ledger=PrivacyLedger(tmp_path)))
     replies = [worker.reply(task(bytes([k] * 16))) for k in range(5)]
     assert [reply.status for reply in replies] == [Status.DONE] * 3 + [Status.REFUSED] * 2  # of three rounds
     assert replies[-1] == Reply(Status.REFUSED, text="policy")
@@ -84,7 +84,7 @@ def test_a_server_gains_nothing_by_new_runs_of_the_same_recipe(setting, tmp_path
 )
 def test_an_owner_with_a_limit_answers_no_recipe_that_goes_beyond_it(setting, tmp_path, capsys, extra):
     owner = Owner(str(setting.files[1]), str(setting.model), policy=limited(3.0))
-    worker = Worker(partial(ClientWithRows, owner, ledger=Ledger(tmp_path)))
+    worker = TaskHandler(partial(TrainingClient, owner, ledger=PrivacyLedger(tmp_path)))
     assert worker.reply(tasks(setting, extra)(RUN)) == Reply(Status.REFUSED, text="policy")
     assert "epsilon = 3" in capsys.readouterr().err
-    assert not (tmp_path / SPENT).exists()
+    assert not (tmp_path / PRIVACY_SPENT).exists()

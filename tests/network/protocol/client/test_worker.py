@@ -22,14 +22,21 @@ from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
 from fedkseed.network.flower.client.app import relay
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client import relay as client_relay
 from fedkseed.network.protocol.client import worker as worker_module
+from fedkseed.network.protocol.client import worker_process as client_relay
 from fedkseed.network.protocol.client import worker_socket as sockets
-from fedkseed.network.protocol.client.consent import Owner, OwnerSettings
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
-from fedkseed.network.protocol.client.worker import BATCHES, AbandonedError, ClientWithRows, Worker, secret_of, serve
-from fedkseed.network.protocol.envelope import Reply, Status, Task, digest_of
+from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
+from fedkseed.network.protocol.client.worker import (
+    BATCH_SEED,
+    AbandonedError,
+    TaskHandler,
+    TrainingClient,
+    batch_secret,
+    serve,
+)
+from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
@@ -72,7 +79,7 @@ def directory(owner, tmp_path_factory):
 def longer(task: Task, steps: int) -> Task:
     """The same task with so many local steps."""
     message, recipe = decode(task.message, Broadcast), task.recipe.replace(b"steps = 3", f"steps = {steps}".encode())
-    return Task(task.client, task.seconds, digest_of(recipe), recipe, encode(replace(message, steps=steps)))
+    return Task(task.client, task.seconds, recipe_digest(recipe), recipe, encode(replace(message, steps=steps)))
 
 
 def wait_for(condition, seconds: float = 60.0) -> None:
@@ -83,7 +90,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
-    expected = Worker(partial(ClientWithRows, owner)).reply(first.encode())
+    expected = TaskHandler(partial(TrainingClient, owner)).reply(first.encode())
     assert expected.status is Status.DONE
     assert Reply.decode(relay(first.encode(), context(directory))) == expected
     pid = (directory / sockets.LOCK).read_text()
@@ -123,23 +130,25 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     """By the recipe's seed a server knows each batch: 200 scalars of 40 rows are equations for each row's own."""
-    public = Worker(partial(ClientWithRows, owner)).reply(first.encode())
-    made = {Worker(partial(ClientWithRows, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
+    public = TaskHandler(partial(TrainingClient, owner)).reply(first.encode())
+    made = {
+        TaskHandler(partial(TrainingClient, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)
+    }
     assert len({public.message, *made}) == 3
-    again = Worker(partial(ClientWithRows, replace(owner, secret=1))).reply(first.encode()).message
+    again = TaskHandler(partial(TrainingClient, replace(owner, secret=1))).reply(first.encode()).message
     assert again in made, "of one run, also by a worker that was started again"
     other = (
-        Worker(partial(ClientWithRows, replace(owner, secret=1)))
+        TaskHandler(partial(TrainingClient, replace(owner, secret=1)))
         .reply(replace(first, nonce=b"x" * 16).encode())
         .message
     )
     assert other not in made, "the attack: another model for the same batches, under another nonce"
-    kept = secret_of(tmp_path)
-    assert secret_of(tmp_path) == kept > 2**64
-    assert stat.S_IMODE((tmp_path / BATCHES).stat().st_mode) == 0o600
-    (tmp_path / BATCHES).write_text("no number")
+    kept = batch_secret(tmp_path)
+    assert batch_secret(tmp_path) == kept > 2**64
+    assert stat.S_IMODE((tmp_path / BATCH_SEED).stat().st_mode) == 0o600
+    (tmp_path / BATCH_SEED).write_text("no number")
     with pytest.raises(FedKSeedError, match="holds no secret"):
-        secret_of(tmp_path)
+        batch_secret(tmp_path)
     assert Policy().data.secret_batches
 
 
@@ -154,7 +163,7 @@ def private_task(setting, client: int, **changes: str) -> Task:
     with closing(Simulation(recipe)) as simulation:
         strategy = simulation.strategy
         message = encode(strategy.broadcast(strategy.init(), [client])[client])
-    return Task(client, 600.0, digest_of(text), text, message)
+    return Task(client, 600.0, recipe_digest(text), text, message)
 
 
 def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(setting, owner, tmp_path):
@@ -165,8 +174,8 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
         (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
-        follow = partial(ClientWithRows, replace(owner, secret=secret), ledger=Ledger(folder))
-        return Worker(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
+        follow = partial(TrainingClient, replace(owner, secret=secret), ledger=PrivacyLedger(folder))
+        return TaskHandler(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
     assert math.isnan(upload.loss)
@@ -174,7 +183,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
     made = [replied(task).message, replied(task, 2).message, replied(replace(task, nonce=b"x" * 16)).message]
     assert made[0] == encode(upload)
     assert len({*made}) == 3
-    spent = read_table(tmp_path / "1" / SPENT)  # of one round of three in each of two runs
+    spent = read_table(tmp_path / "1" / PRIVACY_SPENT)  # of one round of three in each of two runs
     amounts = [amount for (amount,) in (one.values() for one in spent.values())]
     assert [epsilon_of(1, 3 * amount, 1e-6) for amount in amounts] == pytest.approx([8, 8])
     assert replied(task, None).status is Status.REFUSED
@@ -191,7 +200,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, first, changes):
     """With lr near 0, all scalars of a round are of one model."""
     message = replace(decode(first.message, Broadcast), **changes)
-    reply = Worker(partial(ClientWithRows, owner)).reply(replace(first, message=encode(message)).encode())
+    reply = TaskHandler(partial(TrainingClient, owner)).reply(replace(first, message=encode(message)).encode())
     assert (reply.status, reply.text) == (Status.REFUSED, "task")
 
 
@@ -228,16 +237,16 @@ def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path)
 
 
 def test_a_task_whose_time_is_over_is_given_up(first, owner):
-    worker = Worker(partial(ClientWithRows, owner))
+    worker = TaskHandler(partial(TrainingClient, owner))
     assert worker.reply(first.encode()).status is Status.DONE
     with pytest.raises(AbandonedError):
         worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
-    fresh = Worker(partial(ClientWithRows, owner))
+    fresh = TaskHandler(partial(TrainingClient, owner))
     assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
 
 
 def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
-    member = ClientWithRows(owner, first.recipe)
+    member = TrainingClient(owner, first.recipe)
     taken, steps = member.answer, []
 
     def counting(task, *more):
@@ -245,7 +254,7 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
         return taken(task, *more)
 
     member.answer = counting
-    worker = Worker(lambda recipe: member)
+    worker = TaskHandler(lambda recipe: member)
     again = replace(first, seconds=1.0, recipe=b"")
     assert worker.reply(first.encode()) == worker.reply(again.encode())
     assert len(steps) == 1
@@ -254,14 +263,14 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
 
 
 def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_why(first, owner, capsys):
-    worker = Worker(partial(ClientWithRows, owner))
+    worker = TaskHandler(partial(TrainingClient, owner))
     unknown = replace(first, recipe=b"")
     assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
     assert worker.reply(b"nonsense of many bytes") == Reply(Status.REFUSED, text="task")
     assert "starts with b'nons'" in capsys.readouterr().err
     damaged = replace(first, message=first.message[:-1] + b"\0")
     assert worker.reply(damaged.encode()).status is Status.REFUSED
-    wrong = Worker(partial(ClientWithRows, replace(owner, model="/no/model"))).reply(first.encode())
+    wrong = TaskHandler(partial(TrainingClient, replace(owner, model="/no/model"))).reply(first.encode())
     assert wrong == Reply(Status.REFUSED, text="model")
     assert "no model at /no/model" in capsys.readouterr().err
     assert worker.reply(first.encode()).status is Status.DONE
@@ -325,7 +334,7 @@ def asking(task: Task, **changes: object) -> Task:
     ids=str,
 )
 def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, capsys, changes):
-    worker = Worker(partial(ClientWithRows, owner))
+    worker = TaskHandler(partial(TrainingClient, owner))
     assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
     assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
 
@@ -335,14 +344,14 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
     ruinous = 'algorithm = "fedkseed-backprop"\nwire = "exact"'
     rate = 'max_new_tokens = 4\n[derivatives]\noptimizer = "sgd"\nlr = 1e30'
     asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
-    had = decode(Worker(partial(ClientWithRows, owner)).reply(asked.encode()).message, Change)
+    had = decode(TaskHandler(partial(TrainingClient, owner)).reply(asked.encode()).message, Change)
     assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
     training = owner.policy.training.model_copy(update={"min_steps": 3})
     careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
-    assert Worker(partial(ClientWithRows, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
+    assert TaskHandler(partial(TrainingClient, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
     assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
     usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
-    assert Worker(partial(ClientWithRows, careful)).reply(usual.encode()).status is Status.DONE
+    assert TaskHandler(partial(TrainingClient, careful)).reply(usual.encode()).status is Status.DONE
 
 
 def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
@@ -353,8 +362,8 @@ def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, 
 
     def asked(count: int) -> Reply:
         text = recipe_for_clients(recipe, count)
-        worker = Worker(partial(ClientWithRows, owner, masks=partial(masker, recipe.seed)))
-        return worker.reply(Task(1, 600.0, digest_of(text), text, message).encode())
+        worker = TaskHandler(partial(TrainingClient, owner, masks=partial(masker, recipe.seed)))
+        return worker.reply(Task(1, 600.0, recipe_digest(text), text, message).encode())
 
     assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
     for count in (4, 30):
@@ -372,15 +381,15 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
     strategy = Simulation(recipe).strategy
     message = strategy.broadcast(strategy.init(), range(3))[1]
     text = recipe_for_clients(recipe, 3)
-    worker = Worker(partial(ClientWithRows, owner, masks=partial(masker, recipe.seed)))
+    worker = TaskHandler(partial(TrainingClient, owner, masks=partial(masker, recipe.seed)))
     for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
-        asked = Task(1, 600.0, digest_of(text), text, data)
+        asked = Task(1, 600.0, recipe_digest(text), text, data)
         assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
         assert "message" in capsys.readouterr().err
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    reply = Worker(partial(ClientWithRows, timed(owner, 1e-9))).reply(first.encode())
+    reply = TaskHandler(partial(TrainingClient, timed(owner, 1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
 
@@ -408,11 +417,11 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
         return load(*args, **options)
 
     monkeypatch.setattr(worker_module, name, slow)
-    worker = Worker(partial(ClientWithRows, timed(owner, 3600.0)))
+    worker = TaskHandler(partial(TrainingClient, timed(owner, 3600.0)))
     assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
     clock[0] = 0.0
-    slow_once = Worker(partial(ClientWithRows, timed(owner, 7200.0)))
+    slow_once = TaskHandler(partial(TrainingClient, timed(owner, 7200.0)))
     for number in range(3):
         task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
         assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
@@ -421,14 +430,14 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
 def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
     """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
     asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
-    member, passes = ClientWithRows(timed(owner, 35.0), asked.recipe), []
+    member, passes = TrainingClient(timed(owner, 35.0), asked.recipe), []
 
     def slow(*_):
         passes.append(clock[0])
         clock[0] += 10.0
 
     with member.setup.model.register_forward_pre_hook(slow):
-        reply = Worker(lambda recipe: member).reply(replace(asked, seconds=1e9).encode())
+        reply = TaskHandler(lambda recipe: member).reply(replace(asked, seconds=1e9).encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert len(passes) == 4
     assert not member.setup.model._forward_pre_hooks, "none is left behind"
@@ -437,9 +446,9 @@ def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(set
 
 def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):
     """By a GPU that is full, say; PyTorch's texts have sizes, paths and pieces of code."""
-    member = ClientWithRows(owner, first.recipe)
+    member = TrainingClient(owner, first.recipe)
     member.examples = []  # no batch can be made of none
-    reply = Worker(lambda recipe: member).reply(first.encode())
+    reply = TaskHandler(lambda recipe: member).reply(first.encode())
     assert reply == Reply(Status.FAILED, text="error")
     assert "Traceback" in capsys.readouterr().err
 

@@ -19,12 +19,12 @@ from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
 from fedkseed.network.flower.messages import unpacked
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client.consent import consented
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.privacy_spent import SPENT, Ledger
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker, masks_of
+from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
+from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient, masking_client
 from fedkseed.network.protocol.envelope import Task
-from fedkseed.network.protocol.masking import MEMORY
+from fedkseed.network.protocol.masking_keys import MASKED_ROUNDS
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server import clients as clients_module
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
@@ -144,7 +144,7 @@ path = "{tmp_path}/own.jsonl"
         Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
     )
     owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
-    workers = {node: Worker(partial(ClientWithRows, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    workers = {node: TaskHandler(partial(TrainingClient, owner)) for node, owner in zip(NODES, owners, strict=True)}
     apps = {
         node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
         for node, worker in workers.items()
@@ -190,7 +190,7 @@ def test_a_client_loads_no_metric_that_a_server_names(setting):
     with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
         start(recipe, setting.folder / "never")
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    assert ClientWithRows(owner, recipe.to_toml().encode()).examples
+    assert TrainingClient(owner, recipe.to_toml().encode()).examples
 
 
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
@@ -198,9 +198,9 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
     other["model"]["digest"] = 64 * "0"
     text = parse(other).to_toml().encode()
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    assert consented(text, owner).model.digest == 64 * "0"
+    assert accepted_recipe(text, owner).model.digest == 64 * "0"
     with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
-        ClientWithRows(owner, text)
+        TrainingClient(owner, text)
 
 
 def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
@@ -263,8 +263,8 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
         (tmp_path / str(number)).mkdir()
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
-        masks = partial(masks_of, tmp_path / str(number), signing, None)
-        worker = Worker(partial(ClientWithRows, owner, masks=masks), signing)
+        masks = partial(masking_client, tmp_path / str(number), signing, None)
+        worker = TaskHandler(partial(TrainingClient, owner, masks=masks), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     deliver = to_apps(apps, {})
 
@@ -280,7 +280,7 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
     Store(directory).rollback(0)
     assert setting.serve(directory, deliver).digest
     assert not (directory / FIRST_LEG).exists()
-    runs = read_table(tmp_path / "0" / MEMORY)
+    runs = read_table(tmp_path / "0" / MASKED_ROUNDS)
     assert [one["round"] for one in runs.values()] == [0, 0], "the round of both nonces was masked, each once"
 
 
@@ -298,15 +298,15 @@ def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(s
         (folder := tmp_path / str(number)).mkdir()
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
-        masks = partial(masks_of, folder, signing, None)
-        worker = Worker(partial(ClientWithRows, owner, masks=masks, ledger=Ledger(folder)), signing)
+        masks = partial(masking_client, folder, signing, None)
+        worker = TaskHandler(partial(TrainingClient, owner, masks=masks, ledger=PrivacyLedger(folder)), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     result = setting.serve(directory, to_apps(apps, {}))
     reports = Store(directory).reports()
     assert reports[-1]["epsilon"] == pytest.approx(8)
     assert [report["loss"] for report in reports] == [None] * 3
     assert Adapter.load(result.output).provenance["privacy"]["unit"] == "example"
-    spent = [read_table(tmp_path / str(number) / SPENT) for number in range(3)]
+    spent = [read_table(tmp_path / str(number) / PRIVACY_SPENT) for number in range(3)]
     taken = [sum(number in report["clients"] for report in reports) for number in range(3)]
     assert sum(taken) == (9 if masked else 6)
     for accounts, times in zip(spent, taken, strict=True):

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from ...protocol.client.relay import relay as to_worker
+from ...protocol.client.worker_process import ask_worker as to_worker
 from ...protocol.envelope import Code, Reply, Status
 from ..messages import packed, unpacked
 

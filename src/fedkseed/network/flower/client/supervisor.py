@@ -20,9 +20,9 @@ from ....files import border, exclusive, write_atomically
 from ....weights.adapter import NAME as TUNED
 from ...protocol.addresses import require_files
 from ...protocol.client import worker_socket as sockets
-from ...protocol.client.consent import Owner, OwnerSettings
-from ...protocol.client.relay import stop_worker
-from ...protocol.gain import Kept
+from ...protocol.client.recipe_consent import Owner, OwnerSettings
+from ...protocol.client.worker_process import stop_worker
+from ...protocol.client_gain import GainFile
 from ..children import COLOURS, Child, environment, free_port, program, secret, superexec
 from ..compat import AHEAD, BEHIND, CLIENTAPP, CONNECTED, LEFT_OVER, NO_ENTRY, STUCK, UNTRUSTED, task_programs
 
@@ -83,7 +83,7 @@ class Node:
         self.directory, self.connection = directory.resolve(), connection
         self.settings = OwnerSettings(owner, idle, str(connection.key.resolve()), str(connection.ca.resolve()))
         self.settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
-        sockets.place(self.directory)
+        sockets.socket_path(self.directory)
 
     def serve(self, say: Say = print, sleep: Sleep = time.sleep) -> None:
         """Keep a SuperNode connected to the server; a SuperNode that ends is followed by a new one.
@@ -114,7 +114,7 @@ class Node:
     def _connect(self, say: Say, sleep: Sleep) -> "Ended":
         """Start a SuperNode and its executor, and wait until the SuperNode has ended or stands still."""
         node, executor = self._children()
-        tuned, kept = self._tuned(), Kept(self.directory)
+        tuned, kept = self._tuned(), GainFile(self.directory)
         seen, text = node.log.stat().st_size if node.log.exists() else 0, ""
         try:
             node.start()

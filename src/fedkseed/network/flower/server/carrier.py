@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 
 from ....errors import FedKSeedError
 from ...protocol.carrier import MAX_MESSAGE, Arrival, Parcel
-from ...protocol.envelope import shown
+from ...protocol.envelope import printable
 from ..compat import ERRORS, GONE
 from ..messages import packed, unpacked
 
@@ -40,7 +40,7 @@ def _arrival(message: Message) -> Arrival:
     if message.has_error():
         code = message.error.code
         text = ERRORS.get(code, f"Flower's error {code}")
-        return Arrival(key, node, trouble=f"{text} ({shown(message.error.reason or '')[:200]})", gone=code == GONE)
+        return Arrival(key, node, trouble=f"{text} ({printable(message.error.reason or '')[:200]})", gone=code == GONE)
     try:
         return Arrival(key, node, unpacked(message))
     except FedKSeedError as error:

@@ -11,11 +11,11 @@ from pathlib import Path
 from ....errors import FedKSeedError
 from ....files import read_table, write_table
 
-SPENT = "privacy.json"  # in the directory of a client
+PRIVACY_SPENT = "privacy.json"  # in the directory of a client
 
 
 @dataclass(frozen=True, slots=True)
-class Ledger:
+class PrivacyLedger:
     """A client's account, in a file of its directory: run -> broadcast -> 1 / noise² of the answer."""
 
     directory: Path
@@ -36,7 +36,7 @@ class Ledger:
         """
         from ....secure.accounting import epsilon_of
 
-        path = self.directory / SPENT
+        path = self.directory / PRIVACY_SPENT
         table = read_table(path) if path.exists() else {}
         try:
             known = {name: {of: float(cost) for of, cost in answers.items()} for name, answers in table.items()}

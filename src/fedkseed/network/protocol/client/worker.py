@@ -47,24 +47,24 @@ from ....weights.base import Pooled
 from ....wire.codec import decode, kind_of
 from ....wire.delta import lack, restore
 from ....wire.records import Broadcast, Change, Run, Secured, Survivors
+from ..client_gain import LEAST_ROWS, THIS_CLIENT, GainFile, GainSum, gain_in_words
 from ..envelope import Code, RefusedError, Task, refusing
-from ..gain import LEAST, MINE, GainSum, Kept, said
-from ..masking import MaskedRoundsFile, masking_key, require_member
+from ..masking_keys import MaskedRoundsFile, masking_key, require_member
 from ..signatures import ClientSigning
 from . import worker_socket as sockets
-from .answering import AbandonedError, Worker, log
-from .consent import ConsentJournal, Owner, OwnerSettings, consented
 from .policy import Policy, RowView
-from .privacy_spent import Ledger
+from .privacy_spent import PrivacyLedger
+from .recipe_consent import Owner, OwnerSettings, RecipeJournal, accepted_recipe
+from .task_handler import AbandonedError, TaskHandler, log
 
 if TYPE_CHECKING:
     from ....secure import member as secure
 
-BATCHES = "batches.secret"  # in the directory of a client
+BATCH_SEED = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 
 
-class Limit:
+class TaskTime:
     """The time that an owner allows for a task, from now on."""
 
     def __init__(self, policy: Policy) -> None:
@@ -81,10 +81,10 @@ class Limit:
 
 
 # Makes a client's side of masked uploads from its number and the nonce of the run.
-Masks: TypeAlias = Callable[[int, bytes], "secure.MaskingClient"]
+MakeMasking: TypeAlias = Callable[[int, bytes], "secure.MaskingClient"]
 
 
-class ClientWithRows:
+class TrainingClient:
     """A client that follows a server's recipe with a file of its own.
 
     Args:
@@ -97,14 +97,14 @@ class ClientWithRows:
         self,
         owner: Owner,
         recipe: bytes,
-        masks: Masks | None = None,
-        ledger: Ledger | None = None,
+        masks: MakeMasking | None = None,
+        ledger: PrivacyLedger | None = None,
         keeps: Path | None = None,
     ) -> None:
         self.keeps = keeps
         self.policy, self.secret, self.masks, self.ledger = owner.policy, owner.secret, masks, ledger
-        limit = Limit(self.policy)  # of the task that brings the recipe: its server chose what to load
-        self.recipe = consented(recipe, owner)
+        limit = TaskTime(self.policy)  # of the task that brings the recipe: its server chose what to load
+        self.recipe = accepted_recipe(recipe, owner)
         with refusing(Code.MODEL):
             tokenizer = tokenizer_of(self.recipe, Silent())
             limit.require_time()
@@ -123,7 +123,7 @@ class ClientWithRows:
             self.examples, self.unseen = own_share(self.recipe, tokenizer, log, kept_back)
             self.metrics = metrics_of(self.recipe.evaluation, self.unseen.options)
         limit.require_time()
-        self._limit: Limit | None = limit  # None: each later task has its own
+        self._limit: TaskTime | None = limit  # None: each later task has its own
         self.threads = self.recipe.clients.threads or torch.get_num_threads()
         self._kept: bytes | None = None  # the last message, where the next may come as a difference to it
         self._later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
@@ -136,7 +136,7 @@ class ClientWithRows:
         Args:
             bound: raises `FedKSeedError` if a broadcast's digest is not the one that the task's history names.
         """
-        limit, self._limit = self._limit or Limit(self.policy), None
+        limit, self._limit = self._limit or TaskTime(self.policy), None
         if task.keep:
             return task.message, self._keep(task, bound)
         whole = restore(task.message, self._kept)
@@ -210,7 +210,7 @@ class ClientWithRows:
                 setup.held(message.round).save(self.keeps)
         if self.keeps is None or not self.unseen.examples:
             return b""
-        kept = Kept(self.keeps.parent)
+        kept = GainFile(self.keeps.parent)
         if self._sends() and kept.allows(task.nonce, task.message):
             return self._measured(kept, message.round, True)
         self._later = partial(self._measured, kept, message.round, False)
@@ -221,11 +221,11 @@ class ClientWithRows:
         recipe, rows = self.recipe, len(self.unseen.examples)
         hidden = recipe.secure is not None or recipe.privacy is not None
         asked = recipe.evaluation.clients is not None and self.policy.evaluation.send and not hidden
-        if asked and rows < LEAST:
-            log(f"the server is sent no gain of {rows} rows, {LEAST} are needed: let kept_back be larger")
-        return asked and rows >= LEAST
+        if asked and rows < LEAST_ROWS:
+            log(f"the server is sent no gain of {rows} rows, {LEAST_ROWS} are needed: let kept_back be larger")
+        return asked and rows >= LEAST_ROWS
 
-    def _measured(self, kept: Kept, rounds: int, sends: bool) -> bytes:
+    def _measured(self, kept: GainFile, rounds: int, sends: bool) -> bytes:
         """Measure the tuned model, which is loaded, and the base model, for the owner; returns what is sent."""
         weights, examples = self.setup.weights, self.unseen.examples
         if not isinstance(weights, Pooled):
@@ -236,16 +236,16 @@ class ClientWithRows:
             weights.load(np.zeros_like(tuned))
             before = self._scores()
             weights.load(tuned)
-        found = gain(MINE, before, after)
+        found = gain(THIS_CLIENT, before, after)
         finite = math.isfinite(found.change["loss"].mean)
         kept.write(found, rounds, sends and finite)
-        log(said(found, sends and finite))
+        log(gain_in_words(found, sends and finite))
         return GainSum(len(examples), len(examples) * found.change["loss"].mean).encode() if sends and finite else b""
 
     def _scores(self) -> Evaluation:
         examples = self.unseen.examples
         scores = self.setup.score(examples, "own held-out rows", False, self.metrics)
-        return replace(scores, owners=[MINE] * len(examples))
+        return replace(scores, owners=[THIS_CLIENT] * len(examples))
 
     def afterwards(self) -> None:
         """Do what only the client's owner waits for, once the answer was sent."""
@@ -358,14 +358,14 @@ def _drawn(round_: int, recipe: Recipe, count: int) -> list[int]:
     return cohort(recipe.seed, round_, count, recipe.clients.cohort_of(count), recipe.clients.draw)
 
 
-def journaled(
-    journal: ConsentJournal,
+def follow_recipe(
+    journal: RecipeJournal,
     owner: Owner,
     recipe: bytes,
-    masks: Masks | None = None,
-    ledger: Ledger | None = None,
+    masks: MakeMasking | None = None,
+    ledger: PrivacyLedger | None = None,
     keeps: Path | None = None,
-) -> ClientWithRows:
+) -> TrainingClient:
     """A client that follows a recipe, which is noted before, and the decision after.
 
     Raises:
@@ -374,16 +374,16 @@ def journaled(
     with refusing(Code.WORKER):  # the disk may be full
         journal.asked(recipe)
         try:
-            view = RowView.of(consented(recipe, owner))
+            view = RowView.of(accepted_recipe(recipe, owner))
             journal.require_room(view, owner.policy.data.max_views)
             journal.decided(recipe, "followed", view)
-            return ClientWithRows(owner, recipe, masks, ledger, keeps)
+            return TrainingClient(owner, recipe, masks, ledger, keeps)
         except RefusedError as error:
             journal.decided(recipe, f"{error.code}: {error}")
             raise
 
 
-def secret_of(directory: Path) -> int:
+def batch_secret(directory: Path) -> int:
     """The secret number by which a client draws its batches, made once for its directory.
 
     A server that knew which rows are in which batch could solve the scalars of a round for those of each row.
@@ -391,7 +391,7 @@ def secret_of(directory: Path) -> int:
     Raises:
         FedKSeedError: the file can't be read or written, or holds something else.
     """
-    path = directory / BATCHES
+    path = directory / BATCH_SEED
     if not path.exists():
         write_atomically(path, secrets.token_hex(16).encode())
     try:
@@ -400,7 +400,7 @@ def secret_of(directory: Path) -> int:
         raise FedKSeedError(f"{path} holds no secret: {error}; remove it, and another is made") from error
 
 
-def masks_of(
+def masking_client(
     directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
 ) -> "secure.MaskingClient":
     """A client's side of masked uploads in one run, with its memory in its directory.
@@ -432,12 +432,12 @@ def serve(directory: Path) -> None:
     ):
         owner = settings.owner
         if owner.policy.data.secret_batches:
-            owner = replace(owner, secret=secret_of(directory))
+            owner = replace(owner, secret=batch_secret(directory))
         signing = settings.signing(directory)
-        masks = None if signing is None else partial(masks_of, directory, signing, owner.members)
-        own = {"masks": masks, "ledger": Ledger(directory), "keeps": directory / TUNED}
-        follow = partial(journaled, ConsentJournal(directory), owner, **own)
-        worker = Worker(follow, signing)
+        masks = None if signing is None else partial(masking_client, directory, signing, owner.members)
+        own = {"masks": masks, "ledger": PrivacyLedger(directory), "keeps": directory / TUNED}
+        follow = partial(follow_recipe, RecipeJournal(directory), owner, **own)
+        worker = TaskHandler(follow, signing)
         listener.settimeout(settings.idle)
         while True:
             try:
@@ -449,7 +449,7 @@ def serve(directory: Path) -> None:
                 _serve_one(worker, connection)
 
 
-def _serve_one(worker: Worker, connection: socket) -> None:
+def _serve_one(worker: TaskHandler, connection: socket) -> None:
     task = sockets.receive(connection, HAND_IN)
     reply = worker.reply(task, lambda: sockets.gone(connection))
     sockets.send(connection, reply.encode(), HAND_IN)

@@ -18,7 +18,7 @@ LONGEST = 100  # bytes of a socket's path; Linux takes 107, macOS 103
 SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
 
 
-def place(directory: Path) -> str:
+def socket_path(directory: Path) -> str:
     """The path of a worker's socket.
 
     Raises:
@@ -39,7 +39,7 @@ def connected(directory: Path, seconds: float) -> Iterator[socket.socket]:
     """
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(seconds)
-        connection.connect(place(directory))
+        connection.connect(socket_path(directory))
         yield connection
 
 
@@ -49,7 +49,7 @@ def listening(directory: Path) -> socket.socket:
     Raises:
         FedKSeedError: the socket can't be made.
     """
-    path = Path(place(directory))
+    path = Path(socket_path(directory))
     with border(f"can't listen at {path}"):
         path.unlink(missing_ok=True)  # of a worker that was killed; the caller holds the lock
         listener = socket.socket(socket.AF_UNIX)

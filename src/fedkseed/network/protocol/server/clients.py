@@ -20,8 +20,8 @@ from ....run.progress import Progress
 from ....wire.codec import kind_of
 from ....wire.records import Lack
 from ..carrier import AGAIN, LATE, Arrival, Carrier, Parcel, RoundStoppedError
-from ..envelope import LINK, Reply, Status, Task, digest_of, shown
-from ..gain import GainSum
+from ..client_gain import GainSum
+from ..envelope import LINK, Reply, Status, Task, printable, recipe_digest
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
 
@@ -345,7 +345,7 @@ class RemoteClients:
     def _task(self, exchange: Exchange, client: int, seconds: float, history: History | None) -> Task:
         remembered = self._clients[client]
         recipe = b"" if remembered.has_recipe else self.recipe
-        task = Task(client, seconds, digest_of(self.recipe), recipe, exchange.sent[client], keep=exchange.keep)
+        task = Task(client, seconds, recipe_digest(self.recipe), recipe, exchange.sent[client], keep=exchange.keep)
         if history is not None:
             since = remembered.followed + 1 if remembered.has_recipe else 0
             links, remembered.head, stem = history(since, exchange.round)
@@ -410,7 +410,7 @@ class RemoteClients:
         except FedKSeedError as error:
             exchange.refused[client] = str(error)
             self.progress.clients([client], "refused")
-            self.progress.note(f"{exchange}: the answer of client {client} is left out: {shown(str(error))}")
+            self.progress.note(f"{exchange}: the answer of client {client} is left out: {printable(str(error))}")
             self._note_unusable(client, exchange.round)
             return False
         exchange.answered.add(client)
@@ -474,7 +474,7 @@ class RemoteClients:
             raise
         except Exception as error:
             if what not in self._trouble:
-                why = f"{type(error).__name__}: {shown(str(error))[:200]}"
+                why = f"{type(error).__name__}: {printable(str(error))[:200]}"
                 self.progress.note(f"{self.carrier.name} can't {what} ({why}); trying again")
             self._trouble[what] = error
             time.sleep(PAUSE)
@@ -483,7 +483,7 @@ class RemoteClients:
         return answer
 
     def _too_few(self, exchange: Exchange) -> FedKSeedError:
-        why = "; ".join(f"client {client}: {shown(text)}" for client, text in sorted(exchange.refused.items())[:3])
+        why = "; ".join(f"client {client}: {printable(text)}" for client, text in sorted(exchange.refused.items())[:3])
         return FedKSeedError(
             f"{exchange}: {len(exchange.answered)} clients answered, {exchange.minimum} are needed"
             + (f" ({why})" if why else "")

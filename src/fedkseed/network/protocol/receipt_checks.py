@@ -11,7 +11,7 @@ from ...errors import FedKSeedError
 from ...files import border
 from ...run.store import NONCES, Store
 from ...run.verify import Signed
-from .history import seen
+from .run_history import read_history
 from .signatures import keys_of_run, public_key, upload_statement, verify
 
 Keys: TypeAlias = Mapping[int, Iterable[EllipticCurvePublicKey]]  # client -> the public keys that it has had
@@ -37,7 +37,7 @@ def held_keys(places: Iterable[Path]) -> Keys:
     return keys
 
 
-def checks(store: Store, held: Keys | None = None) -> Signed | None:
+def signature_check(store: Store, held: Keys | None = None) -> Signed | None:
     """A check of uploads' signatures; None where clients have no keys.
 
     Args:
@@ -75,7 +75,7 @@ def require_seen(store: Store, path: Path) -> None:
     Raises:
         FedKSeedError: it is; or the client has seen nothing of the run.
     """
-    entries, heads = store.recall(NONCES) or [], seen(path)
+    entries, heads = store.recall(NONCES) or [], read_history(path)
     of_run = [(at, heads[nonce].done, heads[nonce].head) for at, (_, nonce) in enumerate(entries) if nonce in heads]
     if not of_run:
         raise FedKSeedError(f"the client of {path} has seen nothing of {store.directory}")

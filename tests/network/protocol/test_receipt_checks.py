@@ -11,8 +11,8 @@ from fedkseed import FedKSeedError
 from fedkseed.cli import app
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.envelope import Task
-from fedkseed.network.protocol.history import KEPT, RunHistory
-from fedkseed.network.protocol.receipts import checks, held_keys, nonce_of, require_seen
+from fedkseed.network.protocol.receipt_checks import held_keys, nonce_of, require_seen, signature_check
+from fedkseed.network.protocol.run_history import HISTORY_FILE, RunHistory
 from fedkseed.network.protocol.server.serving import current_nonce
 from fedkseed.network.protocol.signatures import (
     SIGNING,
@@ -72,7 +72,7 @@ def run(signed, tmp_path) -> Store:
 
 
 def test_uploads_are_verified_by_current_and_former_keys(run):
-    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+    assert verify(run, signature_check(run)).signed == ROUNDS * CLIENTS
 
 
 def test_an_upload_with_a_former_key_is_refused_where_it_was_never_the_clients(run):
@@ -80,11 +80,11 @@ def test_an_upload_with_a_former_key_is_refused_where_it_was_never_the_clients(r
     table = json.loads(path.read_bytes())
     assert [len(former) for former in table["former"]] == [0, 1, 0, 0]
     ServerSigning.write(run.directory / "flower", run.directory, table["clients"])  # nothing new: former keys stay
-    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+    assert verify(run, signature_check(run)).signed == ROUNDS * CLIENTS
     path.unlink()
     ServerSigning.write(run.directory / "flower", run.directory, table["clients"])
     with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 1 is not signed by it"):
-        verify(run, checks(run))
+        verify(run, signature_check(run))
 
 
 @pytest.fixture(scope="module")
@@ -99,12 +99,12 @@ def made_up(keys, tmp_path_factory) -> Store:
 def test_a_run_that_its_server_has_made_up_with_keys_of_its_own_is_found_by_keys_that_the_reader_holds(
     signed, made_up, keys
 ):
-    assert verify(made_up, checks(made_up)).signed == ROUNDS * CLIENTS, "with its own keys the attack succeeds"
+    assert verify(made_up, signature_check(made_up)).signed == ROUNDS * CLIENTS, "with its own keys the attack succeeds"
     with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 0 is not signed by it for this run"):
-        verify(made_up, checks(made_up, held_keys([keys])))
+        verify(made_up, signature_check(made_up, held_keys([keys])))
     swapped = {0: [], **held_keys([keys])} | {1: held_keys([keys])[CLIENTS], CLIENTS: held_keys([keys])[1]}
     with pytest.raises(FedKSeedError, match=r"^round 3: the upload of client 1 is not signed by it"):
-        verify(Store(signed), checks(Store(signed), swapped))  # its former key alone
+        verify(Store(signed), signature_check(Store(signed), swapped))  # its former key alone
 
 
 def test_keys_of_folders_and_files_are_put_together(run, keys, tmp_path):
@@ -112,13 +112,13 @@ def test_keys_of_folders_and_files_are_put_together(run, keys, tmp_path):
     (tmp_path / "former").mkdir()
     shutil.copy(keys / f"client-{CLIENTS}.pub", tmp_path / "former" / "client-1.pub")
     shutil.rmtree(run.directory / "flower")
-    assert checks(run) is None
+    assert signature_check(run) is None
     held = held_keys([keys, tmp_path / "former" / "client-1.pub"])
-    assert verify(run, checks(run, held)).signed == ROUNDS * CLIENTS
+    assert verify(run, signature_check(run, held)).signed == ROUNDS * CLIENTS
     with pytest.raises(FedKSeedError, match=r"^round 1: the upload of client 1 is not signed by it"):
-        verify(run, checks(run, held_keys([keys])))
+        verify(run, signature_check(run, held_keys([keys])))
     with pytest.raises(FedKSeedError, match=r"^round 1: client 1 took part, and --keys has no client-1\.pub"):
-        verify(run, checks(run, held_keys([keys / "client-0.pub"])))
+        verify(run, signature_check(run, held_keys([keys / "client-0.pub"])))
 
 
 def test_keys_that_tell_no_clients_number_or_are_none_are_refused(keys, tmp_path):
@@ -164,7 +164,7 @@ def test_a_last_round_that_was_computed_anew_without_an_upload_is_found_by_a_hea
     change(run, "UPDATE rounds SET state = ? WHERE done = 6", pack(after))
     mend(run, strategy)
     run.adapter.unlink()
-    assert verify(run, checks(run)).uploads == ROUNDS * CLIENTS - 1, "without a head the attack succeeds"
+    assert verify(run, signature_check(run)).uploads == ROUNDS * CLIENTS - 1, "without a head the attack succeeds"
     assert require_head(run, run.head(ROUNDS - 1).hex()) == ROUNDS - 1
     with pytest.raises(FedKSeedError, match=r"has no head .* after any of its 6 rounds: it is another run, or was"):
         require_head(run, head)
@@ -187,7 +187,7 @@ def forged(run: Store, keys: Path, *, key: int, head: int = 5, nonce: bytes | No
 def test_a_signature_with_the_clients_own_key_is_taken(run, keys):
     """The forgery below differs from it in one thing each time."""
     store = forged(run, keys, key=2)
-    assert verify(store, checks(store)).signed == ROUNDS * CLIENTS
+    assert verify(store, signature_check(store)).signed == ROUNDS * CLIENTS
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_signature_with_the_clients_own_key_is_taken(run, keys):
 def test_a_signature_that_is_not_the_clients_for_this_run_and_history_is_found(run, keys, wrong):
     store = forged(run, keys, **wrong)
     with pytest.raises(FedKSeedError, match=r"^round 6: the upload of client 2 is not signed by it"):
-        verify(store, checks(store))
+        verify(store, signature_check(store))
 
 
 def test_a_change_of_an_early_round_leaves_no_later_signature_right(run):
@@ -205,25 +205,25 @@ def test_a_change_of_an_early_round_leaves_no_later_signature_right(run):
     change(run, "UPDATE rounds SET report = replace(report, '\"skipped\": 0', '\"skipped\": 1') WHERE done = 2")
     mend(run)
     with pytest.raises(FedKSeedError, match=r"^round 3: the upload of client 0 is not signed by it"):
-        verify(run, checks(run))
+        verify(run, signature_check(run))
     assert verify(run).unchecked == ROUNDS * CLIENTS, "without keys it passes"
 
 
 def test_a_client_beyond_the_registered_ones_is_found(run, keys):
     ServerSigning.write(run.directory / "flower", keys, public(keys, 0, 1, 2))
     with pytest.raises(FedKSeedError, match="the upload of client 3 is not signed by it"):
-        verify(run, checks(run))
+        verify(run, signature_check(run))
 
 
 def test_a_run_that_has_lost_its_nonces_is_not_called_one_without_keys(run):
     """The attack: a server that deletes the fact, so that no signature can be checked."""
     change(run, "DELETE FROM facts WHERE name = 'nonces'")
     with pytest.raises(FedKSeedError, match="has no nonce for the tasks after 0 rounds"):
-        verify(run, checks(run))
+        verify(run, signature_check(run))
 
 
 def test_a_run_without_keys_has_no_checks(tmp_path):
-    assert checks(synthetic.begin(tmp_path / "run", stop=1)) is None
+    assert signature_check(synthetic.begin(tmp_path / "run", stop=1)) is None
 
 
 def test_one_flipped_bit_in_the_file_of_keys_is_refused(run):
@@ -240,7 +240,7 @@ def client(run: Store, directory: Path, done: int) -> Path:
     links, head, stem = run.history(0, done)
     asked = Task(0, 1.0, bytes(16), b"", b"", nonce_of(run, done), links=b"".join(links), head=head, stem=stem)
     assert RunHistory(directory).follow(asked)
-    return directory / KEPT
+    return directory / HISTORY_FILE
 
 
 def test_a_run_that_a_client_has_seen_is_recognised(run, tmp_path):
@@ -275,7 +275,7 @@ def test_a_rollback_by_the_command_is_named_and_a_client_that_knows_of_it_is_con
     with pytest.raises(FedKSeedError, match=r"has seen 5 rounds of .*, which has gone back to 3 since"):
         require_seen(run, path)
     require_seen(run, client(run, tmp_path / "client", 4))
-    assert verify(run, checks(run)).signed == ROUNDS * CLIENTS
+    assert verify(run, signature_check(run)).signed == ROUNDS * CLIENTS
 
 
 def test_a_client_of_another_run_is_refused(run, tmp_path):

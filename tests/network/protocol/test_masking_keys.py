@@ -8,13 +8,13 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol.certs import request
-from fedkseed.network.protocol.masking import (
-    MEMORY,
-    RUNS,
+from fedkseed.network.protocol.masking_keys import (
+    MASKED_ROUNDS,
+    MOST_RUNS,
     MaskedRoundsFile,
-    comment,
+    masking_comment,
     masking_key,
-    masking_public,
+    masking_key_in,
     require_member,
 )
 from fedkseed.network.protocol.signatures import private_key
@@ -25,7 +25,7 @@ RUN = bytes(range(16))
 def test_the_key_follows_from_the_identity_and_its_public_half_stands_in_the_public_file(tmp_path):
     line = request(tmp_path / "alice").read_text()
     key = masking_key(private_key(tmp_path / "alice"))
-    assert masking_public(line) == X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
+    assert masking_key_in(line) == X25519PrivateKey.from_private_bytes(key).public_key().public_bytes_raw()
     others = [masking_key(ec.generate_private_key(ec.SECP256R1())) for _ in range(3)]
     assert len({key, *others}) == 4
 
@@ -34,8 +34,8 @@ def test_the_key_follows_from_the_identity_and_its_public_half_stands_in_the_pub
     "line", ["", "ecdsa-sha2-nistp256 AAAA", "x fedkseed-masks:", "x fedkseed-masks:zz", "y alice"]
 )
 def test_a_line_without_a_key_has_none(line):
-    assert masking_public(line) is None
-    assert masking_public("x fedkseed-masks:" + "00" * 31) is None
+    assert masking_key_in(line) is None
+    assert masking_key_in("x fedkseed-masks:" + "00" * 31) is None
 
 
 def test_a_client_answers_each_leg_of_a_round_once_also_after_a_restart(tmp_path):
@@ -55,17 +55,17 @@ def test_a_client_answers_each_leg_of_a_round_once_also_after_a_restart(tmp_path
 
 def test_a_run_is_not_forgotten_for_runs_without_end(tmp_path):
     """A server that could drive a run out of the memory could ask its rounds again."""
-    for number in range(RUNS):
+    for number in range(MOST_RUNS):
         MaskedRoundsFile(tmp_path, number.to_bytes(16, "big")).once(0, "upload", b"x")
-    with pytest.raises(FedKSeedError, match=f"{RUNS} runs"):
+    with pytest.raises(FedKSeedError, match=f"{MOST_RUNS} runs"):
         MaskedRoundsFile(tmp_path, b"?" * 16).once(0, "upload", b"x")
     with pytest.raises(FedKSeedError, match="another upload"):
         MaskedRoundsFile(tmp_path, bytes(16)).once(0, "upload", b"y")
 
 
 def test_a_memory_that_was_damaged_is_no_empty_one(tmp_path):
-    (tmp_path / MEMORY).write_text("{")
-    with pytest.raises(FedKSeedError, match=MEMORY):
+    (tmp_path / MASKED_ROUNDS).write_text("{")
+    with pytest.raises(FedKSeedError, match=MASKED_ROUNDS):
         MaskedRoundsFile(tmp_path, RUN).once(0, "upload", b"x")
 
 
@@ -73,7 +73,7 @@ def test_masks_are_made_for_the_keys_of_the_clients_own_list_alone(tmp_path):
     lines = [request(tmp_path / name).read_text() for name in ("alice", "bob")]
     file = tmp_path / "members.pub"
     file.write_text("".join(lines))
-    bob = masking_public(lines[1])
+    bob = masking_key_in(lines[1])
     assert bob is not None
     require_member(file, 1, bob)
     for number, key in [(0, bob), (1, bytes(32)), (2, bob)]:
@@ -84,4 +84,4 @@ def test_masks_are_made_for_the_keys_of_the_clients_own_list_alone(tmp_path):
 
 
 def test_a_comment_is_one_word():
-    assert len(comment(ec.generate_private_key(ec.SECP256R1())).split()) == 1
+    assert len(masking_comment(ec.generate_private_key(ec.SECP256R1())).split()) == 1

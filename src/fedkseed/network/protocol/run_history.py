@@ -21,12 +21,12 @@ from ...files import read_table, write_table
 from ...run import digest_chain as chain
 from .envelope import LINK, Task
 
-KEPT = "history.json"  # in the directory of a client
-RUNS = 256  # of which a client keeps the history: 80 KB; a server could have it write without end, else
+HISTORY_FILE = "history.json"  # in the directory of a client
+MOST_RUNS = 256  # of which a client keeps the history: 80 KB; a server could have it write without end, else
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenRun:
     """The last that a client has seen of one run."""
 
     done: int  # rounds
@@ -43,8 +43,8 @@ class RunHistory:
     """
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / KEPT
-        self._runs = seen(self.path) if self.path.exists() else {}
+        self.path = directory / HISTORY_FILE
+        self._runs = read_history(self.path) if self.path.exists() else {}
 
     def follow(self, task: Task) -> bool:
         """Check a task's history against the one that is known, and keep its head.
@@ -58,8 +58,10 @@ class RunHistory:
         """
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())
-        if known is None and len(self._runs) >= RUNS:
-            raise FedKSeedError(f"{self.path} has {RUNS} runs, and more are not kept: give this client a new --state")
+        if known is None and len(self._runs) >= MOST_RUNS:
+            raise FedKSeedError(
+                f"{self.path} has {MOST_RUNS} runs, and more are not kept: give this client a new --state"
+            )
         at, head, link = (known.done, known.head, known.link) if known else (-1, None, b"")
         if known is not None and task.client != known.client:  # other batches, directions
             raise FedKSeedError(f"this client is {known.client} in this run, and the task is for {task.client}")
@@ -80,7 +82,7 @@ class RunHistory:
                 f"the server has changed it, or shows its clients different ones; {self.path} has what was seen"
             )
         if task.done > at and head is not None:
-            self._keep(task.nonce.hex(), Seen(task.done, head, link, task.client, task.digest))
+            self._keep(task.nonce.hex(), SeenRun(task.done, head, link, task.client, task.digest))
         return True
 
     def require_bound(self, task: Task, broadcast: bytes) -> None:
@@ -99,12 +101,12 @@ class RunHistory:
                 f"different ones, or its history is made up; {self.path} has what was seen"
             )
 
-    def _keep(self, nonce: str, now: Seen) -> None:
+    def _keep(self, nonce: str, now: SeenRun) -> None:
         self._runs[nonce] = now
         write_table(self.path, {nonce: _fields(one) for nonce, one in self._runs.items()})
 
 
-def seen(path: Path) -> dict[str, Seen]:
+def read_history(path: Path) -> dict[str, SeenRun]:
     """The last that a client has seen of each run: by its nonce, hexadecimal.
 
     Raises:
@@ -117,11 +119,11 @@ def seen(path: Path) -> dict[str, Seen]:
         raise FedKSeedError(f"{path} holds no history of a client: {error}") from error
 
 
-def _fields(one: Seen) -> list[int | str]:
+def _fields(one: SeenRun) -> list[int | str]:
     return [value.hex() if isinstance(value, bytes) else value for value in astuple(one)]
 
 
-def _seen(done: int, head: str, link: str, client: int, recipe: str) -> Seen:
-    return Seen(
+def _seen(done: int, head: str, link: str, client: int, recipe: str) -> SeenRun:
+    return SeenRun(
         operator.index(done), bytes.fromhex(head), bytes.fromhex(link), operator.index(client), bytes.fromhex(recipe)
     )

@@ -18,8 +18,8 @@ from ...files import read_table, read_whole, write_table
 from ...wire.records import KEY
 
 COMMENT = "fedkseed-masks:"
-MEMORY = "masks.json"  # in the directory of a client
-RUNS = 256  # whose last masked round is remembered; more are refused
+MASKED_ROUNDS = "masks.json"  # in the directory of a client
+MOST_RUNS = 256  # whose last masked round is remembered; more are refused
 
 
 def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
@@ -28,13 +28,13 @@ def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
     return HKDF(hashes.SHA256(), KEY, None, b"fedkseed, version 1: the key of masked uploads").derive(scalar)
 
 
-def comment(identity: ec.EllipticCurvePrivateKey) -> str:
+def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
     """The comment in an identity's public file."""
     public = X25519PrivateKey.from_private_bytes(masking_key(identity)).public_key()
     return COMMENT + public.public_bytes_raw().hex()
 
 
-def masking_public(line: str) -> bytes | None:
+def masking_key_in(line: str) -> bytes | None:
     """The public X25519 key in a line of OpenSSH's format; None if its comment holds none."""
     words = [word.removeprefix(COMMENT) for word in line.split() if word.startswith(COMMENT)]
     try:
@@ -61,12 +61,12 @@ class MaskedRoundsFile:
         Raises:
             FedKSeedError: another value stands there, or the run has had a later round with masks.
         """
-        path, name = self.directory / MEMORY, self.run.hex()
+        path, name = self.directory / MASKED_ROUNDS, self.run.hex()
         table = read_table(path) if path.exists() else {}
-        if name not in table and len(table) >= RUNS:  # a run that is forgotten could be asked again
+        if name not in table and len(table) >= MOST_RUNS:  # a run that is forgotten could be asked again
             raise FedKSeedError(
-                f"this client has masked uploads in {RUNS} runs, and forgets none: {path}; start it with a new --state "
-                "and a new key, since with this key the old rounds could be asked again"
+                f"this client has masked uploads in {MOST_RUNS} runs, and forgets none: {path}; start it with a new "
+                "--state and a new key, since with this key the old rounds could be asked again"
             )
         last = table.get(name, {"round": -1})
         if last["round"] > round_:
@@ -94,7 +94,7 @@ def require_member(file: Path, number: int, key: bytes) -> None:
         FedKSeedError: the file can't be read, or says that the client has another key or none.
     """
     lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
-    known = masking_public(lines[number]) if number < len(lines) else None
+    known = masking_key_in(lines[number]) if number < len(lines) else None
     if known != key:
         raise FedKSeedError(
             f"the server says that client {number} has the key {key.hex()}, {file} says "

@@ -52,7 +52,7 @@ def code_alone(code: Code, text: str) -> str:
     return str(code)
 
 
-class Worker:
+class TaskHandler:
     """The answering of tasks, with the recipe and model of the last task that brought a recipe.
 
     Args:

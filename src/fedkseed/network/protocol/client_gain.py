@@ -20,11 +20,11 @@ from ...errors import FedKSeedError
 from ...evaluation.statistics import Estimate, Gain, title_of
 from ...files import read_table, write_table
 
-FILE = "gain.json"  # in the directory of a client
-LEAST = 10  # rows: a sum over fewer says too much of each
+GAIN_FILE = "gain.json"  # in the directory of a client
+LEAST_ROWS = 10  # rows: a sum over fewer says too much of each
 MAGIC, VERSION = b"FKSg", 1
 LAYOUT = struct.Struct("<4sBBId")
-MINE = "this client"
+THIS_CLIENT = "this client"
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class GainSum:
     change: float  # nats
 
     def __post_init__(self) -> None:
-        if not (LEAST <= self.rows < 1 << 32 and math.isfinite(self.change)):
+        if not (LEAST_ROWS <= self.rows < 1 << 32 and math.isfinite(self.change)):
             raise FedKSeedError(
-                f"a gain is of {LEAST} rows or more, and a finite sum; got {self.rows} rows and {self.change}"
+                f"a gain is of {LEAST_ROWS} rows or more, and a finite sum; got {self.rows} rows and {self.change}"
             )
 
     def encode(self) -> bytes:
@@ -62,11 +62,11 @@ class GainSum:
         return Gain(f"client {client}", self.rows, {}, {}, {"loss": Estimate(self.change / self.rows, math.inf)})
 
 
-class Kept:
+class GainFile:
     """The gains of a client in its directory: the latest for its owner, and of each run what its server was sent."""
 
     def __init__(self, directory: Path) -> None:
-        self.path = directory / FILE
+        self.path = directory / GAIN_FILE
         self._seen = self._changed
 
     def write(self, gain: Gain, rounds: int, sent: bool) -> None:
@@ -91,15 +91,15 @@ class Kept:
         write_table(self.path, table | {"runs": runs})
         return True
 
-    def said(self) -> str | None:
+    def in_words(self) -> str | None:
         """The latest gain in words; None: there is none."""
         table = self._table()
-        return said(Gain.of(table["gain"]), table["sent"]) if "gain" in table else None
+        return gain_in_words(Gain.of(table["gain"]), table["sent"]) if "gain" in table else None
 
     def news(self) -> str | None:
         """The latest gain in words, if it was written since this was last asked."""
         seen, self._seen = self._seen, self._changed
-        return self.said() if self._seen != seen else None
+        return self.in_words() if self._seen != seen else None
 
     @property
     def _changed(self) -> int:
@@ -110,7 +110,7 @@ class Kept:
         return read_table(self.path) if self.path.exists() else {}
 
 
-def said(gain: Gain, sent: bool) -> str:
+def gain_in_words(gain: Gain, sent: bool) -> str:
     """A client's gain in words, for its owner."""
     changes = [
         f"{title_of(name)} {gain.before[name]:.4f} before, {gain.after[name]:.4f} after ({change.text('+')})"

@@ -8,7 +8,7 @@ import pytest
 
 from fedkseed import FedKSeedError, encode
 from fedkseed.network.protocol.envelope import LINK, Task
-from fedkseed.network.protocol.history import KEPT, RUNS, RunHistory, Seen, seen
+from fedkseed.network.protocol.run_history import HISTORY_FILE, MOST_RUNS, RunHistory, SeenRun, read_history
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.store import Store
 
@@ -35,9 +35,9 @@ def task(store: Store, done: int, since: int = 0, nonce: bytes = NONCE) -> Task:
     return Task(0, 1.0, bytes(16), b"", b"", nonce, since=since, links=joined, head=head, stem=stem)
 
 
-def known(store: Store, done: int) -> Seen:
+def known(store: Store, done: int) -> SeenRun:
     """The last that client 0 has seen of a run after `done` rounds."""
-    return Seen(done, store.head(done), chain.link_of(store.parts(done)), 0, bytes(16))
+    return SeenRun(done, store.head(done), chain.link_of(store.parts(done)), 0, bytes(16))
 
 
 def broadcast(store: Store, done: int, **changes: float) -> bytes:
@@ -50,16 +50,16 @@ def broadcast(store: Store, done: int, **changes: float) -> bytes:
 def test_a_client_follows_round_after_round_and_its_file_says_so(run, tmp_path):
     for done in range(4):
         assert RunHistory(tmp_path).follow(task(run, done, done)), "by another process each time"
-        assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, done)}
+        assert read_history(tmp_path / HISTORY_FILE) == {NONCE.hex(): known(run, done)}
 
 
 def test_a_client_that_has_missed_rounds_needs_the_links_since(run, tmp_path):
     history = RunHistory(tmp_path)
     assert history.follow(task(run, 1))
     assert not history.follow(task(run, 4, 4)), "links are lacking: it asks for all"
-    assert seen(history.path) == {NONCE.hex(): known(run, 1)}
+    assert read_history(history.path) == {NONCE.hex(): known(run, 1)}
     assert history.follow(task(run, 4, 2))
-    assert seen(history.path) == {NONCE.hex(): known(run, 4)}
+    assert read_history(history.path) == {NONCE.hex(): known(run, 4)}
 
 
 def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_path):
@@ -67,7 +67,7 @@ def test_a_client_that_lacks_everything_gets_all_links_with_the_recipe(run, tmp_
     assert not history.follow(task(run, 5, 5))
     assert not history.path.exists()
     assert history.follow(task(run, 5))
-    assert seen(history.path) == {NONCE.hex(): known(run, 5)}
+    assert read_history(history.path) == {NONCE.hex(): known(run, 5)}
 
 
 def test_the_same_round_may_be_asked_for_again(run, tmp_path):
@@ -84,7 +84,7 @@ def test_a_server_that_goes_back_in_silence_is_refused(run, tmp_path):
             FedKSeedError, match="the server is back at round 3, this client has seen the state after 4"
         ):
             history.follow(task(run, 3, since))
-    assert seen(history.path) == {NONCE.hex(): known(run, 4)}
+    assert read_history(history.path) == {NONCE.hex(): known(run, 4)}
 
 
 def test_a_server_that_has_changed_a_past_round_is_refused(run, forged, tmp_path):
@@ -109,7 +109,7 @@ def test_a_server_that_shows_two_clients_two_histories_leaves_two_heads(run, for
     for history, store in zip(histories, (run, forged), strict=True):
         history.path.parent.mkdir()
         assert history.follow(task(store, 4))
-    heads = [seen(history.path)[NONCE.hex()] for history in histories]
+    heads = [read_history(history.path)[NONCE.hex()] for history in histories]
     assert heads[0] != heads[1]
     for history, store in zip(histories, (forged, run), strict=True):
         with pytest.raises(FedKSeedError, match="shows its clients different ones"):
@@ -128,7 +128,7 @@ def test_a_changed_link_or_head_is_refused_and_nothing_is_kept(run, tmp_path, at
     ):
         with pytest.raises(FedKSeedError, match="is another than the one"):
             RunHistory(tmp_path).follow(forged)
-    assert not (tmp_path / KEPT).exists()
+    assert not (tmp_path / HISTORY_FILE).exists()
 
 
 def test_a_server_that_goes_back_by_the_command_begins_another_history(run, tmp_path):
@@ -136,7 +136,7 @@ def test_a_server_that_goes_back_by_the_command_begins_another_history(run, tmp_
     history = RunHistory(tmp_path)
     history.follow(task(run, 4))
     assert history.follow(task(run, 2, nonce=OTHER))
-    assert seen(history.path) == {NONCE.hex(): known(run, 4), OTHER.hex(): known(run, 2)}
+    assert read_history(history.path) == {NONCE.hex(): known(run, 4), OTHER.hex(): known(run, 2)}
     with pytest.raises(FedKSeedError, match="the server is back"):
         history.follow(task(run, 3, 3))
 
@@ -202,13 +202,13 @@ def test_a_client_keeps_its_number_and_its_recipe_in_a_run_when_it_is_started_ag
     for done in (2, 3):
         with pytest.raises(FedKSeedError, match=match):
             RunHistory(tmp_path).follow(replace(task(run, done), **change))
-    assert seen(tmp_path / KEPT) == {NONCE.hex(): known(run, 2)}
+    assert read_history(tmp_path / HISTORY_FILE) == {NONCE.hex(): known(run, 2)}
     assert RunHistory(tmp_path).follow(replace(task(run, 2, nonce=OTHER), **change)), "of another run"
 
 
 def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch):
     """The attack: a nonce for each task, until the run is driven out; then one of its rounds with another model."""
-    monkeypatch.setattr("fedkseed.network.protocol.history.RUNS", 8)
+    monkeypatch.setattr("fedkseed.network.protocol.run_history.MOST_RUNS", 8)
     asked = RunHistory(tmp_path)
     nonces = [number.to_bytes(16, "big") for number in range(9)]
     for nonce in nonces[:8]:
@@ -222,9 +222,9 @@ def test_a_run_is_not_forgotten_for_runs_without_end(run, tmp_path, monkeypatch)
         client.require_bound(task(run, 2, nonce=nonces[0]), chain.digest(broadcast(run, 2)))
     assert asked.path.read_bytes() == full
     assert asked.follow(task(run, 3, nonce=nonces[0])), "a run that it knows goes on"
-    assert len(seen(asked.path)) == 8
+    assert len(read_history(asked.path)) == 8
     assert len(full) < 8 * 300
-    assert RUNS * 300 < 1 << 17, "what a client writes in each round"
+    assert MOST_RUNS * 300 < 1 << 17, "what a client writes in each round"
 
 
 DAMAGED = {
@@ -248,7 +248,7 @@ DAMAGED = {
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_a_damaged_file_is_refused(tmp_path, content):
     """A client that took it for no history would follow a server anywhere."""
-    (tmp_path / KEPT).write_bytes(content)
+    (tmp_path / HISTORY_FILE).write_bytes(content)
     with pytest.raises(FedKSeedError, match=r"history\.json is damaged"):
         RunHistory(tmp_path)
 
@@ -256,16 +256,16 @@ def test_a_damaged_file_is_refused(tmp_path, content):
 def test_one_flipped_bit_in_the_file_is_refused_or_makes_no_difference(run, tmp_path):
     for nonce in (NONCE, OTHER):
         RunHistory(tmp_path).follow(task(run, 3, nonce=nonce))
-    right, refusals = seen(tmp_path / KEPT), 0
-    for where in synthetic.flips(tmp_path / KEPT, 300):
+    right, refusals = read_history(tmp_path / HISTORY_FILE), 0
+    for where in synthetic.flips(tmp_path / HISTORY_FILE, 300):
         try:
-            assert seen(tmp_path / KEPT) == right, where
+            assert read_history(tmp_path / HISTORY_FILE) == right, where
         except FedKSeedError:
             refusals += 1
     assert refusals > 250
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    Path(tmp_path / KEPT).mkdir()
+    Path(tmp_path / HISTORY_FILE).mkdir()
     with pytest.raises(FedKSeedError, match="can't read"):
         RunHistory(tmp_path)

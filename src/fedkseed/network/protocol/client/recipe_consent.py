@@ -15,9 +15,9 @@ from ....errors import FedKSeedError
 from ....files import border, private, read_table, write_table
 from ....recipe.reading import parse, tables, typed
 from ....recipe.schema import Recipe
-from ..envelope import Code, RefusedError, digest_of, refusing, shown
-from ..history import RunHistory
+from ..envelope import Code, RefusedError, printable, recipe_digest, refusing
 from ..networked_recipe import require_networked
+from ..run_history import RunHistory
 from ..signatures import ClientSigning, certificate, private_key
 from .policy import Policy, RowView
 
@@ -99,7 +99,7 @@ class OwnerSettings:
         return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), RunHistory(directory))
 
 
-class ConsentJournal:
+class RecipeJournal:
     """All recipes that servers have asked a client to follow, each once as text, with the decisions on them.
 
     A line is a JSON object: `time`, `digest` of the recipe, and `recipe`, or else `decision`, with the `view` of a
@@ -125,14 +125,14 @@ class ConsentJournal:
         Raises:
             RefusedError: the journal is full, and a recipe that can't be noted is not followed.
         """
-        digest = digest_of(recipe).hex()
+        digest = recipe_digest(recipe).hex()
         if digest not in self._known:
             self._write(digest, recipe=recipe.decode(errors="replace"))
             self._known.add(digest)
 
     def decided(self, recipe: bytes, decision: str, view: RowView | None = None) -> None:
         """Note the decision on a recipe."""
-        self._write(digest_of(recipe).hex(), decision=decision, **({"view": asdict(view)} if view else {}))
+        self._write(recipe_digest(recipe).hex(), decision=decision, **({"view": asdict(view)} if view else {}))
         self.views |= {view} if view else set()
 
     def require_room(self, view: RowView, most: int) -> None:
@@ -159,7 +159,7 @@ class ConsentJournal:
             self._cut = False
 
 
-def consented(recipe: bytes, owner: Owner) -> Recipe:
+def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:
     """The recipe that a client follows: the server's, with the owner's file, columns, model and device.
 
     Raises:
@@ -170,7 +170,7 @@ def consented(recipe: bytes, owner: Owner) -> Recipe:
         try:
             wished = parse(tables(recipe))
         except FedKSeedError as error:
-            raise FedKSeedError(f"the server's recipe can't be read: {shown(str(error))}") from error
+            raise FedKSeedError(f"the server's recipe can't be read: {printable(str(error))}") from error
         require_networked(wished)
     with refusing(Code.POLICY):
         for (table, name), most in MOST.items():

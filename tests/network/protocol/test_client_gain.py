@@ -19,10 +19,10 @@ from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses
 from fedkseed.network.flower.client.app import client_app
 from fedkseed.network.flower.loopback import to_apps
-from fedkseed.network.protocol.client.consent import Owner
 from fedkseed.network.protocol.client.policy import Policy, Unseen
-from fedkseed.network.protocol.client.worker import ClientWithRows, Worker
-from fedkseed.network.protocol.gain import LEAST, GainSum, Kept, said
+from fedkseed.network.protocol.client.recipe_consent import Owner
+from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client_gain import LEAST_ROWS, GainFile, GainSum, gain_in_words
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server.serving import asks_for_gains
 from fedkseed.recipe.reading import parse
@@ -49,7 +49,9 @@ def federation(setting, folder: Path, owners: list[Owner]):
     places = [folder / f"c{number}" for number in range(len(owners))]
     for place in places:
         place.mkdir()
-    made = [Worker(partial(ClientWithRows, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)]
+    made = [
+        TaskHandler(partial(TrainingClient, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)
+    ]
 
     def answered(task, context, worker):
         reply = worker.reply(task).encode()
@@ -62,7 +64,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
 
 def measured(setting, owner: Owner, adapter: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
     """The losses of the base and the tuned model on the rows that a client says it keeps back, one row at a time."""
-    member = ClientWithRows(owner, setting.first(0, **LINES).recipe)
+    member = TrainingClient(owner, setting.first(0, **LINES).recipe)
     kept = [e.example for e in member.unseen.examples]
     assert not {e.example for e in member.examples} & {*kept}
     tokenizer = load_tokenizer(str(setting.model))
@@ -92,7 +94,7 @@ def test_each_owner_sees_its_gain_and_the_server_what_it_is_allowed_to(setting, 
         assert gain.before["loss"] == pytest.approx(before.mean(), abs=1e-5)
         assert gain.after["loss"] == pytest.approx(after.mean(), abs=1e-5)
         assert gain.change["loss"].error == pytest.approx((after - before).std(ddof=1) / np.sqrt(before.size), abs=1e-5)
-        assert Kept(place).said() == said(gain, table["sent"])
+        assert GainFile(place).in_words() == gain_in_words(gain, table["sent"])
     assert (first["sent"], second["sent"]) == (True, False)
     assert [*Gain.of(first["gain"]).change] == ["loss", "accuracy"]
     (sent,) = result.gains
@@ -115,7 +117,7 @@ def test_a_server_that_does_not_ask_is_sent_nothing_and_the_owner_sees_it_all_th
 def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     clear, masked = (parse(loads(setting.text(more=more, **LINES))) for more in ("", "[secure]\nnorm = 0.05\n"))
-    sends = [ClientWithRows(owner, recipe_for_clients(recipe, 3))._sends() for recipe in (clear, masked)]
+    sends = [TrainingClient(owner, recipe_for_clients(recipe, 3))._sends() for recipe in (clear, masked)]
     assert sends == [True, False]
     notes = Notes()
     assert [asks_for_gains(recipe, notes) for recipe in (clear, masked)] == [True, False]
@@ -127,7 +129,7 @@ def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
 def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     task = replace(recorded(setting.first(0, **LINES)), keep=True)
-    member = ClientWithRows(owner, task.recipe, keeps=tmp_path / NAME)
+    member = TrainingClient(owner, task.recipe, keeps=tmp_path / NAME)
     _, made = member.answer(task, lambda loss: None)
     found = GainSum.decode(made)
     assert found.rows == len(member.unseen.examples)
@@ -145,15 +147,15 @@ def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_p
 
 def test_a_sum_of_few_rows_is_not_sent(setting, tmp_path, capsys):
     owner = own(setting, tmp_path, 0, kept_back=0.1, send=True)
-    member = ClientWithRows(owner, setting.first(0, **LINES).recipe)
-    assert 0 < len(member.unseen.examples) < LEAST
+    member = TrainingClient(owner, setting.first(0, **LINES).recipe)
+    assert 0 < len(member.unseen.examples) < LEAST_ROWS
     assert not member._sends()
-    assert f"{LEAST} are needed: let kept_back be larger" in capsys.readouterr().err
+    assert f"{LEAST_ROWS} are needed: let kept_back be larger" in capsys.readouterr().err
 
 
 def test_an_owner_names_the_metrics_and_the_size_of_batches_and_no_server_does(setting, tmp_path):
     recipe = setting.first(0, examples='examples = 8\nbatch_size = 4096\nmetrics = ["choice"]\nclients = 0.1').recipe
-    followed = ClientWithRows(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
+    followed = TrainingClient(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
     assert followed.recipe.evaluation.measured == ("loss",)
     assert followed.recipe.evaluation.batch_size == OPEN.training.max_batch_size
     assert len(followed.unseen.examples) == 7
@@ -175,13 +177,13 @@ def test_a_sum_travels_in_18_bytes_and_anything_else_is_refused():
     ):
         with pytest.raises(FedKSeedError, match=r"a gain has 18 bytes|no gain of version 1"):
             GainSum.decode(broken)
-    for rows_, change in ((LEAST - 1, 1.0), (12, math.nan), (12, math.inf)):
+    for rows_, change in ((LEAST_ROWS - 1, 1.0), (12, math.nan), (12, math.inf)):
         with pytest.raises(FedKSeedError, match="a gain is of 10 rows or more, and a finite sum"):
             GainSum(rows_, change)
 
 
 def test_news_are_said_once(tmp_path):
-    kept, watcher = Kept(tmp_path), Kept(tmp_path)
+    kept, watcher = GainFile(tmp_path), GainFile(tmp_path)
     assert watcher.news() is None
     assert kept.allows(bytes(16), b"a message")  # which writes the file, and no gain
     assert watcher.news() is None
@@ -189,7 +191,7 @@ def test_news_are_said_once(tmp_path):
     words = watcher.news()
     assert words is not None
     assert words.startswith("on 20 rows that this client did not train on: held-out loss 2.0000 before, 1.5000 after")
-    assert (watcher.news(), Kept(tmp_path).news()) == (None, None)
+    assert (watcher.news(), GainFile(tmp_path).news()) == (None, None)
     assert not kept.allows(bytes(16), b"another")
 
 
