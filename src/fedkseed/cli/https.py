@@ -147,14 +147,16 @@ def shard(
     require_https()
     _require_loopback(tls, host)
     from ..network.https.server import Address
-    from ..network.https.shard import Root, run
+    from ..network.https.shard import run
 
     prepare()
     require_files(ca, key)
     directory = state or Path("runs") / key.name
     with suppress(KeyboardInterrupt):
         address = Address(host, port, tls, strangers)
-        run(directory, Root(url, ca, key), certs.resolve(), address, Notes(), first=first, patience=patience)
+        run(
+            directory, certs.resolve(), address, Notes(), url=url, ca=ca, key=key, first=first, patience=patience
+        )  # fmt: skip
     console.print("stopped")
 
 

@@ -119,7 +119,7 @@ def test_a_client_that_hangs_up_waits_no_more(place):
     context = ssl.create_default_context(cafile=str(place.keys / "ca.pem"))
 
     def waiting() -> bool:
-        return place.hub._table.clients[0].wake is not None
+        return place.hub._clients[0].wake is not None
 
     plain = socket.create_connection(("localhost", place.port), 30)
     with closing(plain), context.wrap_socket(plain, server_hostname="localhost") as line:

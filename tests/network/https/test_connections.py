@@ -82,7 +82,7 @@ def test_a_client_that_waits_gets_its_task_at_once(hub):
 
     async def both() -> bytes | None:
         waiting = asyncio.create_task(hub.next(token, b"", 3600))
-        while 0 not in [n for n, seat in hub._table.clients.items() if seat.wake]:
+        while 0 not in [n for n, seat in hub._clients.items() if seat.wake]:
             await asyncio.sleep(0)
         await asyncio.to_thread(hub.send, [parcel(0)])  # as by the thread of the rounds
         return await asyncio.wait_for(waiting, 30)

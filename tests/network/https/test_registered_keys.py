@@ -8,14 +8,7 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.network.https import registered_keys
 from fedkseed.network.https.connections import Connections, RequestError, StoppableCarrier
-from fedkseed.network.https.registered_keys import (
-    FOLDER,
-    RegisteredKeys,
-    RekeyedError,
-    files_of_run,
-    stop_if_rekeyed,
-    take_up,
-)
+from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, RekeyedError, keys_of_run
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.signatures import private_key
@@ -31,18 +24,17 @@ def keys(tmp_path):
     return tmp_path / "keys"
 
 
-def keys_of_run(directory: Path, keys: Path, stop: int) -> RegisteredKeys:
-    """Those of a run that has done some rounds."""
+def begun(directory: Path, keys: Path, stop: int) -> RegisteredKeys:
+    """The keys of a run that has done some rounds."""
     synthetic.begin(directory, stop=stop)
     (directory / FOLDER).mkdir()
-    notes = Notes()
-    return RegisteredKeys(directory, keys, partial(files_of_run, directory, keys, notes), notes)
+    return keys_of_run(directory, keys, Notes())
 
 
 @pytest.fixture
 def registered(keys, tmp_path, monkeypatch) -> RegisteredKeys:
     monkeypatch.setattr(registered_keys, "CHECKED_EVERY", -1.0)  # a look at each call
-    return keys_of_run(tmp_path / "run", keys, stop=0)
+    return begun(tmp_path / "run", keys, stop=0)
 
 
 def test_keys_are_numbered_written_down_and_looked_at(registered, keys):
@@ -62,11 +54,11 @@ def test_a_key_that_is_in_use_twice_is_refused(registered, keys):
 
 
 def test_a_run_goes_on_with_the_clients_that_it_began_with(keys, tmp_path):
-    begun = keys_of_run(tmp_path / "begun", keys, stop=1)
+    registered = begun(tmp_path / "begun", keys, stop=1)
 
     def present() -> list[bool]:
-        begun.register()
-        return [bool(line) for line in begun.lines]
+        registered.register()
+        return [bool(line) for line in registered.lines]
 
     ClientNumbers.register(tmp_path / "begun", range(3))
     revoke(keys, 2)
@@ -76,7 +68,7 @@ def test_a_run_goes_on_with_the_clients_that_it_began_with(keys, tmp_path):
     assert present() == [True, True, True]
     add(keys, request(tmp_path / "late"))
     assert len(present()) == 3
-    assert begun.progress.has("the run began with 3 clients; those that have come since take part in new runs")
+    assert registered.progress.has("the run began with 3 clients; those that have come since take part in new runs")
 
 
 def test_a_revoked_key_cannot_come_back(registered, keys):
@@ -95,12 +87,12 @@ def test_a_revoked_key_cannot_come_back(registered, keys):
 def connections(registered) -> Connections:
     """The connections of the clients whose keys are registered."""
     connections = Connections((), has_key=registered.has)
-    take_up(registered, connections)
+    registered.take_up(connections)
     return connections
 
 
 def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connections, keys):
-    carrier = StoppableCarrier(connections, partial(stop_if_rekeyed, registered, connections))
+    carrier = StoppableCarrier(connections, partial(registered.stop_if_changed, connections))
     assert carrier.nodes() == []
     (keys / "client-2.pub").write_text(request(keys.parent / "another").read_text())
     with pytest.raises(RekeyedError):

@@ -17,8 +17,8 @@ from fedkseed import FedKSeedError, start
 from fedkseed.cli.network import begun
 from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.connections import StoppableCarrier
-from fedkseed.network.https.registered_keys import FOLDER, RegisteredKeys, files_of_run
-from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks, keys_of_shard
+from fedkseed.network.https.registered_keys import FOLDER, keys_of_run, keys_of_shard
+from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.client.recipe_consent import Owner
@@ -118,8 +118,7 @@ class Tree:
         with Store.create(directory, parse(loads(self.text)).to_toml()):
             pass
         (directory / FOLDER).mkdir()
-        keys = self.folder / "root-keys"
-        RegisteredKeys(directory, keys, partial(files_of_run, directory, keys, self.notes), self.notes).register()
+        keys_of_run(directory, self.folder / "root-keys", self.notes).register()
         return serve(directory, Direct(self.shards, before), FOLDER, self.notes)
 
 

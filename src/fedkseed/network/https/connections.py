@@ -28,7 +28,6 @@ HELLO = b"fedkseed, version 2: a client proves its key to a server over HTTPS\n"
 AWAY = 40.0  # seconds after its last request for which a client counts as connected; one that trains asks every 15
 PROOF = 128  # bytes with which a client proves its key, see `Connections.session`
 FRESH = 60.0  # seconds for which a challenge can be answered
-NO_KEY = "the key is not registered any more"
 
 
 class RequestError(FedKSeedError):
@@ -79,55 +78,13 @@ class OfferedTask:
 class ConnectedClient:
     """A client whose key is registered."""
 
+    number: int
+    name: bytes  # fingerprint of its key
     key: EllipticCurvePublicKey
     token: str = ""  # of its session; empty: it has none
     last_request: float = float("-inf")
     wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
     task: OfferedTask | None = None  # the last one
-
-
-@dataclass(slots=True)
-class ClientTable:
-    """The registered clients, by number, by the fingerprint of their key, and by the token of their session."""
-
-    clients: dict[int, ConnectedClient] = field(default_factory=dict)
-    numbers: dict[bytes, int] = field(default_factory=dict)
-    sessions: dict[str, int] = field(default_factory=dict)
-
-    def register(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
-        registered = {number: key for number, key in enumerate(keys) if key is not None}
-        self.numbers = {fingerprint(key): number for number, key in registered.items()}
-        for number, client in [*self.clients.items()]:
-            if self.numbers.get(fingerprint(client.key)) != number:
-                self.end_session(client)
-                del self.clients[number]
-        for number, key in registered.items():
-            self.clients.setdefault(number, ConnectedClient(key))
-
-    def begin_session(self, number: int, now: float) -> str:
-        client = self.clients[number]
-        self.end_session(client)  # of a process that was killed, or is another's
-        client.token, client.last_request = secrets.token_urlsafe(16), now
-        self.sessions[client.token] = number
-        return client.token
-
-    def end_session(self, client: ConnectedClient) -> None:
-        self.sessions.pop(client.token, None)
-        client.token = ""
-        _wake(client)
-
-    def of_session(self, token: str, now: float) -> tuple[int, ConnectedClient]:
-        """The client of a session, which makes a request now.
-
-        Raises:
-            RequestError: there is no such session (any more).
-        """
-        number = self.sessions.get(token)
-        if number is None:
-            raise RequestError(401, "no session has this token: begin another")
-        client = self.clients[number]
-        client.last_request = now
-        return number, client
 
 
 @dataclass(slots=True)
@@ -181,7 +138,10 @@ class Connections:
     ) -> None:
         self.notices = deque[str](maxlen=100)  # for whoever runs the server
         self._lock, self._clock, self._has_key, self._closed = threading.Lock(), clock, has_key, False
-        self._table, self._challenges = ClientTable(), Challenges()
+        self._clients: dict[int, ConnectedClient] = {}
+        self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
+        self._sessions: dict[str, ConnectedClient] = {}  # by token
+        self._challenges = Challenges()
         self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
         self._tasks: dict[str, OfferedTask] = {}  # by key
         self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, and the end of its last task
@@ -191,13 +151,19 @@ class Connections:
     def take(self, keys: Sequence[EllipticCurvePublicKey | None]) -> None:
         """Take the clients' keys as they are now; whose key has changed or is gone is refused from now on."""
         with self._lock:
-            self._table.register(keys)
+            registered = {(n, fingerprint(key)): key for n, key in enumerate(keys) if key is not None}
+            for number, client in [*self._clients.items()]:
+                if (number, client.name) not in registered:
+                    self._end_session(self._clients.pop(number))
+            for (number, name), key in registered.items():
+                self._clients.setdefault(number, ConnectedClient(number, name, key))
+            self._numbers = {name: number for number, name in registered}
 
     def close(self) -> None:
         """End all requests that wait: the server is about to end."""
         with self._lock:
             self._closed = True
-            for client in self._table.clients.values():
+            for client in self._clients.values():
                 _wake(client)
 
     # For the thread of the rounds.
@@ -206,7 +172,7 @@ class Connections:
         """The clients that wait for a task, or made a request just now."""
         with self._lock:
             begin = self._clock() - AWAY
-            return [n for n, client in self._table.clients.items() if client.wake or client.last_request > begin]
+            return [n for n, client in self._clients.items() if client.wake or client.last_request > begin]
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
         """Offer tasks to clients; of several for one client the last counts."""
@@ -222,7 +188,7 @@ class Connections:
             ]
 
     def _offer(self, number: int, stub: Stub, files: Mapping[bytes, bytes], end: float) -> str | None:
-        client = self._table.clients.get(number)
+        client = self._clients.get(number)
         if client is None:
             return None
         for digest, data in files.items():
@@ -258,21 +224,22 @@ class Connections:
         if len(proof) != PROOF or not self._challenges.is_fresh(challenge, self._clock()):
             raise RequestError(401, "this is no challenge of this server's, or an old one: ask for another")
         with self._lock:
-            number = self._table.numbers.get(name)
-            key = None if number is None else self._table.clients[number].key
+            client = self._clients.get(self._numbers.get(name, -1))
         # Outside of the lock: a signature takes time.
-        if number is None or key is None or not verify(key, HELLO + challenge + name, signature):
+        if client is None or not verify(client.key, HELLO + challenge + name, signature):
             raise RequestError(403, "the key is not registered, or has not signed the challenge")
-        self._require_key(number)
         with self._lock:
             now = self._clock()
-            if self._table.numbers.get(name) != number:
-                raise RequestError(403, NO_KEY)
+            self._require_key(client)
             self._challenges.use(challenge, now)
-            if not self._session_quota.takes(number):
-                self.notices.append(f"client {number} begins session after session: somebody else may have its key")
+            if not self._session_quota.takes(client.number):
+                who = f"client {client.number}"
+                self.notices.append(f"{who} begins session after session: somebody else may have its key")
                 raise RequestError(429, "too many sessions of this key: wait a minute")
-            return number, self._table.begin_session(number, now)
+            self._end_session(client)  # of a process that was killed, or is another's
+            client.token, client.last_request = secrets.token_urlsafe(16), now
+            self._sessions[client.token] = client
+            return client.number, client.token
 
     def client(self, token: str) -> int:
         """The client whose session a token is of.
@@ -280,10 +247,7 @@ class Connections:
         Raises:
             RequestError: there is none (any more).
         """
-        with self._lock:
-            number, _ = self._table.of_session(token, self._clock())
-        self._require_key(number)
-        return number
+        return self._in_session(token).number
 
     async def next(self, token: str, after: bytes, seconds: float) -> bytes | None:
         """The stub of the client's task, once there is one; None if there was none for some seconds.
@@ -294,15 +258,15 @@ class Connections:
         Raises:
             RequestError: the session has ended.
         """
-        number, end, news = self.client(token), self._clock() + seconds, asyncio.Event()
+        client, end, news = self._in_session(token), self._clock() + seconds, asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
         try:
             while True:
                 with self._lock:
                     if self._closed:
                         raise RequestError(503, "the server is about to end")
-                    client, now = self._table.clients.get(number), self._clock()
-                    if client is None or client.token != token:
+                    now = self._clock()
+                    if client.token != token:
                         raise RequestError(401, "the session has ended: begin another")
                     client.last_request = now
                     if client.task is not None and client.task.end > now and client.task.key != after:
@@ -315,8 +279,7 @@ class Connections:
                     await asyncio.wait_for(news.wait(), max(0.0, end - now))
         finally:
             with self._lock:
-                client = self._table.clients.get(number)
-                if client is not None and client.wake is wake:
+                if client.wake is wake:
                     client.wake = None
 
     def file(self, digest: bytes) -> bytes:
@@ -337,20 +300,34 @@ class Connections:
         Raises:
             RequestError: the session has ended, or the task is another client's, or over.
         """
-        number = self.client(token)
+        client = self._in_session(token)
         with self._lock:
             task = self._tasks.get(key.hex())
-            if task is None or task.client != number:
+            if task is None or task.client != client.number:
                 raise RequestError(410, "no client waits for this answer: the task is over, or another client's")
             del self._tasks[key.hex()]
-            client = self._table.clients.get(number)
-            if client is not None and client.task is task:
+            if client.task is task:
                 client.task = None
-            self._arrivals[key.hex()] = Arrival(key.hex(), number, data)
+            self._arrivals[key.hex()] = Arrival(key.hex(), client.number, data)
 
-    def _require_key(self, client: int) -> None:
-        if not self._has_key(client):
-            raise RequestError(403, NO_KEY)
+    def _in_session(self, token: str) -> ConnectedClient:
+        with self._lock:
+            client = self._sessions.get(token)
+            if client is None:
+                raise RequestError(401, "no session has this token: begin another")
+            client.last_request = self._clock()
+            self._require_key(client)
+            return client
+
+    def _require_key(self, client: ConnectedClient) -> None:
+        if self._clients.get(client.number) is not client or not self._has_key(client.number):
+            raise RequestError(403, "the key is not registered any more")
+
+    def _end_session(self, client: ConnectedClient) -> None:
+        """Let the client's token be worth nothing any more; called with the lock held."""
+        self._sessions.pop(client.token, None)
+        client.token = ""
+        _wake(client)
 
 
 def _wake(client: ConnectedClient) -> None:

@@ -59,7 +59,8 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
     config.ssl = tls
     server = uvicorn.Server(config)
     with border(f"can't listen on port {port} of {host}"):
-        listener = _bound(host, port)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family)  # uvicorn's own ends the process if it is taken
     with closing(listener):
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
@@ -78,18 +79,6 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
                 with suppress(RuntimeError):  # its loop has ended meanwhile
                     connection.loop.call_soon_threadsafe(connection.transport.abort)
             thread.join(START)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """A socket of a port that nobody else has; uvicorn's own ends the process where the port is taken."""
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-    except OSError:
-        listener.close()
-        raise
-    return listener
 
 
 def http_client(tls: ssl.SSLContext, timeout: float, connections: int | None = None, url: str = "") -> httpx.Client:

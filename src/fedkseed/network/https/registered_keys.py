@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from ...errors import FedKSeedError
-from ...files import read_table
+from ...files import read_table, write_table
 from ...run.progress import Progress
 from ...run.store import Store
 from ..protocol import certs
@@ -21,6 +21,7 @@ from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.signatures import SIGNING, ServerSigning, public_key
 from .connections import Connections
 
+NUMBERING = "shard.json"  # in the directory of a shard: the number of its first client
 FOLDER = "https"  # of this transport, in the directory of a run or a shard
 CHECKED_EVERY = 2.0  # seconds
 
@@ -31,43 +32,13 @@ class RekeyedError(RoundStoppedError):
     """The end of an attempt at a round, because clients have other keys."""
 
 
-def files_of_run(directory: Path, folder: Path, progress: Progress) -> dict[int, Path]:
-    """The key file of each client of a run. One that has begun keeps its number of clients, and files may be missing.
-
-    Args:
-        folder: with the keys.
-    """
-    count = ClientNumbers.registered(directory) if Store(directory).begun else 0
-    if not count:
-        return dict(enumerate(certs.public_keys(folder)))
-    if len(_stamps(folder)) > count:
-        progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
-    return {number: folder / f"client-{number}.pub" for number in range(count)}
-
-
-def files_of_shard(directory: Path, folder: Path, first: int) -> dict[int, Path]:
-    """The key file of each client of a shard. Clients may come and go at any time, and keep their numbers.
-
-    Args:
-        first: number in the run of the client whose key is client-0.pub.
-    """
-    names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _paths(folder)}
-    if strangers := [path for path, match in names.items() if match is None]:
-        raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
-    if not names:
-        raise FedKSeedError(f"{folder} has no public key of a client; `fedkseed certs add` registers one")
-    count = max(1 + int(match[1]) for match in names.values() if match)
-    count = max(count, ClientNumbers.registered(directory) - first)
-    return {first + number: folder / f"client-{number}.pub" for number in range(count)}
-
-
 @dataclass(slots=True)
 class RegisteredKeys:
     """The keys that are registered in the directory of a run or a shard.
 
     Args:
         folder: with the keys.
-        files: returns the key file of each client by its number, see `files_of_run`.
+        files: returns the key file of each client by its number, see `keys_of_run`.
     """
 
     directory: Path
@@ -135,31 +106,78 @@ class RegisteredKeys:
             noted = present
             time.sleep(CHECKED_EVERY)
 
+    def take_up(self, connections: Connections) -> None:
+        """Register the keys as they are now, and let their owners connect, and nobody else."""
+        self.register()
+        lines = enumerate(self.lines)
+        connections.take([public_key(line.encode(), f"the key of client {k}") if line else None for k, line in lines])
 
-def take_up(keys: RegisteredKeys, connections: Connections) -> None:
-    """Register the keys as they are now, and let their owners connect, and nobody else."""
-    keys.register()
-    connections.take(
-        [public_key(line.encode(), f"the key of client {k}") if line else None for k, line in enumerate(keys.lines)]
-    )
+    def stop_if_changed(self, connections: Connections) -> None:
+        """Take up keys that have changed, and stop the round that began with others; pass on what requests noted.
+
+        Raises:
+            RekeyedError: keys were taken up.
+        """
+        while connections.notices:
+            self.progress.note(connections.notices.popleft())
+        if not self.changed():
+            return
+        try:
+            self.take_up(connections)
+        except (FedKSeedError, OSError) as error:  # half written, too: it is read again when it is whole
+            self.progress.note(f"the keys in {self.folder} can't be taken up: {error}")
+        else:
+            raise RekeyedError
 
 
-def stop_if_rekeyed(keys: RegisteredKeys, connections: Connections) -> None:
-    """Take up keys that have changed, and stop the round that began with others; pass on what requests have noted.
+def keys_of_run(directory: Path, folder: Path, progress: Progress) -> RegisteredKeys:
+    """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing.
+
+    Args:
+        folder: with the keys.
+    """
+
+    def files() -> dict[int, Path]:
+        count = ClientNumbers.registered(directory) if Store(directory).begun else 0
+        if not count:
+            return dict(enumerate(certs.public_keys(folder)))
+        if len(_paths(folder)) > count:
+            progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
+        return {number: folder / f"client-{number}.pub" for number in range(count)}
+
+    return RegisteredKeys(directory, folder, files, progress)
+
+
+def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress) -> RegisteredKeys:
+    """The keys of a shard's clients, which may come and go at any time, and keep their numbers.
+
+    Args:
+        directory: of the shard.
+        folder: with the keys.
+        first: number in the run of the client whose key is client-0.pub.
 
     Raises:
-        RekeyedError: keys were taken up.
+        FedKSeedError: the directory is of a shard whose numbers begin elsewhere.
     """
-    while connections.notices:
-        keys.progress.note(connections.notices.popleft())
-    if not keys.changed():
-        return
-    try:
-        take_up(keys, connections)
-    except (FedKSeedError, OSError) as error:  # half written, too: it is read again when it is whole
-        keys.progress.note(f"the keys in {keys.folder} can't be taken up: {error}")
-    else:
-        raise RekeyedError
+    path = directory / NUMBERING
+    if path.exists() and (begun := read_table(path)) != {"first": first}:
+        raise FedKSeedError(
+            f"{directory} is of a shard that began with {begun}, not with --first {first}: give this one a --state of "
+            "its own"
+        )
+    write_table(path, {"first": first})
+
+    def files() -> dict[int, Path]:
+        names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _paths(folder)}
+        if strangers := [path for path, match in names.items() if match is None]:
+            raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
+        if not names:
+            raise FedKSeedError(f"{folder} has no public key of a client; `fedkseed certs add` registers one")
+        count = max(1 + int(match[1]) for match in names.values() if match)
+        count = max(count, ClientNumbers.registered(directory) - first)
+        return {first + number: folder / f"client-{number}.pub" for number in range(count)}
+
+    return RegisteredKeys(directory, folder, files, progress)
 
 
 def _paths(folder: Path) -> list[Path]:

@@ -24,7 +24,7 @@ from .app import application
 from .browser_page import Page
 from .connections import Connections, StoppableCarrier
 from .endpoints import server_context, serving
-from .registered_keys import FOLDER, RegisteredKeys, RekeyedError, files_of_run, stop_if_rekeyed, take_up
+from .registered_keys import FOLDER, RekeyedError, keys_of_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +54,19 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
     Raises:
         FedKSeedError: see `serving.serve`; or a certificate has expired, or the port is taken.
     """
-    registered = RegisteredKeys(directory, keys, partial(files_of_run, directory, keys, progress), progress)
+    registered = keys_of_run(directory, keys, progress)
     connections = Connections((), has_key=registered.has)
-    carrier = StoppableCarrier(connections, partial(stop_if_rekeyed, registered, connections))
+    carrier = StoppableCarrier(connections, partial(registered.stop_if_changed, connections))
     with alone_in(directory, keys, f"another server works on {directory}; stop it first", progress):
         if address.page is None:
-            take_up(registered, connections)  # a key that can't be taken ends the command before it listens
+            registered.take_up(connections)  # a key that can't be taken ends the command before it listens
         Store(directory).change_recipe(recipe.to_toml())
         with listening(connections, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
             if address.page is not None:
                 progress.note(f"clients in browsers open the same address: {address.page.offer}")
                 registered.wait_for(1 if recipe.clients.active is not None else recipe.clients.cohort)
-                take_up(registered, connections)
+                registered.take_up(connections)
             while True:
                 try:
                     with disk_of(directory):

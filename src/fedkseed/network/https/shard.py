@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ...errors import FedKSeedError
-from ...files import read_table, write_table
 from ...recipe.algorithms import chosen
 from ...recipe.reading import parse, tables
 from ...recipe.schema import NetworkTable, Recipe
@@ -42,46 +41,25 @@ from ..protocol.server.clients import RemoteClients
 from ..protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
 from .connections import Connections, StoppableCarrier
 from .join import HttpsClient
-from .registered_keys import (
-    CHECKED_EVERY,
-    FOLDER,
-    RegisteredKeys,
-    RekeyedError,
-    files_of_shard,
-    stop_if_rekeyed,
-    take_up,
-)
+from .registered_keys import CHECKED_EVERY, FOLDER, RegisteredKeys, RekeyedError, keys_of_shard
 from .server import Address, alone_in, listening
 
 SHARE = 0.8  # of a task's seconds that the clients of a shard have: its sum must still come in time
 LARGEST = ENVELOPE + 8 * MOST_OF_A_SHARD  # bytes of the largest reply
-NUMBERING = "shard.json"  # in the directory of a shard: the number of its first client
 ONLINE_EVERY = 0.5  # seconds between two looks at who is connected, before the first round
 
 Answers = TypeVar("Answers")
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
-    """The server above.
-
-    Args:
-        ca: its authority.
-        key: this shard's private key, whose public one is registered there.
-    """
-
-    url: str
-    ca: Path
-    key: Path
-
-
 def run(
-    directory: Path, root: Root, keys: Path, address: Address, progress: Progress, *, first: int, patience: float
-) -> None:
+    directory: Path, keys: Path, address: Address, progress: Progress, *,
+    url: str, ca: Path, key: Path, first: int, patience: float,
+) -> None:  # fmt: skip
     """Serve a shard's clients until stopped.
 
     Args:
         keys: directory made by `fedkseed certs`, with the public keys of this shard's clients.
+        url, ca, key: of the root, of its authority, and this shard's private key, whose public one the root has.
         first: number in the run of the first of them.
         patience: seconds for all of them to connect, before this shard connects to the root.
 
@@ -91,12 +69,12 @@ def run(
     with alone_in(directory, keys, f"another shard works in {directory}; stop it first", progress):
         registered = keys_of_shard(directory, keys, first, progress)
         connections = Connections((), has_key=registered.has)
-        take_up(registered, connections)
-        check_keys = partial(stop_if_rekeyed, registered, connections)
+        registered.take_up(connections)
+        check_keys = partial(registered.stop_if_changed, connections)
         clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
         worker = TaskHandler(
             partial(Shard, clients=clients),
-            ClientSigning(private_key(root.key), certificate(root.ca), RunHistory(directory)),
+            ClientSigning(private_key(key), certificate(ca), RunHistory(directory)),
             partial(_noted, progress),
             # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
             lambda task: not task.keep,
@@ -104,34 +82,13 @@ def run(
         with listening(connections, address, LARGEST, keys):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
             clients.wait_for_all(patience)
-            HttpsClient(directory, root.url, root.ca, root.key, ShardTasks(worker, check_keys)).serve(progress.note)
+            HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys)).serve(progress.note)
 
 
 def _noted(progress: Progress, code: Code, text: str) -> str:
     """The code of a refusal, which is all that the root gets to know; the text is for this shard's operator."""
     progress.note(f"no answer ({code}): {text}")
     return str(code)
-
-
-def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress) -> RegisteredKeys:
-    """The keys of a shard's clients, which may come and go at any time.
-
-    Args:
-        directory: of the shard.
-        folder: with the keys.
-        first: number in the run of the client whose key is client-0.pub.
-
-    Raises:
-        FedKSeedError: the directory is of a shard whose numbers begin elsewhere.
-    """
-    path = directory / NUMBERING
-    if path.exists() and (begun := read_table(path)) != {"first": first}:
-        raise FedKSeedError(
-            f"{directory} is of a shard that began with {begun}, not with --first {first}: give this one a --state of "
-            "its own"
-        )
-    write_table(path, {"first": first})
-    return RegisteredKeys(directory, folder, partial(files_of_shard, directory, folder, first), progress)
 
 
 @dataclass(slots=True)
@@ -232,7 +189,7 @@ class Shard:
         self._links: list[bytes] = []  # of the run's log, from the first
         self._last_broadcast: bytes | None = None  # the next may come as a difference to it
         self._remote: RemoteClients | None = None
-        self._remote_is_of: tuple[bytes, int] | None = None  # nonce of the run, and number of the keys' registration
+        self._remote_is_of = b"", 0  # nonce of the run, and number of the keys' registration
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
