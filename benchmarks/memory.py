@@ -41,7 +41,7 @@ from fedkseed import Pool
 from fedkseed.data.batches import Batch
 from fedkseed.models.load import DTYPES, load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.models.quantised import KINDS, quantise
+from fedkseed.models.quantised import BLOCK_TYPES, quantise
 from fedkseed.planning.memory import Meter
 from fedkseed.randomness import Purpose, generator
 from fedkseed.recipe.schema import Recipe
@@ -204,7 +204,7 @@ def warm_up(case: Case, device: str) -> None:
             step()
             step()
         return
-    for kind in KINDS if case.storage == "as stored" else (case.storage,):
+    for kind in BLOCK_TYPES if case.storage == "as stored" else (case.storage,):
         tiny = build(CONFIGS["tiny"], case.dtype)
         model = tiny.to(device) if kind == "dense" else quantise(tiny, kind, device)
         step = METHODS[case.method](model, make_batch(1, 128, device))

@@ -9,4 +9,9 @@ class FedKSeedError(ValueError):
     """Refused input or a failure, with a text for a person; nothing was changed when it is raised."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of another library's error, or its kind where it has no text."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 REFUSED, DIVERGED, INTERRUPTED = 2, 3, 130  # exit codes of commands, see `fedkseed --help`

@@ -176,6 +176,16 @@ def locked(path: Path) -> bool:
         return True
 
 
+def require_absent(path: Path, what: str = "folder") -> None:
+    """Refuse to write over what is there.
+
+    Raises:
+        FedKSeedError: it is there.
+    """
+    if path.exists():
+        raise FedKSeedError(f"{path} exists already; choose another {what}")
+
+
 @contextmanager
 def folder(path: Path, mode: int = 0o700) -> Iterator[Path]:
     """A new folder to fill, which takes the place of the one at `path` once it is complete and on disk.

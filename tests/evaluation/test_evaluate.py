@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, OPTConfig
 from fedkseed.data.batches import collate
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode
-from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l
-from fedkseed.evaluation.objectives import rouge
+from fedkseed.evaluation.evaluate import evaluate, respond
+from fedkseed.evaluation.metrics import Metrics, rouge, rouge_l
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss, example_losses
 

@@ -20,9 +20,8 @@ from fedkseed.data.federated import own_held_out, share_out
 from fedkseed.data.held_out import MOST_OPTIONS
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode
-from fedkseed.evaluation.evaluate import Metrics, evaluate, respond, rouge_l
-from fedkseed.evaluation.metrics import metrics_of
-from fedkseed.evaluation.objectives import accuracies, accuracy
+from fedkseed.evaluation.evaluate import evaluate, respond
+from fedkseed.evaluation.metrics import Metrics, accuracies, accuracy, metrics_of, rouge_l
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses, graph_loss, option_losses, takes_positions

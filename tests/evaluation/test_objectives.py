@@ -16,8 +16,8 @@ from fedkseed.cli import app
 from fedkseed.data.batches import collate
 from fedkseed.data.sources import Example
 from fedkseed.data.wording import Wording, encode_all
-from fedkseed.evaluation.evaluate import rouge_l
-from fedkseed.evaluation.objectives import accuracy, objective_of
+from fedkseed.evaluation.metrics import accuracy, rouge_l
+from fedkseed.evaluation.objectives import objective_of
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import batch_loss, graph_loss
 from fedkseed.randomness import pool_key
@@ -219,7 +219,7 @@ def test_a_run_finds_the_function_again_from_elsewhere_and_an_evaluation_does_wi
 
 
 def test_a_function_of_a_package_is_found(model, tokenizer, batch):
-    by_name, by_place = objective_of("rouge", LIMIT), objective_of("fedkseed.evaluation.objectives:rouge", LIMIT)
+    by_name, by_place = objective_of("rouge", LIMIT), objective_of("fedkseed.evaluation.metrics:rouge", LIMIT)
     assert by_place(model, tokenizer, batch) == by_name(model, tokenizer, batch)
 
 
@@ -236,8 +236,8 @@ def test_the_example_of_the_documentation_works(request, tmp_path, model, tokeni
     [
         ("nowhere.py:score", "there is no file .*nowhere.py; correct the path"),
         ("no.such.package:score", r"No module named 'no'; install it, or name a file as 'FILE.py:score'"),
-        ("fedkseed.evaluation.objectives:bleu", r"has no function 'bleu'; its functions are: .*exact_match"),
-        ("fedkseed.evaluation.objectives:SCORES", r"has no function 'SCORES'"),
+        ("fedkseed.evaluation.metrics:bleu", r"has no function 'bleu'; its functions are: .*exact_match"),
+        ("fedkseed.evaluation.metrics:SCORES", r"has no function 'SCORES'"),
     ],
 )
 def test_a_function_that_is_not_there_is_refused(name, message):

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from fedkseed import Pool, hold
 from fedkseed.data.batches import IGNORED, Batch
-from fedkseed.models.hidden_states import Remembered, can_remember
+from fedkseed.models.hidden_states import KeptStates, can_keep_states
 from fedkseed.models.loss import output_loss, output_weights
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
@@ -45,8 +45,8 @@ def batch(*lengths: int) -> Batch:
 def test_the_loss_and_its_derivatives_are_those_of_the_output_layer_and_rows_run_once(config, mode):
     model = made(config)
     weights = hold(model, POOL, output_weights(model), mode=mode)
-    assert can_remember(model, weights.layout)
-    remembered, rows = Remembered(model), batch(12, 8, 10)
+    assert can_keep_states(model, weights.layout)
+    remembered, rows = KeptStates(model), batch(12, 8, 10)
     for step in range(3):
         weights.load(np.random.default_rng(step).normal(size=64) * 1e-3)
         expected, slope = weights.gradient(lambda: output_loss(model, rows))
@@ -60,7 +60,7 @@ def test_without_room_rows_run_again_and_the_numbers_are_the_same_bits():
     model = made(LlamaConfig(**tiny_llama().config.to_dict() | {"tie_word_embeddings": False}))
     weights = hold(model, POOL, output_weights(model))
     rows = batch(12, 8)
-    most, none = Remembered(model), Remembered(model, size=0)
+    most, none = KeptStates(model), KeptStates(model, room=0)
     found = [weights.gradient(lambda one=one: one.loss(rows)) for one in (most, none, most, none)]
     assert len({loss for loss, _ in found}) == 1
     assert all(np.array_equal(slope, found[0][1]) for _, slope in found)
@@ -69,26 +69,26 @@ def test_without_room_rows_run_again_and_the_numbers_are_the_same_bits():
 
 def test_a_model_whose_layers_move_or_whose_logits_are_made_of_more_is_not_remembered():
     tied = tiny_llama()
-    assert not can_remember(tied, Layout(tied, output_weights(tied)))
+    assert not can_keep_states(tied, Layout(tied, output_weights(tied)))
     llama = made(next(c for c in CONFIGS if c.model_type == "llama"))
-    assert not can_remember(llama, Layout(llama))
-    assert not can_remember(llama, Layout(llama, ["lm_head.weight", "model.norm.weight"]))
+    assert not can_keep_states(llama, Layout(llama))
+    assert not can_keep_states(llama, Layout(llama, ["lm_head.weight", "model.norm.weight"]))
     gemma = made(next(c for c in CONFIGS if c.model_type == "gemma2"))
     gemma.lm_head.weight = torch.nn.Parameter(gemma.lm_head.weight.clone(), requires_grad=False)
-    assert not can_remember(gemma, Layout(gemma, ["lm_head.weight"]))  # it caps its logits
+    assert not can_keep_states(gemma, Layout(gemma, ["lm_head.weight"]))  # it caps its logits
 
 
 def test_a_model_that_makes_its_logits_without_calling_the_output_layer_once_is_not_remembered(monkeypatch):
     llama = made(next(c for c in CONFIGS if c.model_type == "llama"))
     layout, layer = Layout(llama, ["lm_head.weight"]), llama.lm_head
-    assert can_remember(llama, layout)
+    assert can_keep_states(llama, layout)
     monkeypatch.setattr(layer, "forward", lambda hidden: torch.nn.functional.linear(hidden, layer.weight))
-    assert can_remember(llama, layout)
+    assert can_keep_states(llama, layout)
     forward = type(llama).forward
     monkeypatch.setattr(
         type(llama), "forward", lambda self, **given: (layer(torch.zeros(1, 2, 32)), forward(self, **given))[1]
     )
-    assert not can_remember(llama, layout)
+    assert not can_keep_states(llama, layout)
 
 
 def test_a_stopped_run_goes_on_with_the_same_bits_and_runs_each_row_once(tmp_path, model_folder, data_file):

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.models.load import load_model
-from fedkseed.models.quantised import KINDS, Blocks, quantise, widened
+from fedkseed.models.quantised import BLOCK_TYPES, Blocks, quantise, widened
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import start
 from fedkseed.weights.adapter import Adapter
@@ -111,7 +111,7 @@ def test_blocks_are_read_as_the_library_reads_them(kind, dtype):
     bits = {4: torch.int32, 2: torch.int16}[whole.element_size()]
     assert torch.equal(whole.view(bits), want.view(bits))
     assert torch.equal(parts.view(bits), want.view(bits))
-    if kind in KINDS:  # what other devices use
+    if kind in BLOCK_TYPES:  # what other devices use
         plain = widened(torch.from_numpy(raw).view(-1, raw.shape[1] * 32 // columns), kind).view(rows, columns)
         assert torch.equal(plain.to(dtype).view(bits), want.view(bits))
 
@@ -178,7 +178,7 @@ def test_blocks_without_a_kernel_are_read_in_and_out_of_inference_mode(file):
     assert weights.digest() == tuned
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", BLOCK_TYPES)
 def test_a_dense_model_is_quantised_while_it_is_loaded(kind):
     model, dense = quantise(llama(), kind), llama()
     for name, t in dense.named_parameters():

@@ -18,13 +18,9 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.data.layouts import Example
 from fedkseed.evaluation.evaluate import respond
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
 from fedkseed.tuned import endpoint as serve
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
-
-from ..conftest import recipe_text
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:transformers"),  # peft uses what transformers renames
@@ -33,17 +29,10 @@ pytestmark = [
 QUESTION = "How many legs has an ant?"
 
 
-def made(folder: Path, model: Path, data: Path, **changes: str) -> Path:
-    """A finished run, in other words than the default's."""
-    text = recipe_text(model, data, max_tokens='max_tokens = 200\ntemplate = "alpaca"', **changes)
-    (folder / "recipe.toml").write_text(text)
-    start(load_recipe(folder / "recipe.toml"), folder / "run")
-    return folder / "run"
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, model_folder, data_file) -> Path:
-    return made(tmp_path_factory.mktemp("served"), model_folder, data_file, lr="lr = 3e-2")
+def run(finished) -> Path:
+    """A run in other words than the default's."""
+    return finished(max_tokens='max_tokens = 200\ntemplate = "alpaca"', lr="lr = 3e-2")
 
 
 @contextmanager
@@ -120,8 +109,8 @@ def test_answers_are_streamed_and_texts_continued(run):
     assert ask(application, "completions", asked).json()["choices"][0]["text"] == answers(run, 24)["base"]
 
 
-def test_virtual_tokens_are_served_and_of_a_whole_model_itself_alone(run, tmp_path, model_folder, data_file):
-    own = made(tmp_path, model_folder, data_file, algorithm='algorithm = "fedprompt"', lr="lr = 1e-1")
+def test_virtual_tokens_are_served_and_of_a_whole_model_itself_alone(run, finished, tmp_path):
+    own = finished(algorithm='algorithm = "fedprompt"', lr="lr = 1e-1")
     export(open_tuned(run), tmp_path / "hf")
     asked = {"model": "tuned", "messages": [{"role": "user", "content": QUESTION}], "max_tokens": 24, "temperature": 0}
     for place, names, expected in (

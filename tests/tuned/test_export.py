@@ -15,38 +15,26 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from fedkseed import Adapter, FedKSeedError
 from fedkseed.data.layouts import Example
 from fedkseed.models.load import load_tokenizer
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
 from fedkseed.tuned.export import export, modelfile
 from fedkseed.tuned.load import open_tuned
 from fedkseed.weights.layout import Layout
 
-from ..conftest import recipe_text
 from ..models.llama_cpp import LlamaCpp
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
 QUESTION = Example("How many legs has an ant?", "", "A child asks.")
 
 
-def made(folder: Path, model: Path, data: Path, *, tuned: str = '["*"]', **changes: str) -> Path:
-    """A finished run."""
-    text = recipe_text(model, data, **changes).replace("[data]", f"tuned = {tuned}\n[data]", 1)
-    (folder / "recipe.toml").write_text(text)
-    start(load_recipe(folder / "recipe.toml"), folder / "run")
-    return folder / "run"
-
-
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, model_folder, data_file) -> dict[str, Path]:
+def runs(finished) -> dict[str, Path]:
     """A run of K coefficients at full rank, one of low rank, one of all weights, one of LoRA, one of a prompt."""
-    ways = {
-        "hadamard": {"lr": "lr = 3e-3"},
-        "separable": {"family": 'family = "separable"', "lr": "lr = 3e-3", "tuned": '["*proj*"]'},
-        "fedavg": {"algorithm": 'algorithm = "fedavg"', "lr": "lr = 1e-2"},
-        "fedit": {"algorithm": 'algorithm = "fedit"', "lr": "lr = 1e-2"},
-        "fedprompt": {"algorithm": 'algorithm = "fedprompt"', "lr": "lr = 1e-2"},
+    return {
+        "hadamard": finished(lr="lr = 3e-3"),
+        "separable": finished(family='family = "separable"', lr="lr = 3e-3", tuned='["*proj*"]'),
+        "fedavg": finished(algorithm='algorithm = "fedavg"', lr="lr = 1e-2"),
+        "fedit": finished(algorithm='algorithm = "fedit"', lr="lr = 1e-2"),
+        "fedprompt": finished(algorithm='algorithm = "fedprompt"', lr="lr = 1e-1"),
     }
-    return {way: made(tmp_path_factory.mktemp(way), model_folder, data_file, **c) for way, c in ways.items()}
 
 
 def prompt(run: Path) -> list[int]:
@@ -160,10 +148,10 @@ def test_weights_are_written_in_the_type_that_is_asked_for(runs, tmp_path):
     assert metadata_load(tmp_path / "hf" / "README.md")["fedkseed"]["dtype"] == "bfloat16"
 
 
-def test_a_quantised_base_in_a_gguf_file_is_tuned_and_written_again(runs, tmp_path, model_folder, data_file):
+def test_a_quantised_base_in_a_gguf_file_is_tuned_and_written_again(finished, tmp_path, model_folder):
     export(open_tuned(model_folder), tmp_path / "base", "gguf", kind="q8_0")
     base = tmp_path / "base" / "model-q8_0.gguf"
-    run = made(tmp_path, base, data_file, tuned='["*down_proj*"]\nstorage = "as stored"', lr="lr = 3e-2")
+    run = finished(base, tuned='["*down_proj*"]\nstorage = "as stored"', lr="lr = 3e-2")
     export(open_tuned(run), tmp_path / "tuned", "gguf", kind="q8_0")
     assert base.read_bytes() != (tmp_path / "tuned" / base.name).read_bytes()
     tokens, tuned = prompt(run), open_tuned(run)

@@ -16,13 +16,11 @@ from fedkseed.data.wording import encode
 from fedkseed.evaluation.evaluate import Metrics
 from fedkseed.evaluation.evaluate import evaluate as own_evaluate
 from fedkseed.models.loss import option_losses
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
 from fedkseed.tuned import lm_eval as harness
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 
-from ..conftest import recipe_text, rows
+from ..conftest import rows
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning:transformers")  # peft uses what transformers renames
 END = "<end>"
@@ -30,17 +28,14 @@ EXAMPLES = [Example(row["instruction"], row["response"], category=row["category"
 OPTIONS = {c: sorted({e.response for e in EXAMPLES if e.category == c}) for c in {e.category for e in EXAMPLES}}
 
 
-def made(folder: Path, model: Path, data: Path, separator: str, **changes: str) -> Path:
-    """A finished run, with the prompts of Alpaca."""
-    words = f'max_tokens = 200\ntemplate = "alpaca"\nseparator = "{separator}"'
-    (folder / "recipe.toml").write_text(recipe_text(model, data, max_tokens=words, **({"lr": "lr = 3e-3"} | changes)))
-    start(load_recipe(folder / "recipe.toml"), folder / "run")
-    return folder / "run"
+def words(separator: str) -> str:
+    """The prompts of Alpaca."""
+    return f'max_tokens = 200\ntemplate = "alpaca"\nseparator = "{separator}"'
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, model_folder, data_file) -> Path:
-    return made(tmp_path_factory.mktemp("harness"), model_folder, data_file, "")
+def run(finished) -> Path:
+    return finished(max_tokens=words(""), lr="lr = 3e-3")
 
 
 def task(folder: Path, end: str) -> Path:
@@ -127,9 +122,9 @@ def test_the_harness_alone_finds_the_same_on_the_exported_folder(run, tmp_path):
         assert 0 <= true < len(lls)
 
 
-def test_a_separator_that_ends_in_white_space_is_scored_with_each_option(tmp_path, model_folder, data_file):
+def test_a_separator_that_ends_in_white_space_is_scored_with_each_option(finished, tmp_path):
     """The harness moves it from the prompt to the options: the same number is added to all, and choices stay."""
-    run = made(tmp_path, model_folder, data_file, "\\n")
+    run = finished(max_tokens=words("\\n"), lr="lr = 3e-3")
     nats, choices, _ = ours(run)
     opened = open_tuned(run)
     model, tokenizer = opened.load(), opened.tokenizer()
@@ -164,14 +159,11 @@ def test_scores_are_the_harness_s_with_a_paired_change(run, tmp_path):
     assert few[0].tuned.mean * 5 == pytest.approx(round(few[0].tuned.mean * 5))
 
 
-def test_a_lora_and_a_model_that_stays_quantised_are_scored(tmp_path, model_folder, data_file):
-    folder = task(tmp_path / "tasks", END)
-    (tmp_path / "lora").mkdir()
-    lora = made(tmp_path / "lora", model_folder, data_file, "", algorithm='algorithm = "fedit"')
+def test_a_lora_and_a_model_that_stays_quantised_are_scored(finished, tmp_path, model_folder):
+    folder, base = task(tmp_path / "tasks", END), tmp_path / "base" / "model-q8_0.gguf"
+    lora = finished(max_tokens=words(""), algorithm='algorithm = "fedit"', lr="lr = 3e-3")
     export(open_tuned(model_folder), tmp_path / "base", "gguf", kind="q8_0")
-    (tmp_path / "stored").mkdir()
-    storage = f'name = "{tmp_path}/base/model-q8_0.gguf"\nstorage = "as stored"\ntuned = ["*down_proj*"]'
-    stored = made(tmp_path / "stored", model_folder, data_file, "", name=storage)
+    stored = finished(base, tuned='["*down_proj*"]\nstorage = "as stored"', max_tokens=words(""), lr="lr = 3e-3")
     for run in (lora, stored):
         for own, (_, theirs) in zip(ours(run)[0], items(scored(run, folder)), strict=True):
             assert theirs == pytest.approx([-n for n in own], abs=1e-4)

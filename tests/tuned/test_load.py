@@ -8,23 +8,15 @@ import torch
 
 from fedkseed import FedKSeedError
 from fedkseed.data.wording import Wording
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
 from fedkseed.run.store import Store
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 from fedkseed.weights.layout import Layout
 
-from ..conftest import recipe_text
-
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, model_folder, data_file):
-    folder = tmp_path_factory.mktemp("tuned")
-    text = recipe_text(model_folder, data_file, max_tokens='max_tokens = 200\ntemplate = "alpaca"\nseparator = " "')
-    (folder / "recipe.toml").write_text(text)
-    start(load_recipe(folder / "recipe.toml"), folder / "run")
-    return folder / "run"
+def run(finished):
+    return finished(max_tokens='max_tokens = 200\ntemplate = "alpaca"\nseparator = " "')
 
 
 def digest(tuned) -> str:

@@ -11,14 +11,12 @@ from huggingface_hub.repocard import metadata_load
 
 from fedkseed import Adapter
 from fedkseed.evaluation.statistics import Evaluation, estimate, paired_change
-from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
 from fedkseed.run.store import Store
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned
 from fedkseed.tuned.model_card import licence, shortened
 
-from ..conftest import recipe_text, rows
+from ..conftest import rows
 
 PRIVATE = """[privacy]
 epsilon = 40.0
@@ -35,15 +33,9 @@ def base(tmp_path_factory, model_folder) -> Path:
     return folder
 
 
-def made(folder: Path, base: Path, data_file: Path, more: str = "", **changes: str) -> Path:
-    (folder / "recipe.toml").write_text(recipe_text(base, data_file, **changes) + more)
-    start(load_recipe(folder / "recipe.toml"), folder / "run")
-    return folder / "run"
-
-
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, base, data_file) -> Path:
-    return made(tmp_path_factory.mktemp("card"), base, data_file, PRIVATE)
+def run(finished, base) -> Path:
+    return finished(base, more=PRIVATE)
 
 
 def card_of(run: Path, output: Path, *arguments, **options) -> str:
@@ -99,8 +91,8 @@ def test_neither_rows_nor_paths_are_in_a_card(format_, run, tmp_path):
         assert row["response"] not in text
 
 
-def test_a_run_of_adapters_has_a_card_of_ours(tmp_path, base, data_file):
-    run = made(tmp_path, base, data_file, algorithm='algorithm = "fedit"')
+def test_a_run_of_adapters_has_a_card_of_ours(finished, tmp_path):
+    run = finished(algorithm='algorithm = "fedit"', lr="lr = 3e-3")
     text = card_of(run, tmp_path / "peft", "peft")
     assert "| algorithm | fedit |" in text
     assert "| differential privacy | none |" in text

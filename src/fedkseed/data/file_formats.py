@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
@@ -378,5 +378,5 @@ def _open_on_hub(name: str) -> Any:
     except Exception as error:  # no network, no such name, no such split: many kinds
         raise FedKSeedError(
             f"there is no data file at {name}, and the rows 'train' of a data set of this name on the Hugging Face hub "
-            f"can't be loaded: {str(error).partition(chr(10))[0]}"
+            f"can't be loaded: {first_line(error)}"
         ) from error

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from ..files import read_whole
 from ..randomness import Purpose, generator
 from .file_formats import decode, parse
@@ -170,8 +170,9 @@ def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tu
                 "or a .tar, .tar.gz or .tar.xz of it"
             )
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
-        reason = str(error).partition("\n")[0]
-        raise FedKSeedError(f"Natural Instructions at {root} can't be read: {reason}; get it again") from error
+        raise FedKSeedError(
+            f"Natural Instructions at {root} can't be read: {first_line(error)}; get it again"
+        ) from error
 
 
 class _Limited(io.BufferedReader):

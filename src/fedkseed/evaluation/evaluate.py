@@ -1,37 +1,21 @@
 """Evaluation of a model: one number for each held-out example and metric."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from ..data.batches import Batch, Encoded, collate
-from ..data.sources import Example
-from ..models.loss import example_losses, option_losses, takes_positions
+from ..data.batches import Encoded, collate
+from ..models.loss import example_losses, has_virtual_tokens, option_losses, takes_positions
+from .metrics import Metrics
 from .statistics import SHOWN, Evaluation
 
 OPTIONS = 8  # of a prompt in a batch of prompts, at most on average: their logits are held at once
 
 OnProgress: TypeAlias = Callable[[int], None]
-Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, examples; higher is better
-
-
-@dataclass(frozen=True, slots=True)
-class Metrics:
-    """The metrics beside the loss, by the names that a recipe has for them; docs/evaluation.md defines them."""
-
-    predicted: Mapping[str, Callable[[nn.Module, Batch], Sequence[float]]] = field(default_factory=dict)
-    written: Mapping[str, Score] = field(default_factory=dict)  # scores of generated answers
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of `choice`: category -> possible responses
-
-    def work(self, held_out: Sequence[Encoded], generated: int) -> int:
-        """Number of rows that an evaluation puts through the model."""
-        chosen = sum(len(self.options.get(e.example.category, ())) for e in held_out)
-        return len(held_out) * (1 + len(self.predicted)) + chosen + generated
 
 
 def evaluate(
@@ -55,31 +39,29 @@ def evaluate(
 
     def each(examples: Sequence[Encoded], function: Callable[[list[Encoded]], Sequence[Any]]) -> list[Any]:
         """Results of a function of several examples, one for each of many."""
-        found: dict[int, Any] = {}
+        results: dict[int, Any] = {}
         for rows in _by_length(examples, batch_size):
-            found.update(zip(rows, function([examples[i] for i in rows]), strict=True))
+            results.update(zip(rows, function([examples[i] for i in rows]), strict=True))
             on_progress(len(rows))
-        return [found[i] for i in range(len(examples))]
+        return [results[i] for i in range(len(examples))]
 
-    def passed(examples: Sequence[Encoded], function: Callable[[nn.Module, Batch], Sequence[float]]) -> list[float]:
-        return each(examples, lambda some: function(model, collate(some, tokenizer.pad_token_id)))
-
-    losses = each(held_out, lambda some: example_losses(model, some, tokenizer.pad_token_id))
-    scores = {name: passed(held_out, function) for name, function in metrics.predicted.items()}
+    pad, scores = tokenizer.pad_token_id, dict[str, list[float]]()
+    losses = each(held_out, lambda some: example_losses(model, some, pad))
+    for name, measure in metrics.predicted.items():
+        scores[name] = each(held_out, lambda some, measure=measure: measure(model, collate(some, pad)))
     choices: list[tuple[str, str]] = []
     if metrics.options:
         options = [metrics.options[encoded.example.category] for encoded in held_out]
         chosen = dict[int, str]()
         for rows in _together(held_out, options, batch_size, takes_positions(model)):
-            found = likeliest(model, tokenizer, [held_out[i] for i in rows], [options[i] for i in rows], batch_size)
-            chosen.update(zip(rows, found, strict=True))
+            best = likeliest(model, tokenizer, [held_out[i] for i in rows], [options[i] for i in rows], batch_size)
+            chosen.update(zip(rows, best, strict=True))
             on_progress(sum(len(options[i]) for i in rows))
         choices = [(encoded.example.response, chosen[i]) for i, encoded in enumerate(held_out)]
-        scores["choice"] = [float(true == chosen) for true, chosen in choices]
+        scores["choice"] = [float(true == choice) for true, choice in choices]
     asked, shown = held_out[:generated], list[list[str]]()
     answers: list[str] = each(
-        asked,
-        lambda some: respond(model, tokenizer, [e.tokens[: e.prompt] for e in some], max_new_tokens),
+        asked, lambda some: respond(model, tokenizer, [e.tokens[: e.prompt] for e in some], max_new_tokens)
     )
     if asked:
         examples = [e.example for e in asked]
@@ -102,40 +84,21 @@ def likeliest(
     """
     end = tokenizer.eos_token_id
     prompts = [encoded.tokens[: encoded.prompt] for encoded in examples]
-    tails = [[(*tokens, end) for tokens in tokenizer(list(own), add_special_tokens=False).input_ids] for own in options]
+    texts = [tokenizer(list(choices), add_special_tokens=False).input_ids for choices in options]
+    tails = [[(*tokens, end) for tokens in choices] for choices in texts]
     if len(examples) == 1:  # there may be hundreds
         parts = [tails[0][k : k + batch_size] for k in range(0, len(tails[0]), batch_size)]
         nats = [[loss for part in parts for loss in option_losses(model, prompts, [part], tokenizer.pad_token_id)[0]]]
     else:
         nats = option_losses(model, prompts, tails, tokenizer.pad_token_id)
-    return [own[losses.index(min(losses))] for own, losses in zip(options, nats, strict=True)]
-
-
-def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
-    """Rouge-L F1 as one of two packages defines it.
-
-    `rouge-score` is the standard. `rouge` 1.0.1 is what the official code of FedKSeed used: it is
-    case-sensitive, works on sets of words sentence by sentence, and so gives very different numbers; an empty
-    output scores 0.
-    """
-    if package == "rouge-score":
-        from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second of each process
-
-        return RougeScorer(["rougeL"]).score(reference, output)["rougeL"].fmeasure
-    from rouge import Rouge
-
-    try:
-        scores: Any = Rouge().get_scores(output, reference)
-        return scores[0]["rouge-l"]["f"]
-    except (ValueError, RecursionError):  # nothing but punctuation; a text of more than about 900 words
-        return 0.0
+    return [choices[losses.index(min(losses))] for choices, losses in zip(options, nats, strict=True)]
 
 
 @torch.inference_mode()
 def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> list[str]:
     """Greedy answers to tokenised prompts."""
     width = max(map(len, prompts))
-    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+    virtual = has_virtual_tokens(model)
     if virtual and len({*map(len, prompts)}) > 1:
         # peft counts the padding between virtual tokens and a prompt as positions
         return [text for prompt in prompts for text in respond(model, tokenizer, [prompt], max_new_tokens)]

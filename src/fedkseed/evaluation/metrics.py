@@ -1,31 +1,130 @@
-"""The metrics that a recipe names, as functions: docs/evaluation.md."""
+"""The metrics beside the loss, as functions of predictions or of written answers: docs/evaluation.md."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from inspect import isroutine
+from reprlib import repr as shortened
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+from torch import nn
+
+from ..data.batches import IGNORED, Batch, Encoded
+from ..data.sources import Example
+from ..errors import FedKSeedError
+from ..models.loss import response_logits
+from ..recipe import own_code
 from ..recipe.schema import EvaluationTable
-from .evaluate import Metrics, Score, rouge_l
-from .objectives import accuracies, score_of
+
+Score: TypeAlias = Callable[[list[str], list[Example]], Sequence[float]]  # answers, examples; higher is better
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """The metrics of an evaluation, by the names that a recipe has for them."""
+
+    predicted: Mapping[str, Callable[[nn.Module, Batch], Sequence[float]]] = field(default_factory=dict)
+    written: Mapping[str, Score] = field(default_factory=dict)  # scores of generated answers
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of `choice`: category -> possible responses
+
+    def work(self, held_out: Sequence[Encoded], generated: int) -> int:
+        """Number of rows that an evaluation puts through the model."""
+        chosen = sum(len(self.options.get(e.example.category, ())) for e in held_out)
+        return len(held_out) * (1 + len(self.predicted)) + chosen + generated
 
 
 def metrics_of(settings: EvaluationTable, options: Mapping[str, Sequence[str]]) -> Metrics:
     """The metrics of a recipe; its own functions are loaded, which runs their files.
 
     Args:
-        options: of `choice`: category -> possible responses, from `data.federated`.
+        options: of `choice`: category -> possible responses, from `data.held_out`.
 
     Raises:
         FedKSeedError: no function has a name.
     """
+    written = {name: score_of(name, "[evaluation] metrics") for name in settings.written}
+    if "rouge" in written:
+        written["rouge"] = partial(rouge, package=settings.rouge)
+    return Metrics({"accuracy": accuracies} if "accuracy" in settings.measured else {}, written, options)
 
-    def scored(name: str) -> Score:
-        if name == "rouge":
-            return lambda answers, examples: [
-                rouge_l(e.response, a, settings.rouge) for a, e in zip(answers, examples, strict=True)
-            ]
-        return score_of(name, "[evaluation] metrics")
 
-    return Metrics(
-        predicted={"accuracy": accuracies} if "accuracy" in settings.measured else {},
-        written={name: scored(name) for name in settings.written},
-        options=options,
-    )
+@torch.inference_mode()
+def accuracy(model: nn.Module, batch: Batch) -> float:
+    """Share of a batch's response tokens that the model ranks first, given the right tokens before them."""
+    predictions, labels = response_logits(model, batch)
+    return float((predictions.argmax(-1) == labels).sum() / (labels != IGNORED).sum())
+
+
+@torch.inference_mode()
+def accuracies(model: nn.Module, batch: Batch) -> list[float]:
+    """The same share for each example of a batch."""
+    predictions, labels = response_logits(model, batch)
+    return ((predictions.argmax(-1) == labels).sum(1) / (labels != IGNORED).sum(1)).tolist()
+
+
+def exact_match(answers: Sequence[str], examples: Sequence[Example]) -> list[float]:
+    """A score of 1 for each answer that equals the response apart from surrounding space, 0 for others."""
+    return [float(a.strip() == e.response.strip()) for a, e in zip(answers, examples, strict=True)]
+
+
+def rouge(answers: Sequence[str], examples: Sequence[Example], package: str = "rouge-score") -> list[float]:
+    """Rouge-L F1 of each answer, see `rouge_l`."""
+    return [rouge_l(e.response, a, package) for a, e in zip(answers, examples, strict=True)]
+
+
+def rouge_l(reference: str, output: str, package: str = "rouge-score") -> float:
+    """Rouge-L F1 as one of two packages defines it.
+
+    `rouge-score` is the standard. `rouge` 1.0.1 is what the official code of FedKSeed used: it is
+    case-sensitive, works on sets of words sentence by sentence, and so gives very different numbers; an empty
+    output scores 0.
+    """
+    if package == "rouge-score":
+        from rouge_score.rouge_scorer import RougeScorer  # brings NLTK and SciPy: more than a second of each process
+
+        return RougeScorer(["rougeL"]).score(reference, output)["rougeL"].fmeasure
+    from rouge import Rouge
+
+    try:
+        scores: Any = Rouge().get_scores(output, reference)
+        return scores[0]["rouge-l"]["f"]
+    except (ValueError, RecursionError):  # nothing but punctuation; a text of more than about 900 words
+        return 0.0
+
+
+SCORES: dict[str, Score] = {"exact match": exact_match, "rouge": rouge}
+
+
+def score_of(name: str, setting: str) -> Score:
+    """The score of answers that a recipe calls `name`; what it returns is checked.
+
+    Args:
+        setting: the recipe's key, as `[training] objective`, for error messages.
+
+    Raises:
+        FedKSeedError: no function has this name.
+    """
+    score = SCORES.get(name) or own_code.load(name, setting, "function", isroutine)
+    return lambda answers, examples: _numbers(score(answers, examples), f"{setting} = {name!r}", answers)
+
+
+def _numbers(scores: Any, source: str, answers: Sequence[str]) -> list[float]:
+    """Scores as numbers, one an answer; anything else is refused."""
+    try:
+        array = np.asarray(scores)
+    except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
+        array = np.empty(0)
+    if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
+        raise FedKSeedError(
+            f"{source} has to return a list of numbers, one for each of {len(answers)} answers; "
+            f"it returned {shortened(scores)}"
+        )
+    if not np.isfinite(array).all():
+        k = int(np.isfinite(array).argmin())
+        raise FedKSeedError(
+            f"{source} scored the answer {shortened(answers[k])} {array[k]}; "
+            "return a finite number, the lowest score for an answer that can't be judged"
+        )
+    return array.astype(float).tolist()

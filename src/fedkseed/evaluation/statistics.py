@@ -38,7 +38,7 @@ TITLES = {
     "choice": "choice accuracy",
 }
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
-MOST_CLASSES = 8  # of a confusion matrix that is shown
+MOST_CLASSES = 8  # labels of a confusion matrix that is shown
 Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
 SHOWN = 3  # answers that are kept, for people to read
 
@@ -59,46 +59,46 @@ class Evaluation:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Evaluation":
         """The scores of a table, as `dataclasses.asdict` makes it; earlier releases left fields out."""
-        return cls(**{**table, "sets": {name: cls(**found) for name, found in table.get("sets", {}).items()}})
+        return cls(**{**table, "sets": {name: cls(**scores) for name, scores in table.get("sets", {}).items()}})
 
     @property
     def every(self) -> dict[str, "Evaluation"]:
-        """The evaluations of all sets by name; that of the set which is always there has the name ``."""
+        """The evaluations of all sets by name; the set that is always there has an empty name."""
         return {"": self, **self.sets}
 
     @property
     def measures(self) -> dict[str, list[float]]:
         """All that was measured, loss and Rouge-L too: name -> one number an example."""
-        known = {"loss": self.losses, "rouge": self.rouge, **self.scores}
-        return {name: values for name, values in known.items() if values}
+        measures = {"loss": self.losses, "rouge": self.rouge, **self.scores}
+        return {name: values for name, values in measures.items() if values}
 
     @property
     def means(self) -> dict[str, float]:
-        """The mean of each measure and, of choices, two numbers more that show a model which says the same to all.
+        """The mean of each measure; of choices also two numbers that show whether a model says the same to all.
 
         Those of the other sets have names as `SET: loss`.
         """
         means = {name: fmean(values) for name, values in self.measures.items()}
         if self.choices:
             means[BALANCED], means[FREQUENT] = balanced_accuracy(self.choices), most_frequent(self.choices)[1]
-        for of, found in self.sets.items():
-            means |= {named(of, name): mean for name, mean in found.means.items()}
+        for set_name, evaluation in self.sets.items():
+            means |= {named(set_name, name): mean for name, mean in evaluation.means.items()}
         return means
 
 
 NOT_EVALUATED = Evaluation([])  # the result of a party without held-out data
 
 
-def named(of: str, name: str) -> str:
+def named(set_name: str, metric: str) -> str:
     """The name of a metric, or its title, on a set; the set that is always there adds nothing."""
-    return f"{of}: {name}" if of else name
+    return f"{set_name}: {metric}" if set_name else metric
 
 
 def title_of(name: str) -> str:
     """A metric's name for people; a function in a file is called by the file's name without its folder."""
-    of, apart, metric = name.partition(": ")
-    if apart and "/" not in of:  # a set's name has no slash, the absolute path of a function's file has one
-        return named(of, title_of(metric))
+    set_name, colon, metric = name.partition(": ")
+    if colon and "/" not in set_name:  # a set's name has no slash, the absolute path of a function's file has one
+        return named(set_name, title_of(metric))
     place, _, member = name.rpartition(":")
     return TITLES.get(name) or (f"{Path(place).name}:{member}" if place.endswith(".py") else name)
 
@@ -136,7 +136,7 @@ class Gain:
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "Gain":
         """The gain of a table, as `dataclasses.asdict` makes it."""
-        return cls(**{**table, "change": {name: Estimate(**one) for name, one in table["change"].items()}})
+        return cls(**{**table, "change": {name: Estimate(**change) for name, change in table["change"].items()}})
 
     @property
     def verdict(self) -> str:
@@ -156,8 +156,8 @@ def gains(before: Evaluation, after: Evaluation) -> list[Gain]:
     Args:
         before, after: evaluations of the same examples.
     """
-    for of, now in after.sets.items():
-        then = before.sets.get(of, NOT_EVALUATED)
+    for name, now in after.sets.items():
+        then = before.sets.get(name, NOT_EVALUATED)
         if now.owners and then.owners == now.owners:
             return [gain(owner, then, now) for owner in sorted(set(now.owners), key=natural)]
     return []
@@ -171,10 +171,10 @@ def natural(name: str) -> list[tuple[int, str]]:
 def gain(owner: str, before: Evaluation, after: Evaluation) -> Gain:
     """The gain of one client, from evaluations of a set whose `owners` name it."""
 
-    def own(values: Sequence[float]) -> list[float]:  # answers are written to the first examples alone
-        return [value for value, of in zip(values, after.owners, strict=False) if of == owner]
+    def of_owner(values: Sequence[float]) -> list[float]:  # answers are written to the first examples alone
+        return [value for value, name in zip(values, after.owners, strict=False) if name == owner]
 
-    pairs = {name: (own(values), own(after.measures[name])) for name, values in before.measures.items()}
+    pairs = {name: (of_owner(values), of_owner(after.measures[name])) for name, values in before.measures.items()}
     pairs = {name: pair for name, pair in pairs.items() if pair[0]}
     return Gain(
         owner,
@@ -185,14 +185,14 @@ def gain(owner: str, before: Evaluation, after: Evaluation) -> Gain:
     )
 
 
-def gains_table(found: Sequence[Gain]) -> list[dict[str, Any]]:
+def gains_table(gains: Sequence[Gain]) -> list[dict[str, Any]]:
     """The gain of each client as a table of plain values."""
-    return [asdict(one) | {"verdict": one.verdict} for one in found]
+    return [asdict(gain) | {"verdict": gain.verdict} for gain in gains]
 
 
-def gain_of_all(found: Sequence[Gain]) -> float:
+def gain_of_all(gains: Sequence[Gain]) -> float:
     """The mean change of the loss over all rows of all clients: a client counts by its rows."""
-    return sum(one.rows * one.change["loss"].mean for one in found) / sum(one.rows for one in found)
+    return sum(gain.rows * gain.change["loss"].mean for gain in gains) / sum(gain.rows for gain in gains)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,8 +217,8 @@ def balanced_accuracy(choices: Sequence[Choice]) -> float:
 
     A model that always chooses one of n responses has 1 / n, however frequent that response is.
     """
-    of, right = Counter(true for true, _ in choices), Counter(true for true, chosen in choices if true == chosen)
-    return sum(right[label] / count for label, count in of.items()) / len(of)
+    counts, right = Counter(true for true, _ in choices), Counter(true for true, chosen in choices if true == chosen)
+    return sum(right[label] / count for label, count in counts.items()) / len(counts)
 
 
 def most_frequent(choices: Sequence[Choice]) -> tuple[str, float]:

@@ -13,30 +13,18 @@ from ..errors import FedKSeedError
 from ..files import border
 
 MAGIC, VERSIONS = b"GGUF", (2, 3)
-FORMATS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "B",
-    10: "Q",
-    11: "q",
-    12: "d",
-}  # kind -> struct's
+FORMATS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}  # kind of a value -> struct's format of it
 STRING, ARRAY = 8, 9
 # Kind of a tensor -> numbers of a block, bytes of a block: float32, float16, Q4_0, Q4_1, Q8_0, bfloat16. Those of other
 # kinds are left to the library that reads them.
-SIZES = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
+BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
 MAX_ITEMS = 1 << 22  # of an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
 MAX_DEPTH = 2  # of arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit
 WIDTHS = (".embedding_length", ".feed_forward_length")  # a matrix of the file has at least as many numbers
 
 
-class Header:
+class GgufHeader:
     """The part of a file's header that is not read yet."""
 
     def __init__(self, data: mmap.mmap, order: str) -> None:
@@ -51,8 +39,8 @@ class Header:
         return begin
 
     def number(self, kind: str) -> int | float:
-        one = struct.Struct(self.order + kind)
-        return one.unpack_from(self.data, self.skip(one.size))[0]
+        number = struct.Struct(self.order + kind)
+        return number.unpack_from(self.data, self.skip(number.size))[0]
 
     def count(self, kind: str = "Q") -> int:
         return int(self.number(kind))
@@ -94,12 +82,12 @@ def require_sane(path: Path) -> None:
         order = "<" if word[2:] == b"\0\0" else ">"  # a small number, by either end first
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             try:
-                _walk(Header(data, order))
+                _check(GgufHeader(data, order))
             except FedKSeedError as error:
                 raise FedKSeedError(f"{path} is damaged: {error}; get it again") from error
 
 
-def _walk(header: Header) -> None:
+def _check(header: GgufHeader) -> None:
     if (version := header.count("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
     tensors, pairs = header.count(), header.count()
@@ -117,8 +105,8 @@ def _walk(header: Header) -> None:
         if (dimensions := header.count("I")) > MAX_DIMENSIONS:
             raise FedKSeedError(f"it has a tensor of {dimensions:,} dimensions")
         numbers, kind, begin = prod(header.count() for _ in range(dimensions)), header.count("I"), header.count()
-        if kind in SIZES:
-            block, size = SIZES[kind]
+        if kind in BLOCKS:
+            block, size = BLOCKS[kind]
             ends.append((begin + numbers // block * size, name))
     begin = -(-header.at // alignment) * alignment
     for end, name in ends:

@@ -80,10 +80,9 @@ def _steps(described: Mapping[str, Any]) -> str:
     """The name of what happens to a text before its bytes are merged."""
     first = described.get("pre_tokenizer") or {}
     parts = first.get("pretokenizers", [first])
-    found = [_step(part) for part in parts], bool(described["model"].get("ignore_merges"))
-    for name, known in STEPS.items():
-        if known == found:
-            return name
+    steps = [_step(part) for part in parts], bool(described["model"].get("ignore_merges"))
+    if (name := next((name for name, written in STEPS.items() if written == steps), None)) is not None:
+        return name
     raise FedKSeedError(
         f"a tokenizer that cuts texts by {json.dumps(parts)} can't be written as GGUF: llama.cpp's names that are "
         f"known here are {', '.join(STEPS)}; export with --format hf, and convert that with llama.cpp's own program"
@@ -128,12 +127,10 @@ def _add_special(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
         begin = config.bos_token_id if isinstance(config.bos_token_id, int) else end
     writer.add_bos_token_id(begin)
     writer.add_eos_token_id(end)
-    for number, add in (
-        (tokenizer.unk_token_id, writer.add_unk_token_id),
-        (tokenizer.pad_token_id, writer.add_pad_token_id),
-    ):
-        if number is not None:
-            add(number)
+    if tokenizer.unk_token_id is not None:
+        writer.add_unk_token_id(tokenizer.unk_token_id)
+    if tokenizer.pad_token_id is not None:
+        writer.add_pad_token_id(tokenizer.pad_token_id)
     tokens = tokenizer("a").input_ids
     writer.add_add_bos_token(tokens[0] == begin)
     writer.add_add_eos_token(len(tokens) > 1 and tokens[-1] == end)

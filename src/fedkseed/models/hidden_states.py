@@ -10,17 +10,17 @@ from ..data.batches import IGNORED, Batch
 from ..weights.layout import Layout
 from .loss import last_logits, needed, output_layer
 
-SIZE = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
+ROOM = 1 << 28  # bytes of hidden states that are kept: 200,000 response tokens of SmolLM2-135M in bfloat16
 
 
-def can_remember(model: Any, layout: Layout) -> bool:
+def can_keep_states(model: Any, layout: Layout) -> bool:
     """Check that the output layer alone is tuned and that the model's logits are that layer's outputs, unchanged.
 
     A model that caps or scales its logits, as Gemma 2 does, fails it, and runs all layers in every step.
     """
     layer = output_layer(model)
-    own = {id(module) for module in layer.modules()}
-    if any(id(module) not in own for entry in layout.tuned for module, _ in entry.places):
+    inside = {id(module) for module in layer.modules()}
+    if any(id(module) not in inside for entry in layout.tuned for module, _ in entry.places):
         return False
     tokens = torch.tensor([[1, 2]], device=next(model.parameters()).device)
     with torch.no_grad():
@@ -32,26 +32,27 @@ def can_remember(model: Any, layout: Layout) -> bool:
             return False
 
 
-class Remembered:
-    """`output_loss` of a model for which `can_remember` holds.
+class KeptStates:
+    """`output_loss` of a model for which `can_keep_states` holds.
 
     The hidden states h that predict a row's response are computed once and kept, as long as there is room, so that a
     step costs two products with the output matrix, and making and projecting that. A row runs alone, without padding:
     what is kept does not depend on the batch in which a row comes first, and a resumed run has the same bits.
 
     Args:
-        size: bytes of hidden states to keep; rows beyond it run again in every step.
+        room: bytes of hidden states to keep; rows beyond it run again in every step.
     """
 
-    def __init__(self, model: Any, size: int = SIZE) -> None:
-        self.model, self._layer, self._room = model, output_layer(model), size
+    def __init__(self, model: Any, room: int = ROOM) -> None:
+        self.model, self._layer, self._room = model, output_layer(model), room
         self._kept: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
         self.rows = 0  # that went through the layers before
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss over a batch's response tokens, with the graph of the output layer."""
         lengths = batch.mask.sum(1).tolist()
-        rows = [(t[:n], of[:n]) for t, of, n in zip(batch.tokens, batch.labels, lengths, strict=True)]
+        padded = zip(batch.tokens, batch.labels, lengths, strict=True)
+        rows = [(tokens[:length], labels[:length]) for tokens, labels, length in padded]
         with torch.no_grad():
             hidden = torch.cat([self._states(tokens, labels) for tokens, labels in rows])
         labels = torch.cat([labels[1:][labels[1:] != IGNORED] for _, labels in rows]).to(hidden.device)
@@ -66,17 +67,17 @@ class Remembered:
         last = needed(labels[None])
         device = next(self.model.parameters()).device
         [(hidden, _)], _ = _run(self.model, tokens[None].to(device), last)
-        found = hidden[0, -last:][:-1][(labels[-last:][1:] != IGNORED).to(device)]
-        if (room := self._room - found.nbytes) >= 0:
-            self._kept[key], self._room = found, room
-        return found
+        states = hidden[0, -last:][:-1][(labels[-last:][1:] != IGNORED).to(device)]
+        if (room := self._room - states.nbytes) >= 0:
+            self._kept[key], self._room = states, room
+        return states
 
 
 def _run(model: Any, tokens: Tensor, kept: int) -> tuple[list[tuple[Any, Any]], Tensor]:
     """Input and output of each call of the output layer, and the logits, of which the last `kept` are needed."""
     calls: list[tuple[Any, Any]] = []
     hook = output_layer(model).register_forward_hook(
-        lambda _, given, out: calls.append((given[0] if given else None, out))
+        lambda _, inputs, output: calls.append((inputs[0] if inputs else None, output))
     )
     try:
         mask = torch.ones_like(tokens)

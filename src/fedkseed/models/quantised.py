@@ -5,7 +5,7 @@ dequantised weights as they are made and never has to be representable in the st
 file is memory-mapped as it is; any other model can be quantised while it is loaded.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from ..errors import FedKSeedError
 from ..weights.lazy import TILE, Lazy, Workspace
 
-KINDS = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
+BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")  # what a dense model can be quantised to; 8.5, 4.5 and 5 bits a weight
 
 
 class Blocks:
@@ -44,34 +44,39 @@ class Blocks:
     ) -> None:
         self.raw, self.kind = raw, kind
         self.shape, self.dtype = torch.Size(shape), dtype
-        self.device = torch.empty(0, device=device).device  # cuda:0 for cuda: what tensors made there say of themselves
-        if self.device.type != "cpu" and kind in KINDS:
-            self.there = torch.from_numpy(np.array(raw)).to(self.device)
+        self.device = torch.empty(0, device=device).device  # with its number, as cuda:0 for cuda
+        if self.device.type != "cpu" and kind in BLOCK_TYPES:
+            self.on_device = torch.from_numpy(np.array(raw)).to(self.device)
 
     def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        from ..directions.numba_cpu import gguf as blocks
-
-        columns = self.shape[1]
-        if self.device.type != "cpu" and self.kind in KINDS:
+        if self.kind in BLOCK_TYPES and self.device.type != "cpu":
+            self._read_on_device(parts)
+        elif self.kind in BLOCK_TYPES and self.raw.flags.c_contiguous:
+            self._read_by_kernel(parts)
+        else:
+            kind = gguf.GGMLQuantizationType[self.kind]
             for start, out in parts:
-                first = start // columns
-                rows = self.there[first : first + out.numel() // columns]
-                out.copy_(widened(rows.reshape(-1, blocks.BYTES[self.kind]), self.kind).view(out.shape))
-            return
-        if self.kind in KINDS and self.raw.flags.c_contiguous:
-            row, first = self.raw.shape[1], self.raw.ctypes.data
-            addresses = [
-                (first + start // columns * row, out.data_ptr(), out.numel() // blocks.BLOCK) for start, out in parts
-            ]
-            name = str(self.dtype).removeprefix("torch.")
-            blocks.dequantise(addresses, self.kind, name, torch.get_num_threads())
-            return
+                first = start // self.shape[1]
+                values = gguf.dequantize(self.raw[first : first + out.numel() // self.shape[1]], kind)
+                out.copy_(torch.from_numpy(values).view(out.shape))
+
+    def _read_on_device(self, parts: Sequence[tuple[int, Tensor]]) -> None:
+        from ..directions.numba_cpu import gguf as kernels
+
         for start, out in parts:
-            first = start // columns
-            values = gguf.dequantize(
-                self.raw[first : first + out.numel() // columns], gguf.GGMLQuantizationType[self.kind]
-            )
-            out.copy_(torch.from_numpy(values).view(out.shape))
+            first = start // self.shape[1]
+            rows = self.on_device[first : first + out.numel() // self.shape[1]]
+            out.copy_(widened(rows.reshape(-1, kernels.BYTES[self.kind]), self.kind).view(out.shape))
+
+    def _read_by_kernel(self, parts: Sequence[tuple[int, Tensor]]) -> None:
+        from ..directions.numba_cpu import gguf as kernels
+
+        width, first = self.raw.shape[1], self.raw.ctypes.data
+        jobs = [
+            (first + start // self.shape[1] * width, out.data_ptr(), out.numel() // kernels.BLOCK)
+            for start, out in parts
+        ]
+        kernels.dequantise(jobs, self.kind, str(self.dtype).removeprefix("torch."), torch.get_num_threads())
 
 
 def widened(blocks: Tensor, kind: str) -> Tensor:
@@ -82,8 +87,8 @@ def widened(blocks: Tensor, kind: str) -> Tensor:
 
     if kind == "Q8_0":
         return blocks[:, 2:].contiguous().view(torch.int8).float() * half(0)
-    both = blocks[:, -16:]
-    quants = torch.cat([both & 15, both >> 4], 1).float()
+    pairs = blocks[:, -16:]
+    quants = torch.cat([pairs & 15, pairs >> 4], 1).float()
     return (quants - 8) * half(0) if kind == "Q4_0" else quants * half(0) + half(2)
 
 
@@ -91,17 +96,18 @@ def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
     """Quantise the matrices of a model, in place; tensors that are no matrix of whole blocks stay as they are.
 
     Args:
-        kind: one of KINDS.
+        kind: one of BLOCK_TYPES.
         device: where the model goes.
     """
-    workspace, made = Workspace(), dict[int, Lazy]()
+    workspace, quantised = Workspace(), dict[int, Lazy]()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
-                if id(parameter) not in made:
-                    raw = np.concatenate([_quantised(rows, kind) for rows in _row_parts(parameter.data)])
-                    made[id(parameter)] = Lazy(Blocks(raw, kind, parameter.shape, parameter.dtype, device), workspace)
-                setattr(module, name, made[id(parameter)])
+                if id(parameter) not in quantised:
+                    raw = np.concatenate([_quantised(rows, kind) for rows in _some_rows(parameter.data)])
+                    blocks = Blocks(raw, kind, parameter.shape, parameter.dtype, device)
+                    quantised[id(parameter)] = Lazy(blocks, workspace)
+                setattr(module, name, quantised[id(parameter)])
     return moved(model, device)
 
 
@@ -117,8 +123,9 @@ def moved(model: nn.Module, device: str) -> nn.Module:
     return model
 
 
-def _row_parts(matrix: Tensor) -> Iterator[Tensor]:
-    yield from matrix.split(max(1, TILE // matrix.shape[1]))
+def _some_rows(matrix: Tensor) -> Sequence[Tensor]:
+    """A matrix in groups of rows, of which a copy in float32 takes little memory."""
+    return matrix.split(max(1, TILE // matrix.shape[1]))
 
 
 def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
@@ -134,12 +141,8 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
         FedKSeedError: the file lacks a weight of the model.
     """
     config: Any = AutoConfig.from_pretrained(path.parent, gguf_file=path.name, trust_remote_code=False)
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    model.tie_weights()
-    reader = gguf.GGUFReader(path)
-    architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
-    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+    model, reader = empty_model(config, dtype=dtype), gguf.GGUFReader(path)
+    processor = processor_of(bytes(reader.fields["general.architecture"].parts[-1]).decode(), config)
     names = get_gguf_hf_weights_map(model, processor)
     workspace, tensors = Workspace(), dict[str, Tensor]()
     for tensor in reader.tensors:
@@ -149,12 +152,29 @@ def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
     return moved(model, device)
 
 
+def empty_model(config: Any, **options: Any) -> Any:
+    """A model of a configuration, without memory for its weights."""
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
+    model.tie_weights()
+    return model
+
+
+def processor_of(architecture: str, config: Any) -> Any:
+    """What transformers does to the tensors of a GGUF file.
+
+    Args:
+        architecture: llama.cpp's name of it.
+    """
+    return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
+
+
 def row_order(processor: Any, name: str, count: int) -> NDArray[np.int64] | None:
     """The file's row for each of a tensor's `count` rows; None where more than the order of rows differs."""
     rows = np.arange(count)
-    moved = processor.process(weights=np.stack([rows, rows + 0.5], 1), name=name).weights
-    order = moved[:, 0].astype(np.int64) if moved.shape == (count, 2) else rows[:0]
-    return order if order.size and np.array_equal(moved, np.stack([order, order + 0.5], 1)) else None
+    processed = processor.process(weights=np.stack([rows, rows + 0.5], 1), name=name).weights
+    order = processed[:, 0].astype(np.int64) if processed.shape == (count, 2) else rows[:0]
+    return order if order.size and np.array_equal(processed, np.stack([order, order + 0.5], 1)) else None
 
 
 def _read(tensor: Any, processor: Any, dtype: torch.dtype, workspace: Workspace, device: str) -> Tensor:
@@ -177,12 +197,14 @@ def _fill(model: nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
             places.setdefault(id(parameter), []).append((f"{where}.{name}" if where else name, module, name))
     for tied in places.values():
-        found = next((tensors[full] for full, _, _ in tied if full in tensors), None)
-        if found is None:
-            raise FedKSeedError(f"the file {path} lacks the weights {tied[0][0]}; get the whole model")
-        wanted = tied[0][1]._parameters[tied[0][2]]
-        if wanted is not None and found.shape != wanted.shape:
-            got, expected = tuple(found.shape), tuple(wanted.shape)
-            raise FedKSeedError(f"the file {path} has {tied[0][0]} of shape {got}, its own description says {expected}")
-        for _, module, name in tied:
-            setattr(module, name, found if isinstance(found, Lazy) else nn.Parameter(found, requires_grad=False))
+        (name, module, attribute), *_ = tied
+        tensor = next((tensors[full] for full, _, _ in tied if full in tensors), None)
+        if tensor is None:
+            raise FedKSeedError(f"the file {path} lacks the weights {name}; get the whole model")
+        empty = module._parameters[attribute]
+        if empty is not None and tensor.shape != empty.shape:
+            got, expected = tuple(tensor.shape), tuple(empty.shape)
+            raise FedKSeedError(f"the file {path} has {name} of shape {got}, its own description says {expected}")
+        for _, module, attribute in tied:
+            value = tensor if isinstance(tensor, Lazy) else nn.Parameter(tensor, requires_grad=False)
+            setattr(module, attribute, value)

@@ -14,12 +14,13 @@ from ..data.batches import Encoded, endless_batches, private_batches
 from ..data.held_out import HeldOut
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
-from ..evaluation.evaluate import Metrics, evaluate
+from ..evaluation.evaluate import evaluate
+from ..evaluation.metrics import Metrics
 from ..evaluation.objectives import Objective, objective_of
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation
 from ..files import folder
 from ..local.client import Client
-from ..models.hidden_states import Remembered, can_remember
+from ..models.hidden_states import KeptStates, can_keep_states
 from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
@@ -86,7 +87,7 @@ class Setup:
     objective: Objective
     progress: Progress
     basis: Basis | None = None
-    remembered: Remembered | None = None
+    remembered: KeptStates | None = None
 
     def client(
         self,
@@ -263,7 +264,7 @@ def build(
         objective=objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens),
         progress=progress or Silent(),
         basis=basis,
-        remembered=Remembered(model) if algorithm.local == OUTPUT and can_remember(model, weights.layout) else None,
+        remembered=KeptStates(model) if algorithm.local == OUTPUT and can_keep_states(model, weights.layout) else None,
     )
 
 

@@ -2,14 +2,13 @@
 
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
 from ..files import border
 from .load import TunedModel
 
-# Name -> a model and its tokenizer.
-Models = Mapping[str, tuple[Any, Any]]
+Models: TypeAlias = Mapping[str, tuple[Any, Any]]  # name -> a model and its tokenizer
 
 
 def require_server() -> None:
@@ -30,12 +29,11 @@ def load(tuned: TunedModel) -> Models:
 
     Both are asked in the words on which the tuned one was tuned.
     """
-    tokenizer = tuned.tokenizer()
-    tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
-    found = {"base": tuned.load_base} if tuned.base is not None else {}
-    models: dict[str, Any] = {name: make() for name, make in (found | {"tuned": tuned.load}).items()}
+    tokenizer = tuned.chat_tokenizer()
+    models = {"base": tuned.load_base()} if tuned.base is not None else {}
+    models["tuned"] = tuned.load()
     for model in models.values():
-        settings = model.generation_config
+        settings: Any = model.generation_config
         settings.eos_token_id, settings.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id
     return {name: (model, tokenizer) for name, model in models.items()}
 

@@ -8,14 +8,13 @@ from typing import Any
 from ..data.layouts import Example
 from ..data.wording import Wording
 from ..errors import FedKSeedError
-from ..files import folder, read_table
+from ..files import folder, require_absent
 from ..models.load import DTYPES
-from ..weights.adapter import Adapter
 from ..weights.lazy import densify
 from .gguf import KINDS, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
-from .lora import CONFIG, WEIGHTS, Lora, as_lora, nearest_lora, require_low_rank
-from .model_card import card, require_known_format
+from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
+from .model_card import card, require_format
 
 LORAS = ("peft", "lora-gguf")
 
@@ -44,20 +43,31 @@ def export(
     Raises:
         FedKSeedError: the model can't be written in this format, or the folder exists.
     """
-    _require(tuned, output, format_, kind, rank, dtype)
-    tokenizer = tuned.tokenizer()
-    if tuned.worded:  # programs that put messages to the model do it in the words on which it was tuned
-        tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
+    require_format(format_)
+    require_absent(output)
+    if kind not in KINDS:
+        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(KINDS)}")
+    if dtype is not None and (format_ != "hf" or dtype not in DTYPES):
+        raise FedKSeedError(f"--dtype is one of {', '.join(DTYPES)}, for --format hf; got {dtype!r} for {format_}")
+    if rank is not None and format_ not in LORAS:
+        raise FedKSeedError(f"--rank is for --format {' and '.join(LORAS)}, got {rank} for {format_}")
+    _require_expressible(tuned, format_, rank)
+    # Programs that put messages to the model do it in the words on which it was tuned.
+    tokenizer = tuned.chat_tokenizer() if tuned.worded else tuned.tokenizer()
     with folder(output, 0o777) as part:
         if format_ == "hf":
             notes = _write_hf(tuned, tokenizer, part, dtype)
         elif format_ == "gguf":
             notes = _write_gguf(tuned, tokenizer, part, kind)
         elif tuned.adapter is not None and format_ == "fedkseed":
-            notes = _write_coefficients(tuned.adapter, part)
+            tuned.adapter.save(part / ADAPTER)
+            size = f"{tuned.adapter.pool.size:,} coefficients"
+            notes = [f"The file `{ADAPTER}` holds {size}, which fedkseed adds to the base model."]
+        elif format_ == "peft" and rank is None and tuned.adapters is not None:
+            notes = _copy_adapters(tuned.adapters, part, tuned.base or "")
         else:
             notes = _write_lora(tuned, part, format_, rank)
-        options = {"gguf": f" --kind {kind}"}.get(format_, "")
+        options = f" --kind {kind}" if format_ == "gguf" else ""
         options += f" --rank {rank}" if rank is not None else ""
         options += f" --dtype {dtype}" if dtype is not None else ""
         command = f"fedkseed export {tuned.path.resolve().name} {output.name} --format {format_}{options}"
@@ -66,17 +76,8 @@ def export(
     return notes
 
 
-def _require(tuned: TunedModel, output: Path, format_: str, kind: str, rank: int | None, dtype: str | None) -> None:
-    """Refuse, before a minute of loading, what can't be written."""
-    require_known_format(format_)
-    if output.exists():
-        raise FedKSeedError(f"{output} exists already; choose another folder")
-    if kind not in KINDS:
-        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(KINDS)}")
-    if dtype is not None and (format_ != "hf" or dtype not in DTYPES):
-        raise FedKSeedError(f"--dtype is one of {', '.join(DTYPES)}, for --format hf; got {dtype!r} for {format_}")
-    if rank is not None and format_ not in LORAS:
-        raise FedKSeedError(f"--rank is for --format {' and '.join(LORAS)}, got {rank} for {format_}")
+def _require_expressible(tuned: TunedModel, format_: str, rank: int | None) -> None:
+    """Refuse, before a minute of loading, a change that the format can't hold."""
     if format_ == "fedkseed" and tuned.adapter is None:
         raise FedKSeedError(f"the model of {tuned.path} is not a function of K coefficients; choose another format")
     if format_ in LORAS and rank is None and tuned.adapters is None:
@@ -105,43 +106,31 @@ def _write_gguf(tuned: TunedModel, tokenizer: Any, part: Path, kind: str) -> lis
     return [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
 
 
-def _write_coefficients(adapter: Adapter, part: Path) -> list[str]:
-    adapter.save(part / ADAPTER)
-    return [f"The file `{ADAPTER}` holds {adapter.pool.size:,} coefficients, which fedkseed adds to the base model."]
-
-
 def _write_lora(tuned: TunedModel, part: Path, format_: str, rank: int | None) -> list[str]:
-    if format_ == "peft" and rank is None and tuned.adapters is not None:
-        return _copy_adapters(tuned.adapters, part, tuned.base or "")
-    lora, config, notes = _lora(tuned, rank)
+    notes = list[str]()
+    model: Any = tuned.load_base() if rank is None and tuned.adapter is None else tuned.merged()
+    if rank is not None:
+        nearest = nearest_lora(model, tuned.load_base(), rank)
+        lora, worst = nearest.lora, nearest.worst
+        notes = [
+            f"It is the nearest change of rank {rank} to the tuned model's: {nearest.error:.1%} of the change are left "
+            f"out, by the Frobenius norm, and of that of {worst}, the worst, {nearest.errors[worst]:.1%}."
+        ]
+    elif (adapter := tuned.adapter) is not None:
+        lora = as_lora(model, adapter.patterns, adapter.pool, adapter.coefficients, adapter.basis)
+    else:
+        lora = Lora.read(tuned.adapters or tuned.path)
     size = f"a LoRA of {lora.size / 1e6:,.1f} MB, of rank {lora.rank} at most"
     if format_ == "peft":
         lora.write(part, tuned.base or "")
         return [f"The folder holds {size}, for `peft`, to use beside the base model.", *notes]
-    write_gguf_lora(part / "lora.gguf", lora, config)
+    write_gguf_lora(part / "lora.gguf", lora, model.config)
     return [f"The file `lora.gguf` holds {size}, for `llama.cpp`, to load beside the base model.", *notes]
-
-
-def _lora(tuned: TunedModel, rank: int | None) -> tuple[Lora, Any, list[str]]:
-    """The LoRA of a tuned model, the configuration of its base model, and sentences on its error."""
-    if rank is not None:
-        model: Any = tuned.merged()
-        found = nearest_lora(model, tuned.load_base(), rank)
-        error = (
-            f"It is the nearest change of rank {rank} to the tuned model's: {found.error:.1%} of the change are left "
-            f"out, by the Frobenius norm, and of that of {found.worst}, the worst, {found.errors[found.worst]:.1%}."
-        )
-        return found.lora, model.config, [error]
-    if tuned.adapter is not None:
-        model, own = tuned.load(), tuned.adapter
-        return as_lora(model, own.patterns, own.pool, own.coefficients, own.basis), model.config, []
-    model = tuned.load_base()
-    return Lora.read(tuned.adapters or tuned.path), model.config, []
 
 
 def _copy_adapters(adapters: Path, part: Path, base: str) -> list[str]:
     shutil.copyfile(adapters / WEIGHTS, part / WEIGHTS)
-    about = read_table(adapters / CONFIG, by_hand=True) | {"base_model_name_or_path": base}
+    about = adapter_config(adapters) | {"base_model_name_or_path": base}
     (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     return [f"The folder holds adapters of the kind {about['peft_type']}, for `peft`, to use beside the base model."]
 

@@ -4,25 +4,25 @@ Names and the order of rows are those that transformers undoes when it reads suc
 file itself, all fields are copied: description, tokenizer and chat template.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, ReaderTensor
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
 
 from ..errors import FedKSeedError
 from ..files import border
 from ..models.gguf_tokenizer import add_tokenizer
+from ..models.quantised import empty_model, processor_of, row_order
 from ..weights.lazy import Lazy
 from .lora import PREFIX, Lora
 
@@ -36,7 +36,7 @@ KINDS = {
     "q4_0": (Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
 }
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # config's -> llama.cpp's
-WORDS = ("token_embd.weight", "output.weight")  # matrices of the vocabulary: kept at 8 bits where others get 4
+VOCABULARY = ("token_embd.weight", "output.weight")  # matrices that are kept at 8 bits where others get 4
 SKIPPED = ("GGUF.", "general.architecture", "general.file_type", "general.quantization_version")  # written anew
 BLOCK = 32  # weights of a row that share a scale
 
@@ -72,10 +72,7 @@ class Names:
                 f"llama.cpp has the activation silu in models of the type {config.model_type!r}, this one has "
                 f"{config.hidden_act!r}; export with --format hf"
             )
-        processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
-        with init_empty_weights():
-            empty: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-        empty.tie_weights()
+        processor, empty = processor_of(architecture, config), empty_model(config)
         names = get_gguf_hf_weights_map(empty, processor, model_type=architecture)
         if config.tie_word_embeddings:  # llama.cpp takes the embeddings where there is no matrix for logits
             names.pop("output.weight", None)
@@ -85,37 +82,36 @@ class Names:
 
     def rows(self, name: str, count: int) -> NDArray[np.int64]:
         """The model's row for each of a tensor's `count` rows in the file."""
-        from ..models.quantised import row_order
-
         order = row_order(self.processor, name, count)
         if order is None:
             raise FedKSeedError(f"the order of {name}'s rows in a GGUF file is not known")
         return np.argsort(order)
 
 
-@dataclass(slots=True)
-class Writing:
-    """A GGUF file that is being written: first all fields and descriptions of tensors, then their values in turn."""
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """A tensor of a GGUF file, whose bytes are made when it is its turn to be written."""
 
-    writer: GGUFWriter
-    tensors: list[tuple[str, Type]] = field(default_factory=list)
+    name: str
+    shape: Sequence[int]
+    kind: Type
+    content: Callable[[], NDArray[Any]]
 
-    def announce(self, name: str, shape: tuple[int, ...], kind: Type) -> None:
-        size = gguf.quant_shape_to_byte_shape(shape, kind)
-        self.writer.add_tensor_info(name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=kind)
-        self.tensors.append((name, kind))
 
-    def finish(self, path: Path, values: Iterator[NDArray[Any]]) -> None:
-        """Write the file; `values` are the tensors' bytes, in the order in which they were announced."""
-        with border(f"can't write {path}"):
-            try:
-                self.writer.write_header_to_file(path)
-                self.writer.write_kv_data_to_file()
-                self.writer.write_ti_data_to_file()
-                for value in values:
-                    self.writer.write_tensor_data(value)
-            finally:
-                self.writer.close()
+def _write_file(path: Path, writer: GGUFWriter, tensors: Sequence[FileTensor]) -> None:
+    """Write a file: first all fields and descriptions of tensors, then their values in turn."""
+    for tensor in tensors:
+        size = gguf.quant_shape_to_byte_shape(tensor.shape, tensor.kind)
+        writer.add_tensor_info(tensor.name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=tensor.kind)
+    with border(f"can't write {path}"):
+        try:
+            writer.write_header_to_file(path)
+            writer.write_kv_data_to_file()
+            writer.write_ti_data_to_file()
+            for tensor in tensors:
+                writer.write_tensor_data(tensor.content())
+        finally:
+            writer.close()
 
 
 def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: Path | None = None) -> None:
@@ -132,39 +128,36 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
     Raises:
         FedKSeedError: the model or its tokenizer can't be written.
     """
-    config: Any = model.config
-    names, parameters = Names.of(config), dict(model.named_parameters(remove_duplicate=False))
-    writing, (matrices, number) = Writing(GGUFWriter(None, names.architecture)), KINDS[kind]
-    values: dict[str, Tensor | ReaderTensor]  # of the model, or as the base model's file has them
+    names, parameters = Names.of(model.config), dict(model.named_parameters(remove_duplicate=False))
+    writer, (matrices, number) = GGUFWriter(None, names.architecture), KINDS[kind]
+    values = dict[str, Tensor | ReaderTensor]()  # of the model, or as the base model's file has them
     if source is None:
-        values = {**describe(writing.writer, model, names.architecture)}
-        add_tokenizer(writing.writer, tokenizer, config)
-        values |= {name: parameters[own] for name, own in names.names.items()}
+        values |= describe(writer, model, names.architecture)
+        add_tokenizer(writer, tokenizer, model.config)
+        values |= {name: parameters[parameter] for name, parameter in names.names.items()}
     else:
-        reader = GGUFReader(source)
-        template = getattr(tokenizer, "chat_template", None)
-        _copy_fields(writing.writer, reader, (Keys.Tokenizer.CHAT_TEMPLATE,) if isinstance(template, str) else ())
+        reader, template = GGUFReader(source), getattr(tokenizer, "chat_template", None)
+        _copy_fields(writer, reader, (Keys.Tokenizer.CHAT_TEMPLATE,) if isinstance(template, str) else ())
         if isinstance(template, str):
-            writing.writer.add_chat_template(template)
+            writer.add_chat_template(template)
         own_kind = reader.fields.get("general.file_type")
-        keeps, values = own_kind is not None and own_kind.contents() == number, {}
+        is_same_kind = own_kind is not None and own_kind.contents() == number
         for stored in reader.tensors:
             value = parameters[names.names[stored.name]] if stored.name in names.names else None
-            values[stored.name] = stored if value is None or (keeps and _is_same(names, stored, value)) else value
-    writing.writer.add_file_type(number)
-    writing.writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for name, value in values.items():
-        if isinstance(value, Tensor):
-            writing.announce(name, value.shape, _type(name, value.shape, matrices))
-        else:
-            writing.announce(name, tuple(map(int, reversed(value.shape))), value.tensor_type)
+            if value is None or (is_same_kind and _is_same(names, stored, value)):
+                value = stored
+            values[stored.name] = value
+    writer.add_file_type(number)
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    _write_file(path, writer, [_file_tensor(names, name, value, matrices) for name, value in values.items()])
 
-    def contents() -> Iterator[NDArray[Any]]:
-        for name, kind in writing.tensors:
-            value = values[name]
-            yield gguf.quantize(_in_order(names, name, value), kind) if isinstance(value, Tensor) else value.data
 
-    writing.finish(path, contents())
+def _file_tensor(names: Names, name: str, value: Tensor | ReaderTensor, matrices: Type) -> FileTensor:
+    """A tensor of the model in the file's order and type, or one of the base model's file as it is."""
+    if isinstance(value, ReaderTensor):
+        return FileTensor(name, tuple(map(int, reversed(value.shape))), value.tensor_type, lambda: value.data)
+    kind = _type(name, value.shape, matrices)
+    return FileTensor(name, value.shape, kind, lambda: gguf.quantize(_in_order(names, name, value), kind))
 
 
 def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
@@ -177,10 +170,10 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
         FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.
     """
     if lora.saved or lora.biases:
-        held = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
+        vectors = lora.saved or [name for name in lora.tensors if name.endswith(".bias")]
         raise FedKSeedError(
-            f"{held[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, or "
-            "export with --format gguf"
+            f"{vectors[0]} was tuned, and a LoRA for llama.cpp holds matrices alone: name matrices in [model] tuned, "
+            "or export with --format gguf"
         )
     if lora.tied:
         raise FedKSeedError(
@@ -189,18 +182,18 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
         )
     names = Names.of(config)
     paths = {model.removesuffix(".weight"): name for name, model in names.names.items()}
-    writing, values = Writing(GGUFWriter(None, names.architecture)), list[NDArray[np.float32]]()
-    writing.writer.add_type("adapter")
-    writing.writer.add_string("adapter.type", "lora")
-    writing.writer.add_float32("adapter.lora.alpha", 0.0)  # llama.cpp scales by alpha over rank, and by 1 if it is 0
+    writer, tensors = GGUFWriter(None, names.architecture), list[FileTensor]()
+    writer.add_type("adapter")
+    writer.add_string("adapter.type", "lora")
+    writer.add_float32("adapter.lora.alpha", 0.0)  # llama.cpp scales by alpha over rank, and by 1 if it is 0
     for module in lora.ranks:
         name = paths[module]
-        for part, value in zip("ab", _pair(lora.tensors, PREFIX + module), strict=True):
-            if part == "b" and name not in WORDS:
-                value = value[names.rows(name, len(value))]
-            writing.announce(f"{name}.lora_{part}", value.shape, Type.F32)
-            values.append(np.ascontiguousarray(value))
-    writing.finish(path, iter(values))
+        a, b = _pair(lora.tensors, PREFIX + module)
+        b = b if name in VOCABULARY else b[names.rows(name, len(b))]
+        for part, value in (("a", a), ("b", b)):
+            content = partial(np.ascontiguousarray, value)
+            tensors.append(FileTensor(f"{name}.lora_{part}", value.shape, Type.F32, content))
+    _write_file(path, writer, tensors)
 
 
 def describe(writer: GGUFWriter, model: nn.Module, architecture: str) -> dict[str, Tensor]:
@@ -250,19 +243,19 @@ def _pair(tensors: Mapping[str, Tensor], path: str) -> tuple[NDArray[np.float32]
 
 
 def _copy_fields(writer: GGUFWriter, reader: GGUFReader, skipped: tuple[str, ...]) -> None:
-    for name, found in reader.fields.items():
-        value = found.contents()
+    for name, field in reader.fields.items():
+        value = field.contents()
         if not name.startswith((*SKIPPED, *skipped)) and value not in ([], ""):
-            inner = found.types[-1] if found.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, value, found.types[0], inner)
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, value, field.types[0], inner)
 
 
-def _type(name: str, shape: tuple[int, ...], kind: Type) -> Type:
+def _type(name: str, shape: Sequence[int], kind: Type) -> Type:
     if len(shape) < 2:
         return Type.F32
     if gguf.GGML_QUANT_SIZES[kind][0] > 1 and shape[-1] % BLOCK:
         return Type.F16
-    return Type.Q8_0 if name in WORDS and kind in (Type.Q4_0, Type.Q4_1) else kind
+    return Type.Q8_0 if name in VOCABULARY and kind in (Type.Q4_0, Type.Q4_1) else kind
 
 
 def _in_order(names: Names, name: str, value: Tensor) -> NDArray[np.float32]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, first_line
 from ..evaluation.statistics import Estimate, paired_change
 from .load import TunedModel
 
@@ -62,11 +62,16 @@ def scores(
     """
     require_harness()
     tasks = load_tasks(names, own, shots)
-    tokenizer = tuned.tokenizer()
-    if as_tuned:
-        tokenizer.chat_template = tuned.wording.chat_template(tokenizer)
-    before = evaluate(tuned.load_base(), tokenizer, tasks, examples, as_tuned) if beside_base else None
-    return _compared(before, evaluate(tuned.merged(), tokenizer, tasks, examples, as_tuned))
+    tokenizer = tuned.chat_tokenizer() if as_tuned else tuned.tokenizer()
+    base = evaluate(tuned.load_base(), tokenizer, tasks, examples, as_tuned) if beside_base else None
+    before = {} if base is None else _estimates(base)
+    after = _estimates(evaluate(tuned.merged(), tokenizer, tasks, examples, as_tuned))
+    compared = []
+    for (task, metric), (score, values) in after.items():
+        base_score, base_values = before.get((task, metric), (None, None))
+        change = paired_change(base_values, values) if base_values and values else None
+        compared.append(TaskScore(task, metric, score, base_score, change))
+    return compared
 
 
 def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None = None) -> Any:
@@ -90,24 +95,23 @@ def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None 
         )
     try:
         with _quiet():
-            found = manager.load(list(names))
+            tasks = manager.load(list(names))
     except Exception as error:  # of the hub, of YAML, of a task's own code
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FedKSeedError(
-            f"the tasks {', '.join(names)} can't be loaded: {reason}; the harness's own tasks get their data from the "
-            "hub; general_knowledge, and tasks over files of yours (--tasks-from), need no network"
+            f"the tasks {', '.join(names)} can't be loaded: {first_line(error)}; the harness's own tasks get their "
+            "data from the hub; general_knowledge, and tasks over files of yours (--tasks-from), need no network"
         ) from error
-    for task in found["tasks"].values():
+    for task in tasks["tasks"].values():
         fixed = task.get_config("num_fewshot")
         if fixed is None or (shots is not None and fixed != 0):  # 0: the task is for no examples
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=SEED)
-    return found
+    return tasks
 
 
 def _unknown(names: Sequence[str], manager: Any) -> list[str]:
-    known = set(manager.all_tasks)
-    return [name for name in names if name not in known and not Path(name).is_file()]
+    tasks = set(manager.all_tasks)
+    return [name for name in names if name not in tasks and not Path(name).is_file()]
 
 
 def evaluate(model: Any, tokenizer: Any, tasks: Any, examples: int | None, as_tuned: bool) -> Mapping[str, Any]:
@@ -118,10 +122,10 @@ def evaluate(model: Any, tokenizer: Any, tasks: Any, examples: int | None, as_tu
     make: Any = HFLM  # its registry hides its arguments
     with _quiet():
         wrapped = make(pretrained=model, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
-        found: Any = lm_eval.evaluate(
+        results: Any = lm_eval.evaluate(
             wrapped, tasks, limit=examples, apply_chat_template=as_tuned, fewshot_as_multiturn=as_tuned
         )
-    return found
+    return results
 
 
 @contextmanager
@@ -136,28 +140,19 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _compared(before: Mapping[str, Any] | None, after: Mapping[str, Any]) -> list[TaskScore]:
-    """The scores of a tuned model, beside those of its base model where these are known."""
-    first, rows = {} if before is None else _table(before), []
-    for (task, metric), (found, values) in _table(after).items():
-        base, known = first.get((task, metric), (None, None))
-        change = paired_change(known, values) if known and values else None
-        rows.append(TaskScore(task, metric, found, base, change))
-    return rows
-
-
-def _table(results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[Estimate, list[float] | None]]:
+def _estimates(results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[Estimate, list[float] | None]]:
     """By task and metric: the score, and those of the examples where it is their mean."""
-    table = {}
-    for task, found in {**results["results"], **results.get("groups", {})}.items():
-        for key, score in found.items():
-            metric, _, of = key.partition(",")  # as "acc,none" and "acc_stderr,none": of is the name of a filter
-            if not of or metric.endswith("_stderr"):
+    estimates = {}
+    for task, measures in {**results["results"], **results.get("groups", {})}.items():
+        for key, score in measures.items():
+            metric, _, filter_ = key.partition(",")  # as "acc,none" and "acc_stderr,none"
+            if not filter_ or metric.endswith("_stderr"):
                 continue
-            error = found.get(f"{metric}_stderr,{of}")
+            error = measures.get(f"{metric}_stderr,{filter_}")
             estimate = Estimate(float(score), float(error) if isinstance(error, int | float) else math.inf)
-            samples = [one for one in results["samples"].get(task, ()) if one["filter"] == of]
-            values = [float(one[metric]) for one in samples if isinstance(one.get(metric), int | float)]
-            mean = len(values) == len(samples) > 1 and math.isclose(fmean(values), score, abs_tol=1e-9)
-            table[task, metric if of == "none" else f"{metric}, {of}"] = estimate, values if mean else None
-    return table
+            samples = [sample for sample in results["samples"].get(task, ()) if sample["filter"] == filter_]
+            values = [float(sample[metric]) for sample in samples if isinstance(sample.get(metric), int | float)]
+            is_mean = len(values) == len(samples) > 1 and math.isclose(fmean(values), score, abs_tol=1e-9)
+            name = metric if filter_ == "none" else f"{metric}, {filter_}"
+            estimates[task, name] = estimate, values if is_mean else None
+    return estimates

@@ -1,8 +1,7 @@
 """Tuned models on disk, whatever they are kept as: a run, an adapter file, a folder that `fedkseed export` wrote."""
 
-import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from ..data.wording import Wording
 from ..errors import FedKSeedError
 from ..files import read_table
 from ..models.load import DTYPES, find, load_model, load_tokenizer
+from ..models.peft_adapters import load_adapters
 from ..run.store import Store
 from ..weights.adapter import Adapter
-from .lora import CONFIG
+from .lora import CONFIG, adapter_config
 
 ADAPTER, CARD = "adapter.safetensors", "README.md"
-PLAIN = Wording()  # where nothing says in which words a model was tuned
-OWN = "fedkseed"  # the entry of a card's front matter in which an exported folder keeps what evaluation needs
+DEFAULT = Wording()  # where nothing says in which words a model was tuned
+CARD_ENTRY = "fedkseed"  # of a card's front matter, in which an exported folder keeps what evaluation needs
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +63,7 @@ class TunedModel:
         if self.adapter is not None:
             self.adapter.apply(model)
             return model
-        try:
-            from peft import PeftModel
-        except ImportError as error:
-            raise FedKSeedError("adapters need the extra `peft`: pip install 'fedkseed[peft]'") from error
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft's, of transformers
-            adapted: Any = PeftModel.from_pretrained(model, str(self.adapters))
-        return adapted.requires_grad_(False).eval()
+        return load_adapters(model, str(self.adapters))
 
     def merged(self) -> nn.Module:
         """The tuned model with all of its change in its own weights.
@@ -80,7 +73,7 @@ class TunedModel:
         """
         if self.adapters is None:
             return self.load()
-        about = read_table(self.adapters / CONFIG, by_hand=True)
+        about = adapter_config(self.adapters)
         if about.get("peft_type") != "LORA" or about.get("ensure_weight_tying"):
             what = "virtual tokens" if about.get("peft_type") != "LORA" else "a change of a matrix that is used twice"
             raise FedKSeedError(
@@ -94,12 +87,17 @@ class TunedModel:
         """The tokenizer, which tuning leaves as it is."""
         return load_tokenizer(self.weights or self._base)
 
+    def chat_tokenizer(self) -> Any:
+        """The tokenizer with a chat template that puts messages in the words on which the model was tuned."""
+        tokenizer = self.tokenizer()
+        tokenizer.chat_template = self.wording.chat_template(tokenizer)
+        return tokenizer
+
     @property
     def source(self) -> Path | None:
         """The GGUF file that the base model comes from, or the whole model; None: it comes from no such file."""
         name = self.base or self.weights
-        found = None if name is None else find(name)
-        return None if found is None or found.gguf is None else Path(found.name) / found.gguf
+        return None if name is None else find(name).gguf_path
 
     @property
     def _base(self) -> str:
@@ -125,18 +123,18 @@ def open_tuned(path: Path, model: str | None = None) -> TunedModel:
         return _of_adapter(path, path, model)
     if (path / ADAPTER).is_file():
         return _of_adapter(path, path / ADAPTER, model)
-    known = _known(path)
-    worded = "template" in known
-    wording = Wording(known.get("template", PLAIN.template), known.get("separator", PLAIN.separator))
+    entry = _card_entry(path)
+    worded = "template" in entry
+    wording = Wording(entry.get("template", DEFAULT.template), entry.get("separator", DEFAULT.separator))
     if (path / CONFIG).is_file():
-        name = model or read_table(path / CONFIG, by_hand=True).get("base_model_name_or_path")
-        return TunedModel(path, name, wording, known.get("dtype", "float32"), adapters=path, worded=worded)
+        name = model or adapter_config(path).get("base_model_name_or_path")
+        return TunedModel(path, name, wording, entry.get("dtype", "float32"), adapters=path, worded=worded)
     files = [path] if path.suffix == ".gguf" else sorted(path.glob("*.gguf"))
     if files or (path / "config.json").is_file():
         if len(files) > 1:
             raise FedKSeedError(f"{path} has {len(files)} GGUF files; name one of them")
         weights = str(files[0] if files else path)
-        return TunedModel(path, model, wording, known.get("dtype") or _dtype(path), weights=weights, worded=worded)
+        return TunedModel(path, model, wording, entry.get("dtype") or _dtype(path), weights=weights, worded=worded)
     raise FedKSeedError(
         f"{path} is no tuned model: give a run's directory, an adapter file, a folder of `fedkseed export`, or a "
         ".gguf file"
@@ -153,26 +151,33 @@ def _of_run(store: Store, model: str | None) -> TunedModel:
         )
     recipe = store.load_recipe()
     wording = Wording(recipe.data.template, recipe.data.separator)
-    made = TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store)
     adapts = (store.model / CONFIG).is_file()
-    return replace(made, adapters=store.model) if adapts else replace(made, weights=str(store.model))
+    return TunedModel(
+        store.directory,
+        model or recipe.model.name,
+        wording,
+        recipe.model.dtype,
+        adapters=store.model if adapts else None,
+        weights=None if adapts else str(store.model),
+        store=store,
+    )
 
 
 def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None = None) -> TunedModel:
     adapter = Adapter.load(file)
     about = adapter.provenance
-    wording = Wording(about["template"] or PLAIN.template, about["separator"])
+    wording = Wording(about["template"] or DEFAULT.template, about["separator"])
     return TunedModel(path, model or about["model"], wording, about["dtype"], adapter.storage, adapter, store=store)
 
 
-def _known(path: Path) -> Mapping[str, Any]:
-    """The entry of an exported folder's card; empty for other folders."""
+def _card_entry(path: Path) -> Mapping[str, Any]:
+    """What an exported folder's card says of the model; empty for other folders."""
     card = (path if path.is_dir() else path.parent) / CARD
     try:
-        found = (metadata_load(card) or {}).get(OWN) if card.is_file() else None
+        entry = (metadata_load(card) or {}).get(CARD_ENTRY) if card.is_file() else None
     except Exception as error:  # YAML's errors are of many kinds
         raise FedKSeedError(f"the front matter of {card} can't be read: {error}; mend or remove the file") from error
-    return found if isinstance(found, dict) else {}
+    return entry if isinstance(entry, dict) else {}
 
 
 def _dtype(path: Path) -> str:

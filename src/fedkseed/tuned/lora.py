@@ -3,8 +3,8 @@
 With a factored family a matrix's change is ΔW = L C Rᵀ with a core C (a × b), so its rank is at most min(a, b):
 `lora_B` and `lora_A` are L and C Rᵀ if a ≤ b, else L C and Rᵀ. Any other change is cut to a rank r by its singular
 vectors: U and Uᵀ ΔW for the r leading ones U. alpha is the rank, which makes LoRA's scaling 1. Vectors have no low
-rank: biases of layers, and modules like norms, are stored with their tuned values. The folder is written without the
-library.
+rank: biases of layers, and modules like norms, are stored with their tuned values. The folder is two files, which are
+written without the library: it would need a wrapped copy of the model to write them.
 """
 
 import json
@@ -73,7 +73,7 @@ class Lora:
             base: the base model's folder or name.
         """
         rank = Counter(self.ranks.values()).most_common(1)[0][0]
-        others = {path: r for path, r in self.ranks.items() if r != rank}
+        exceptions = {path: r for path, r in self.ranks.items() if r != rank}
         return {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -81,8 +81,8 @@ class Lora:
             "inference_mode": True,
             "r": rank,
             "lora_alpha": rank,
-            "rank_pattern": others,
-            "alpha_pattern": others,
+            "rank_pattern": exceptions,
+            "alpha_pattern": exceptions,
             "target_modules": sorted(self.ranks),
             "modules_to_save": list(self.saved) or None,
             "bias": "all" if self.biases else "none",
@@ -98,7 +98,7 @@ class Lora:
         Raises:
             FedKSeedError: the folder has adapters of another kind, or a LoRA that is more than two matrices.
         """
-        about = read_table(folder / CONFIG, by_hand=True)
+        about = adapter_config(folder)
         if about.get("peft_type") != "LORA" or about.get("use_dora") or about.get("lora_bias"):
             raise FedKSeedError(
                 f"{folder} holds adapters of the kind {about.get('peft_type')!r}, which are no change of matrices "
@@ -123,6 +123,11 @@ class Lora:
         """Write both files of the folder, which exists."""
         save_file(self.tensors, folder / WEIGHTS, metadata={"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(self.config(base), indent=2) + "\n")
+
+
+def adapter_config(folder: Path) -> dict[str, Any]:
+    """The description of adapters that peft wrote."""
+    return read_table(folder / CONFIG, by_hand=True)
 
 
 def require_low_rank(pool: Pool) -> None:
@@ -158,13 +163,13 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
     for entry in layout.tuned:
         left, core, right = _factors(pool, entry.number, table)
         if core.any():
-            small = core.shape[0] <= core.shape[1]
-            pairs[entry.number] = (left, core @ right.T) if small else (left @ core, right.T)
-    return _lora(tuned, layout, pairs)
+            is_wide = core.shape[0] <= core.shape[1]
+            pairs[entry.number] = (left, core @ right.T) if is_wide else (left @ core, right.T)
+    return _from_pairs(tuned, layout, pairs)
 
 
 @dataclass(frozen=True, slots=True)
-class Nearest:
+class NearestLora:
     """A LoRA whose change is the nearest of its rank to a tuned model's, and the distance that is left.
 
     Args:
@@ -182,68 +187,68 @@ class Nearest:
         return max(self.errors, key=lambda name: self.errors[name])
 
 
-def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> Nearest:
+def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> NearestLora:
     """The LoRA of a rank that is nearest to the change from a base model to a tuned one.
 
     Raises:
         FedKSeedError: no matrix changed, or a tensor changed that LoRA can't hold.
     """
     layout, before = Layout(tuned), {entry.name: entry.tensor for entry in Layout(base).entries}
-    pairs, left, whole = dict[int, Pair](), dict[str, float](), dict[str, float]()
+    pairs, missed, whole = dict[int, Pair](), dict[str, float](), dict[str, float]()
     for entry in layout.entries:
-        change = (_whole(entry.tensor).float() - _whole(before[entry.name]).float()).numpy()
+        change = (_exact(entry.tensor).float() - _exact(before[entry.name]).float()).numpy()
         if not change.any():
             continue
         if change.ndim != 2:
             pairs[entry.number] = change, change  # a place that holds no matrix keeps the tuned value
             continue
-        pairs[entry.number] = pair = _cut(change, rank)
+        pairs[entry.number] = rows, columns = _nearest_factors(change, rank)
         whole[entry.name] = float(np.linalg.norm(change.astype(np.float64)))
-        left[entry.name] = float(np.linalg.norm((change - pair[0] @ pair[1]).astype(np.float64)))
-    lora = _lora(tuned, layout, pairs)
-    held = [name for name in left if name.removesuffix(".weight") in lora.ranks]  # others are stored whole
-    error = math.hypot(*(left[name] for name in held)) / math.hypot(*(whole[name] for name in held))
-    return Nearest(lora, {name: left[name] / whole[name] for name in held}, error)
+        missed[entry.name] = float(np.linalg.norm((change - rows @ columns).astype(np.float64)))
+    lora = _from_pairs(tuned, layout, pairs)
+    names = [name for name in missed if name.removesuffix(".weight") in lora.ranks]  # others are stored whole
+    error = math.hypot(*(missed[name] for name in names)) / math.hypot(*(whole[name] for name in names))
+    return NearestLora(lora, {name: missed[name] / whole[name] for name in names}, error)
 
 
-def _cut(change: Floats, rank: int) -> Pair:
+def _nearest_factors(change: Floats, rank: int) -> Pair:
     """The two factors of the nearest matrix of a rank: U and Uᵀ ΔW, or ΔW V and Vᵀ, by the shorter side.
 
     The leading singular vectors are the leading eigenvectors of ΔW ΔWᵀ, or ΔWᵀ ΔW.
     """
-    wide = change.shape[0] <= change.shape[1]
-    exact = (change if wide else change.T).astype(np.float64)
+    is_wide = change.shape[0] <= change.shape[1]
+    exact = (change if is_wide else change.T).astype(np.float64)
     vectors = np.linalg.eigh(exact @ exact.T)[1][:, : -rank - 1 : -1].astype(np.float32)
-    return (vectors, vectors.T @ change) if wide else (change @ vectors, vectors.T)
+    return (vectors, vectors.T @ change) if is_wide else (change @ vectors, vectors.T)
 
 
-def _lora(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> Lora:
+def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> Lora:
     """The LoRA of a tuned model from the two factors of each moved tensor's change, by number."""
     paths = {id(module): path for path, module in tuned.named_modules()}
-    tensors, ranks, kept, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
-    for entry in layout.entries:
-        if entry.number not in pairs:
-            continue
-        for module, name in entry.places:
-            path = paths[id(module)]
-            if name == "weight" and _adaptable(module):
-                ranks[path] = pairs[entry.number][0].shape[1]
-                tensors |= _matrices(PREFIX + path, module, *pairs[entry.number])
-            elif name == "bias" and isinstance(module, (nn.Linear, Conv1D)):
-                biases[path] = _value(module, name)
-            elif entry.tensor.ndim <= 2 and not any(module.children()):
-                kept.add(path)
-            else:
-                raise FedKSeedError(
-                    f"{entry.name} of shape {tuple(entry.tensor.shape)} was tuned, and LoRA can't hold it in a "
-                    f"{type(module).__name__}; export the whole model instead: --format hf"
-                )
+    tensors, ranks, whole, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
+    moved = [
+        (entry, module, name) for entry in layout.entries if entry.number in pairs for module, name in entry.places
+    ]
+    for entry, module, name in moved:
+        path = paths[id(module)]
+        if name == "weight" and _adaptable(module):
+            ranks[path] = pairs[entry.number][0].shape[1]
+            tensors |= _matrices(PREFIX + path, module, *pairs[entry.number])
+        elif name == "bias" and isinstance(module, (nn.Linear, Conv1D)):
+            biases[path] = _exact(getattr(module, name)).clone()
+        elif entry.tensor.ndim <= 2 and not any(module.children()):
+            whole.add(path)
+        else:
+            raise FedKSeedError(
+                f"{entry.name} of shape {tuple(entry.tensor.shape)} was tuned, and LoRA can't hold it in a "
+                f"{type(module).__name__}; export the whole model instead: --format hf"
+            )
     if not ranks:  # peft refuses an adapter that adapts nothing
         raise FedKSeedError("no matrix was changed, so there is nothing that LoRA could hold; use the base model")
     # peft keeps every module whose path ends so, and asks for the tensors of all of them
-    saved = {path: m for path, m in tuned.named_modules() if any(path.endswith(end) for end in kept)}
+    saved = {path: m for path, m in tuned.named_modules() if any(path.endswith(end) for end in whole)}
     for path, module in saved.items():
-        tensors |= {f"{PREFIX}{path}.{name}": _value(module, name) for name in module.state_dict()}
+        tensors |= {f"{PREFIX}{path}.{name}": _exact(getattr(module, name)).clone() for name in module.state_dict()}
     for path, value in biases.items():  # an adapted layer lies inside of peft's
         tensors[f"{PREFIX}{path}.{'base_layer.' if path in ranks else ''}bias"] = value
     transposed = any(isinstance(tuned.get_submodule(path), Conv1D) for path in ranks)
@@ -264,11 +269,11 @@ def _factors(pool: Pool, number: int, table: Floats) -> tuple[Floats, Floats, Fl
     return _repeated(s_u, rows), table[:rows, :columns], _repeated(s_v, columns)
 
 
-def _repeated(signs: Floats, m: int) -> Floats:
-    """The matrix (n × m) of identities below one another, with each row's sign: row x has one entry, in x mod m."""
-    x, made = np.arange(len(signs)), np.zeros((len(signs), m), np.float32)
-    made[x, x % m] = signs
-    return made
+def _repeated(signs: Floats, width: int) -> Floats:
+    """Identities (width × width) below one another, with each row's sign: row x has one entry, in x mod width."""
+    rows, matrix = np.arange(len(signs)), np.zeros((len(signs), width), np.float32)
+    matrix[rows, rows % width] = signs
+    return matrix
 
 
 def _matrices(path: str, module: nn.Module, rows: Floats, columns: Floats) -> Mapping[str, Tensor]:
@@ -290,10 +295,6 @@ def _adaptable(module: nn.Module) -> bool:
     return isinstance(module, (nn.Linear, Conv1D))
 
 
-def _value(module: nn.Module, name: str) -> Tensor:
-    """A tensor's tuned value, in memory of its own."""
-    return _whole(getattr(module, name)).clone()
-
-
-def _whole(tensor: Tensor) -> Tensor:
+def _exact(tensor: Tensor) -> Tensor:
+    """A tensor's values on the CPU, of one that stays quantised all of them."""
     return (tensor.whole() if isinstance(tensor, Lazy) else tensor.detach()).cpu()

@@ -42,19 +42,19 @@ def measure(
         FedKSeedError: the data or a model can't be read, or no metric has a name.
     """
     recipe = _recipe(tuned, data, metrics, examples, generated, max_tokens)
-    tokenizer = tuned.tokenizer()
+    tokenizer, settings = tuned.tokenizer(), recipe.evaluation
     held_out = whole_set(recipe, tokenizer, progress.note)
-    settings = recipe.evaluation
     asked = metrics_of(settings, held_out.options)
+    answers = settings.generated if asked.written else 0
 
     def scores(model: nn.Module, what: str) -> Evaluation:
-        progress.begin(what, asked.work(held_out.examples, settings.generated if asked.written else 0))
+        progress.begin(what, asked.work(held_out.examples, answers))
         return evaluate(
             model,
             tokenizer,
             held_out.examples,
             metrics=asked,
-            generated=settings.generated if asked.written else 0,
+            generated=answers,
             max_new_tokens=settings.max_new_tokens,
             batch_size=settings.batch_size,
             on_progress=progress.advance,
@@ -68,11 +68,11 @@ def _recipe(
     tuned: TunedModel, data: str, metrics: Sequence[str], examples: int | str, generated: int, max_tokens: int | None
 ) -> schema.Recipe:
     """The run's recipe, or a default one, with this data and these metrics."""
-    known = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
+    recipe = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
     wording: dict[str, Any] = {"template": tuned.wording.template, "separator": tuned.wording.separator}
-    limit = max_tokens or known.evaluation.max_tokens or known.data.max_tokens
-    table = known.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
+    limit = max_tokens or recipe.evaluation.max_tokens or recipe.data.max_tokens
+    table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
     asked = {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
     settings = typed(schema.EvaluationTable, table | asked)
     update = {"source": data, "max_tokens": limit, **wording}
-    return known.model_copy(update={"data": known.data.model_copy(update=update), "evaluation": settings})
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update=update), "evaluation": settings})

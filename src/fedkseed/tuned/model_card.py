@@ -19,7 +19,7 @@ from ..evaluation.statistics import Evaluation, estimate, named, paired_change, 
 from ..models.load import find
 from ..run.privacy_plan import about as promise
 from ..run.store import Store
-from .load import CARD, OWN, TunedModel
+from .load import CARD, CARD_ENTRY, TunedModel
 
 TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
 UNKNOWN = "unknown"  # as Hugging Face has it, of a licence
@@ -39,28 +39,26 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     unread = {}
     if tuned.store is not None and (reason := _unreadable(tuned.store)):
         tuned, unread = replace(tuned, store=None), {"run": reason}
-    base = UNKNOWN if tuned.base is None else shortened(tuned.base)
-    relation: str | None = RELATIONS[format_]
-    title, opening = f"{base.rpartition('/')[2]}, tuned by federated learning", TUNED
-    if tuned.adapter is tuned.store is None:  # any folder, of a model that may never have been tuned
-        base = shortened(tuned.base or tuned.weights or UNKNOWN)
-        title = f"{base.rpartition('/')[2]}, in another format"
-        opening = f"It was made of `{shortened(str(tuned.path))}`, as it was found."
-        relation = "quantized" if format_ == "gguf" else None
+    was_tuned = tuned.adapter is not None or tuned.store is not None  # else it is any folder
+    base = shortened((tuned.base if was_tuned else tuned.base or tuned.weights) or UNKNOWN)
+    if was_tuned:
+        title, opening = "tuned by federated learning", TUNED
+    else:
+        title, opening = "in another format", f"It was made of `{shortened(str(tuned.path))}`, as it was found."
     data = ModelCardData(
         license=licence(tuned.base or tuned.weights),
         base_model=base,
-        base_model_relation=relation,
+        base_model_relation=RELATIONS[format_] if was_tuned else "quantized" if format_ == "gguf" else None,
         library_name=LIBRARIES[format_],
         pipeline_tag="text-generation",
-        tags=["fedkseed", *(["federated-learning"] if opening == TUNED else []), format_],
+        tags=["fedkseed", *(["federated-learning"] if was_tuned else []), format_],
     )
-    data[OWN] = {"template": tuned.wording.template, "separator": tuned.wording.separator, "dtype": dtype}
+    data[CARD_ENTRY] = {"template": tuned.wording.template, "separator": tuned.wording.separator, "dtype": dtype}
     facts = {"base model": f"`{base}`", **_facts(tuned), **unread, "licence of the base model": data["license"]}
     prompt = tuned.wording.text(Example("INSTRUCTION", ""), tokenizer)
     parts = [
         f"---\n{data.to_yaml()}\n---",
-        f"# {title}",
+        f"# {base.rpartition('/')[2]}, {title}",
         " ".join([opening, *notes]),
         _table(("", ""), facts.items()),
         *_measured(tuned),
@@ -82,14 +80,14 @@ def licence(base: str | None) -> str:
         return UNKNOWN
     try:
         source = find(base)
-        if source.gguf is not None:
-            field = GGUFReader(Path(source.name) / source.gguf).fields.get("general.license")
+        if (path := source.gguf_path) is not None:
+            field = GGUFReader(path).fields.get("general.license")
             return UNKNOWN if field is None else str(field.contents())
-        own = Path(source.name) / CARD
-        found = (metadata_load(own) or {}).get("license") if own.is_file() else None
+        base_card = Path(source.name) / CARD
+        name = (metadata_load(base_card) or {}).get("license") if base_card.is_file() else None
     except Exception:  # a base model that has moved, or a card of another's that can't be read, names no licence
         return UNKNOWN
-    return found if isinstance(found, str) else UNKNOWN
+    return name if isinstance(name, str) else UNKNOWN
 
 
 def _unreadable(store: Store) -> str | None:
@@ -103,39 +101,36 @@ def _unreadable(store: Store) -> str | None:
 
 def _facts(tuned: TunedModel) -> dict[str, str]:
     """The origin of the model, row by row, as far as it is known."""
-    found: dict[str, str] = {}
-    adapter, recipe, store = tuned.adapter, None, tuned.store
-    rounds: Any = adapter.provenance.get("rounds") if adapter is not None else None
-    spent: Any = adapter.provenance.get("privacy") if adapter is not None else None
+    facts, adapter, store = dict[str, str](), tuned.adapter, tuned.store
+    origin: Any = adapter.provenance if adapter is not None else {}
+    rounds, privacy = origin.get("rounds"), origin.get("privacy")
     if adapter is not None:
-        found["digest of the base model"] = f"`{adapter.base}`"
-        found["digest of the tuned model"] = f"`{adapter.tuned or 'unknown: its server had no model'}`"
-        found["algorithm"] = str(adapter.provenance.get("algorithm", "unknown"))
+        facts["digest of the base model"] = f"`{adapter.base}`"
+        facts["digest of the tuned model"] = f"`{adapter.tuned or 'unknown: its server had no model'}`"
+        facts["algorithm"] = str(origin.get("algorithm", "unknown"))
     if store is not None:
         recipe, identity = store.load_recipe(), store.recall("identity") or {}
         rounds = store.rounds if rounds is None else rounds
-        found.setdefault("digest of the base model", f"`{identity.get('a base model of digest', 'unknown')}`")
-        found.setdefault("algorithm", recipe.training.algorithm)
-        found["data"] = f"`{shortened(recipe.data.source)}`"
+        facts.setdefault("digest of the base model", f"`{identity.get('a base model of digest', 'unknown')}`")
+        facts.setdefault("algorithm", recipe.training.algorithm)
+        facts["data"] = f"`{shortened(recipe.data.source)}`"
         holdings, reports = store.recall("clients") or {}, store.reports()[:rounds]
         count = len(holdings.get("examples", ())) or recipe.clients.count
         most = max((len(report["clients"]) for report in reports), default=0)
-        found["clients"] = f"{count or 'unknown'}, {most} a round at most"
-        found["traffic of all rounds"] = f"{sum(r['bytes_total'] for r in reports):,} bytes"
-        found["digest of the run"] = f"`{store.head(rounds).hex()}`"
-        spent = spent or promise(recipe, rounds).get("privacy")
+        facts["clients"] = f"{count or 'unknown'}, {most} a round at most"
+        facts["traffic of all rounds"] = f"{sum(report['bytes_total'] for report in reports):,} bytes"
+        facts["digest of the run"] = f"`{store.head(rounds).hex()}`"
+        privacy = privacy or promise(recipe, rounds).get("privacy")
     if rounds is not None:
-        found["rounds"] = str(rounds)
-    if found:
-        found["differential privacy"] = _protection(spent)
-    return found
+        facts["rounds"] = str(rounds)
+    return facts | {"differential privacy": _protection(privacy)} if facts else {}
 
 
-def _protection(spent: Any) -> str:
-    if not spent:
+def _protection(privacy: Any) -> str:
+    if not privacy:
         return "none"
-    epsilon, delta, unit = spent["epsilon"], spent["delta"], spent["unit"]
-    clients = "; simulated for a larger federation: no protection of these clients" if spent.get("simulated") else ""
+    epsilon, delta, unit = privacy["epsilon"], privacy["delta"], privacy["unit"]
+    clients = "; simulated for a larger federation: no protection of these clients" if privacy.get("simulated") else ""
     return f"epsilon {epsilon:.3g}, delta {delta:g}, for one {unit}{clients}"
 
 
@@ -147,15 +142,15 @@ def _measured(tuned: TunedModel) -> list[str]:
     rounds = tuned.adapter.provenance.get("rounds") if tuned.adapter is not None else tuned.store.rounds
     if 0 not in evaluations or rounds not in evaluations:
         return []
-    before, after = Evaluation.of(evaluations[0]), Evaluation.of(evaluations[rounds])
+    before, after = (Evaluation.of(evaluations[done]).every for done in (0, rounds))
     rows = []
-    for of, found in after.every.items():
-        first = before.every[of].measures if of in before.every else {}
-        for name, values in found.measures.items():
-            known = first.get(name, [])
-            change = str(paired_change(known, values)) if len(known) == len(values) else ""
-            title = f"{named(of, title_of(name))} ({len(values):,})"
-            rows.append((title, str(estimate(known)) if known else "", str(estimate(values)), change))
+    for set_name, evaluation in after.items():
+        base = before[set_name].measures if set_name in before else {}
+        for name, values in evaluation.measures.items():
+            base_values = base.get(name, [])
+            change = str(paired_change(base_values, values)) if len(base_values) == len(values) else ""
+            title = f"{named(set_name, title_of(name))} ({len(values):,})"
+            rows.append((title, str(estimate(base_values)) if base_values else "", str(estimate(values)), change))
     heads = "held-out metric (examples)", "base model", "tuned", "change, paired"
     whose = f"Each number is a mean and its standard error, of the model as the run had it, in {tuned.dtype}."
     return [f"## Measured\n\n{_table(heads, rows)}\n\n{whose}"]
@@ -166,11 +161,7 @@ def _table(heads: Sequence[str], rows: Any) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
-def require_known_format(format_: str) -> None:
-    """Refuse the name of a format that no folder has.
-
-    Raises:
-        FedKSeedError: it is none.
-    """
+def require_format(format_: str) -> None:
+    """Refuse the name of a format that no folder has."""
     if format_ not in LIBRARIES:
         raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")

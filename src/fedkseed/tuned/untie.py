@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from ..errors import FedKSeedError
-from ..files import folder
+from ..files import folder, require_absent
 from ..models.load import load_model, load_tokenizer
 from ..models.loss import output_layer
 
@@ -15,7 +15,7 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
     """Write a model whose output matrix is a copy of its input embedding, as a folder; it predicts what it did.
 
     Where the output layer alone is tuned, the layers before it then stay as they are, and clients run each of their
-    rows through them once, see `Remembered`. All parties take the written folder, or write it themselves.
+    rows through them once, see `KeptStates`. All parties take the written folder, or write it themselves.
 
     Args:
         model: see `fedkseed.models.load.find`.
@@ -28,8 +28,7 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
     Raises:
         FedKSeedError: the model can't be loaded, has no output matrix or one of its own, or the folder exists.
     """
-    if output.exists():
-        raise FedKSeedError(f"{output} exists already; choose another folder")
+    require_absent(output)
     tokenizer = load_tokenizer(model)
     loaded: Any = load_model(model, dtype)
     layer: Any = output_layer(loaded)

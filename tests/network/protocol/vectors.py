@@ -35,7 +35,7 @@ from fedkseed.data.wording import Wording, cut, encode_all, packed
 from fedkseed.local.schedules import SCHEDULES, scheduled
 from fedkseed.local.zeroth_order import zeroth_order_steps
 from fedkseed.models.loss import graph_loss
-from fedkseed.models.quantised import KINDS, row_order, widened
+from fedkseed.models.quantised import BLOCK_TYPES, row_order, widened
 from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.client.recipe_consent import Owner
@@ -551,7 +551,7 @@ def bits(tensor: torch.Tensor) -> str:
 
 def blocks() -> Iterator[dict[str, Any]]:
     numbers = ((np.arange(64) * 37 % 64 - 20) / 16).astype(np.float32).reshape(2, 32)
-    for kind in KINDS:
+    for kind in BLOCK_TYPES:
         raw = gguf.quantize(numbers, gguf.GGMLQuantizationType[kind])
         whole = widened(torch.from_numpy(np.array(raw)).view(-1, raw.shape[1]), kind)
         types = {"float32": whole, "bfloat16": whole.bfloat16(), "float16": whole.half()}
