@@ -39,8 +39,8 @@ from fedkseed.network.protocol.certs import make, sign
 from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
 from fedkseed.network.protocol.signatures import fingerprint, private_key
 from fedkseed.network.protocol.signatures import sign as signature
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
 from table import Row, show
@@ -85,7 +85,7 @@ class Peers:
             )
         )
         self.roster: Roster = load_roster(folder / "peers.toml")
-        algorithm = chosen(recipe)
+        algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
         self.rule = Rule.of(b"", recipe, strategy, self.roster)
         self.keys = [private_key(keys / f"client-{number}") for number in range(count)]

@@ -87,7 +87,7 @@ def private(epsilon: float, size: int) -> Noised:
     work = LocalWork(rounds=1, lr=1.0)
     noise = Noise(noise_for(epsilon, DELTA, 1), norm=1.0, secret=SECRET)
     settings = Settings(run, run.pool, work, wire="exact", noise=noise)
-    return Noised.make(KSeed.make(settings), settings)
+    return Noised(KSeed.make(settings), noise)
 
 
 def with_fault(strategy: Noised, fault: str) -> Noised:

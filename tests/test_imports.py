@@ -30,7 +30,7 @@ wire.codec wire.numbers wire.int8 wire.delta weights.adapter weights.basis_file 
 local.zeroth_order local.derivatives local.optimizers local.private_steps local.schedules strategy strategies.kseed
 strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised strategies.tree secure
 secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round recipe.basis_digest
-recipe.own_code recipe.schema recipe.algorithms recipe.reading data.file_formats data.layouts data.sources
+recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats data.layouts data.sources
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
 report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page cli.flower

@@ -117,6 +117,9 @@ class Strategy(Protocol[State]):
 
     A strategy holds settings only; its methods take a state and return the next one. A state is a dataclass of `round`,
     the number of rounds done, and NumPy arrays. docs/extending.md has a complete strategy of 40 lines.
+
+    The rules of recipes (recipe/rules.py) read the class attributes. A strategy with options for which the sum of a
+    round's changes is not enough for a server names them in a further one, `needs_single_uploads`.
     """
 
     message: ClassVar[type[Any]]  # the kind of record that goes down

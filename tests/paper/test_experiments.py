@@ -11,7 +11,8 @@ from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
 from fedkseed.paper.tables import RUNS
-from fedkseed.recipe.algorithms import ALGORITHMS, algorithm_of
+from fedkseed.recipe.algorithms import ALGORITHMS
+from fedkseed.recipe.rules import Where, require_legal
 from fedkseed.recipe.schema import Recipe
 
 GIVEN = {"model": "owner/model", "dolly": "dolly.jsonl", "natural-instructions": "tasks", "basis": "basis.safetensors"}
@@ -32,7 +33,7 @@ def test_every_run_of_every_experiment_has_a_valid_recipe(name, scale):
     assert len({repr((p.axes, p.seed)) for p in plan}) == len(plan)
     for planned in plan[:: experiment.seeds]:
         recipe = planned.recipe(GIVEN)
-        algorithm_of(recipe.training.algorithm).require(recipe)
+        require_legal(recipe, Where.ALWAYS, Where.ALGORITHM)
         rates = recipe.training.lr is not None or "derivatives" in planned.table
         assert "method" not in planned.axes or rates or "server_lr" in planned.table["training"]
 

@@ -8,8 +8,9 @@ import pytest
 from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
 from fedkseed.planning.init import RATES, Look, draft, look
-from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO, chosen
+from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO
 from fedkseed.recipe.reading import own_recipe
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.run.store import Store
 
 from ..commands import fedkseed, refused
@@ -59,7 +60,7 @@ def test_each_algorithm_has_a_recipe_without_a_setting_that_it_would_ignore(tmp_
     found = Look(rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
     (tmp_path / "r.toml").write_text(draft("rows", {}, "model", found, "labels", algorithm))
     recipe = own_recipe(tmp_path / "r.toml")  # refuses what would change nothing
-    chosen(recipe)
+    checked_algorithm(recipe)
     assert recipe.training.algorithm == algorithm
     row = ALGORITHMS[algorithm]
     assert recipe.training.steps == (200 if row.local in (ONE, TWO) else 4)

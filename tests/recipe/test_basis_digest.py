@@ -146,12 +146,12 @@ def test_models_of_other_types_are_tuned(write, tmp_path, family, changes):
      ("ferret", True), ("uplink-seeds", True), ("fedavg", False), ("fedit", False)],
 )  # fmt: skip
 def test_algorithms_with_other_pools_refuse_and_those_without_directions_do_not(write, algorithm, refused):
-    recipe = load_recipe(write(algorithm=f'algorithm = "{algorithm}"'))
+    path = write(algorithm=f'algorithm = "{algorithm}"')
     if refused:
         with pytest.raises(FedKSeedError, match=rf"{algorithm} makes its directions from other pools.*'informed'"):
-            Simulation(recipe)
+            load_recipe(path)
         return
-    with closing(Simulation(recipe)) as made:
+    with closing(Simulation(load_recipe(path))) as made:
         made.round(made.strategy.init())
 
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from fedkseed import FedKSeedError
 from fedkseed.evaluation.statistics import Evaluation
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.round import run_round
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.digest_chain import Receipt
@@ -75,7 +75,7 @@ def federation(recipe: str, *, stop: int | None = None, late: bool = False, sign
         late: whether odd clients began a round before, from the second round on.
     """
     parsed = parse(loads(recipe))
-    algorithm = chosen(parsed)
+    algorithm = checked_algorithm(parsed)
     pool = algorithm.pool(parsed)
     strategy, kept = algorithm.make(parsed, Run(pool, BASE)), dict[int, Receipt]()
 

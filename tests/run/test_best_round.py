@@ -11,8 +11,8 @@ import pytest
 
 from fedkseed import FedKSeedError
 from fedkseed.evaluation.statistics import Evaluation
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.recipe.schema import EvaluationTable as Settings
 from fedkseed.run import store as storing
 from fedkseed.run.best_round import best_round, exhausted
@@ -187,6 +187,6 @@ def test_verify_takes_the_best_rounds_adapter_and_no_others(early, tmp_path):
 def test_an_algorithm_that_keeps_weights_can_choose_none(recipe):
     tables = {"model": {"name": "none"}, "training": {"algorithm": "fedavg"}}
     choosing = {"every": 1, "validation": 0.5, "best": "loss"}
-    chosen(parse(tables))
+    checked_algorithm(parse(tables))
     with pytest.raises(FedKSeedError, match=r"fedavg keeps weights.*\[evaluation\] best is for algorithms whose model"):
-        chosen(parse({**tables, "evaluation": choosing}))
+        checked_algorithm(parse({**tables, "evaluation": choosing}))

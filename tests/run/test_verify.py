@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, FedKSeedError, Pool
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.store import Store, pack
 from fedkseed.run.verify import verify
@@ -243,7 +243,7 @@ def test_no_code_is_run_that_a_strangers_run_names(run, tmp_path):
     found(run, "verify runs no code that a run's recipe names")
     assert not sprung.exists()
     with pytest.raises(FedKSeedError):
-        chosen(load_recipe(run.recipe))
+        checked_algorithm(load_recipe(run.recipe))
     assert sprung.exists(), "the trap works"
 
 

@@ -14,10 +14,9 @@ from fedkseed import FedKSeedError
 from fedkseed.directions import Pool
 from fedkseed.local.work import LocalWork
 from fedkseed.strategies.kseed import KSeed, State
-from fedkseed.strategies.noised import Noised
 from fedkseed.strategies.sums import HEAVIEST
 from fedkseed.strategies.tree import Tree
-from fedkseed.strategy import Noise, Trust
+from fedkseed.strategy import Trust
 from fedkseed.wire import Run, Subtotal, decode, encode
 
 RUN = Run(Pool(1, 16, "hadamard"), bytes(32))
@@ -30,7 +29,7 @@ def server(**changes) -> KSeed:
 
 
 def tree(inner: KSeed, members=lambda shard: range(CLIENTS)) -> Tree:
-    return Tree.make(inner, lambda round_: range(CLIENTS), members)
+    return Tree(inner, lambda round_: range(CLIENTS), members)
 
 
 def uploads(inner: KSeed, round_: int, rng: np.random.Generator) -> list:
@@ -168,17 +167,6 @@ def test_weights_that_are_capped_are_capped_for_a_shard():
 def test_a_subtotal_that_is_not_sound_cannot_be_made(changes, message):
     with pytest.raises(FedKSeedError, match=message):
         part(**changes)
-
-
-def test_what_needs_single_uploads_is_refused():
-    for trust in (Trust(rule="clipped"), Trust(agreement=True)):
-        with pytest.raises(
-            FedKSeedError, match=r"compares single uploads, and a root with \[network\] shards sees sums"
-        ):
-            tree(server(trust=trust))
-    noisy = Noised(server(derivatives=None), Noise(1.0, norm=1.0))
-    with pytest.raises(FedKSeedError, match=r"where neither \[secure\] nor the \[privacy\] of clients is set"):
-        Tree.make(noisy, range, range)
 
 
 def test_an_example_has_the_size_of_a_shard_of_one_client():

@@ -54,9 +54,10 @@ def server(
     require_flower()
     from ..network.flower.server.processes import ServerProcesses
     from ..network.protocol.networked_recipe import largest_request
+    from ..recipe.rules import Where
     from ..run.store import Store
 
-    wanted, directory = begun(recipe, changes, output, "a server over Flower")
+    wanted, directory = begun(recipe, changes, output, Where.FLOWER_SERVER)
     try:
         with Bars(wanted.training.rounds) as bars:
             running = ServerProcesses(directory, certs, host, port, largest_request(wanted), bars)

@@ -106,9 +106,10 @@ def serve(
         raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
     from ..network.https.browser_page import Page
     from ..network.https.server import Address, run
+    from ..recipe.rules import Where
 
     address = Address(host, port, tls, strangers, Page(model_files) if page else None)
-    wanted, directory = begun(recipe, changes, output, "one with a page" if page else None)
+    wanted, directory = begun(recipe, changes, output, *([Where.PAGE] if page else []))
     try:
         with Bars(wanted.training.rounds) as bars:
             result = run(directory, wanted, certs.resolve(), address, bars)

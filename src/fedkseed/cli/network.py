@@ -11,6 +11,7 @@ from ..errors import FedKSeedError
 
 if TYPE_CHECKING:
     from ..network.protocol.client.recipe_consent import Owner
+    from ..recipe.rules import Where
     from ..recipe.schema import Recipe
 
 # The options that servers and clients of every transport have.
@@ -73,19 +74,18 @@ Idle: TypeAlias = Annotated[
 ]
 
 
-def begun(
-    recipe: Path, changes: list[str] | None, output: Path | None, alone: str | None = None
-) -> "tuple[Recipe, Path]":
+def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places: "Where") -> "tuple[Recipe, Path]":
     """The recipe of a server, and the directory of its run, which is made or goes on.
 
     Args:
-        alone: the kind of server, where shards can't be its clients.
+        places: of the server, whose rules hold beside those of a network.
 
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
-    from ..network.protocol.networked_recipe import require_networked, require_one_server, with_network_defaults
+    from ..network.protocol.networked_recipe import with_network_defaults
     from ..recipe.reading import own_recipe
+    from ..recipe.rules import Where, require_legal
     from ..run.progress import Silent
     from ..run.store import Store
     from ..run.trackers import Trackers
@@ -94,9 +94,7 @@ def begun(
         with_network_defaults(own_recipe(recipe, changes or ())).absolute(),
         output or Path("runs") / recipe.stem,
     )
-    require_networked(wanted)  # now, and not when the clients are there
-    if alone is not None:
-        require_one_server(wanted, alone)
+    require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
     prepare()
     if (directory / "recipe.toml").exists():

@@ -6,9 +6,9 @@ from typing import Any
 import tomlkit
 
 from ..files import border, write_atomically
-from ..recipe.algorithms import chosen
 from ..recipe.basis_digest import with_basis
 from ..recipe.reading import load_recipe
+from ..recipe.rules import checked_algorithm
 from ..run.progress import Progress, Silent
 from ..run.setup import build, tokenizer_of
 
@@ -26,7 +26,7 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
         FedKSeedError: the recipe can't be read or written, or its model can't be loaded.
     """
     recipe, progress = load_recipe(path), progress or Silent()
-    algorithm, model = chosen(recipe), recipe.model
+    algorithm, model = checked_algorithm(recipe), recipe.model
     own = recipe.directions
     unpinned = {
         "model": model.model_copy(update={"digest": None}),

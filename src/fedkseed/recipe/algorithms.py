@@ -1,7 +1,7 @@
 """The table of algorithms by name, read by README, command line, comparisons and contract tests."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
@@ -21,9 +21,8 @@ from ..strategies.replay import Replay
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
 from . import own_code
-from .schema import DerivativesTable, PeftTable, PrivacyTable, Recipe, TrustTable
+from .schema import PrivacyTable, Recipe
 
-DENSE = ("trimmed", "median", "nnm-trimmed")  # rules for numbers that all clients send along the same directions
 UNLIMITED = 1 << 32  # size of the pool where seeds are not reused
 SGD, ADAM, ONE, TWO = "sgd", "adam", "one point", "two points"
 CHANGE = "K coefficients"
@@ -65,6 +64,11 @@ class Algorithm:
         return self.strategy.remembers
 
     @property
+    def sums(self) -> bool:
+        """Whether a server can step with the sum of a round's changes alone, and needs no upload by itself."""
+        return not getattr(self.strategy, "needs_single_uploads", frozenset()) & self.options.items()
+
+    @property
     def backpropagates(self) -> bool:
         """Whether local steps take derivatives through all layers."""
         return self.local in (SGD, ADAM, ALL)
@@ -88,101 +92,6 @@ class Algorithm:
     def lr(self) -> float:
         """The learning rate η where a recipe names none: the paper's (Qin et al., 2024, Appendix C)."""
         return 3e-4 if self.local in (SGD, ADAM) else 3e-7
-
-    def require(self, recipe: Recipe) -> None:
-        """Refuse a recipe with settings that the algorithm can't follow: none must be ignored in silence.
-
-        Raises:
-            FedKSeedError: a setting does not go with the algorithm; the message names the setting.
-        """
-        name, training = recipe.training.algorithm, recipe.training
-        self.require_lr(recipe)
-        if recipe.model.storage != "dense" and not self.pooled:
-            raise FedKSeedError(
-                f"{name} can't tune a model whose weights are kept {recipe.model.storage}: "
-                "set [model] storage = 'dense'"
-            )
-        if recipe.evaluation.best is not None and not self.pooled:
-            raise FedKSeedError(
-                f"{name} keeps weights, and those of past rounds are gone: [evaluation] best is for algorithms whose "
-                "model is K coefficients, as fedkseed; leave it out"
-            )
-        if recipe.directions.factored and self.draws:
-            raise FedKSeedError(
-                f"{name} makes its directions from other pools than the recipe's, and [directions] family = "
-                f"{recipe.directions.family!r} is for algorithms whose model is K coefficients: take one, as fedkseed, "
-                "or the family rademacher"
-            )
-        if recipe.privacy is not None and recipe.privacy.unit == "example" and not self.pooled:
-            raise FedKSeedError(
-                f"{name} does not read [privacy] unit = 'example': set unit = 'client', or use an algorithm whose "
-                "model is K coefficients, as fedkseed"
-            )
-        given = {
-            "[asynchronous]": recipe.asynchronous is not None,
-            "[clients] backpropagating": recipe.clients.backpropagating > 0,
-            "[derivatives]": recipe.derivatives != DerivativesTable(),
-            "[directions] shared": recipe.directions.shared,
-            "[privacy]": recipe.privacy is not None,
-            "[secure]": recipe.secure is not None,
-            "[training] wire": training.wire not in (None, "exact"),
-            "[training] server": training.server != "sgd",
-            "[trust]": recipe.trust.summing != TrustTable().summing,
-        }
-        if unread := [setting for setting, there in given.items() if there and setting not in self.strategy.reads]:
-            raise FedKSeedError(
-                f"{name} does not read {unread[0]}: leave it out, or use an algorithm whose model is K coefficients, "
-                "as fedkseed"
-            )
-        if (self.differentiates or recipe.clients.backpropagating > 0) and training.objective != "loss":
-            raise FedKSeedError(
-                f"{name} takes derivatives, and {training.objective!r} has no gradient: set [training] objective = "
-                "'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'"
-            )
-
-    def require_lr(self, recipe: Recipe) -> None:
-        """Refuse signs without a learning rate: it is then the step of a coefficient, and no default suits.
-
-        Raises:
-            FedKSeedError: there is none.
-        """
-        if recipe.training.wire == "sign" and recipe.training.lr is None and self.pooled and self.local == TWO:
-            raise FedKSeedError(
-                "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times "
-                "the mean |rho| of `fedkseed rounds`"
-            )
-
-    def require_counted(self, recipe: Recipe) -> None:
-        """Refuse settings that a recipe's file states, other than the defaults, and that change nothing.
-
-        A run's recipe states all settings, and so those at their defaults may be there.
-
-        Raises:
-            FedKSeedError: there is one; the message names the setting that counts instead.
-        """
-        name, derives = recipe.training.algorithm, self.differentiates or recipe.clients.backpropagating > 0
-        rules: list[tuple[str, Sequence[str], str]] = []  # table, keys of it that change nothing, reason and remedy
-        if self.local not in (ONE, TWO):
-            if self.pooled:
-                points = f"of two-point steps, and {name} takes none: set [derivatives] lr"
-                rules.append(("training", ("lr",), points))
-            points = f"of zeroth-order steps, and {name} takes none: leave it out"
-            rules.append(("training", ("eps", "probes", "clip"), points))
-        elif not derives:
-            steps = f"of steps that take derivatives, and {name} takes none: set [training] steps"
-            rules.append(("training", ("epochs",), steps))
-        if self.pooled and not derives:
-            alone = "set [training] in its place, or [clients] backpropagating"
-            derivatives = f"of clients that take derivatives, and {name} has none: {alone}"
-            rules.append(("derivatives", (*DerivativesTable.model_fields,), derivatives))
-        if not self.adapts:
-            rules.append(("peft", (*PeftTable.model_fields,), f"of adapters, and {name} tunes none: leave it out"))
-        for table, keys, why in rules:
-            part = getattr(recipe, table)
-            for key in keys:
-                default = type(part).model_fields[key].default
-                if key in part.model_fields_set and getattr(part, key) != default:
-                    raise FedKSeedError(f"[{table}] {key} would change nothing: it is {why}")
 
     def pool(self, recipe: Recipe) -> Pool:
         """The recipe's pool of K directions, or one of 2^32 where the algorithm does not reuse seeds.
@@ -256,7 +165,7 @@ class Algorithm:
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
         made: Any = strategy.make(settings, **self.options)
         if settings.noise is not None and recipe.secure is None:
-            made = Noised.make(made, settings)
+            made = Noised(made, settings.noise)
         return made
 
 
@@ -271,7 +180,7 @@ def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:
 
 def packages(recipe: Recipe) -> dict[str, str]:
     """The packages that a recipe's runs need beyond those that fedkseed brings, each with the extra that has it."""
-    adapters = {"peft": "peft"} if chosen(recipe).adapts else {}
+    adapters = {"peft": "peft"} if algorithm_of(recipe.training.algorithm).adapts else {}
     masks = {"cryptography": "secure"} if recipe.secure is not None else {}
     noise = {"cryptography": "privacy", "dp_accounting": "privacy"} if recipe.privacy is not None else {}
     return adapters | masks | noise
@@ -329,72 +238,23 @@ def algorithm_of(name: str) -> Algorithm:
     Raises:
         FedKSeedError: there is no such algorithm.
     """
-    if name in ALGORITHMS:
-        return ALGORITHMS[name]
-    if not own_code.is_own(name):
-        raise _unknown(name)
-    return own_code.load(name, "[training] algorithm", "Algorithm", lambda row: isinstance(row, Algorithm))
+    require_known(name)
+    return ALGORITHMS.get(name) or own_code.load(
+        name, "[training] algorithm", "Algorithm", lambda row: isinstance(row, Algorithm)
+    )
 
 
-def chosen(recipe: Recipe) -> Algorithm:
-    """The algorithm of a recipe.
-
-    Raises:
-        FedKSeedError: no algorithm has the name, or the recipe has settings that the algorithm can't follow.
-    """
-    algorithm = algorithm_of(recipe.training.algorithm)
-    algorithm.require(recipe)
-    return algorithm
-
-
-def remarks(recipe: Recipe) -> list[str]:
-    """Lines on settings that are allowed together and hardly meant."""
-    scalars = recipe.training.algorithm in ("fedkseed", "fedkseed-pro") and not recipe.directions.shared
-    if scalars and recipe.secure is not None and recipe.privacy is None:
-        return [
-            "[directions] shared = false: each client draws directions of its own, and the sum along one that few "
-            "have drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, "
-            "or add noise by [privacy]"
-        ]
-    if scalars and recipe.trust.rule in DENSE:
-        return [
-            f"[trust] rule = {recipe.trust.rule!r} compares numbers along one direction, and here each client draws "
-            "directions of its own: it leaves hardly anything of them; set [directions] shared = true, or rule = "
-            "'clipped'"
-        ]
-    return []
-
-
-def require_known(recipe: Recipe) -> None:
-    """Refuse a recipe with an unknown algorithm, or without a number that its algorithm needs.
-
-    No code of the user's is run.
+def require_known(name: str) -> None:
+    """Refuse a name that no algorithm has; one of the user's own code is not looked up.
 
     Raises:
-        FedKSeedError: the name is unknown (the message has the nearest known name), or a number is missing.
+        FedKSeedError: the message has the nearest known name.
     """
-    name = recipe.training.algorithm
-    if name not in ALGORITHMS:
-        if not own_code.is_own(name):
-            raise _unknown(name)
+    if name in ALGORITHMS or own_code.is_own(name):
         return
-    ALGORITHMS[name].require_lr(recipe)
-
-
-def require_counted(recipe: Recipe) -> None:
-    """Refuse settings of a user's recipe that its algorithm ignores; code of the user's is not run, and not looked at.
-
-    Raises:
-        FedKSeedError: see `Algorithm.require_counted`.
-    """
-    if (known := ALGORITHMS.get(recipe.training.algorithm)) is not None:
-        known.require_counted(recipe)
-
-
-def _unknown(name: str) -> FedKSeedError:
     near = get_close_matches(name, ALGORITHMS, 1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return FedKSeedError(
+    raise FedKSeedError(
         f"[training] algorithm: no algorithm is called {name!r}; {hint}choose one of {', '.join(ALGORITHMS)}, or name "
         "your own as 'FILE.py:NAME'"
     )

@@ -8,11 +8,10 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from ..directions import Pool
 from ..errors import FedKSeedError
 from ..files import read_whole
-from ..wire.records import MAX_BROADCAST
-from .algorithms import require_counted, require_known
+from .algorithms import require_known
+from .rules import Where, require_legal
 from .schema import Recipe
 
 MAX_BYTES = 1 << 16  # of a recipe, as of one that travels; the longest of ours has 2 KB
@@ -49,7 +48,7 @@ def own_recipe(path: str | Path, changes: Sequence[str] = ()) -> Recipe:
     """
     recipe = load_recipe(path, changes)
     try:
-        require_counted(recipe)
+        require_legal(recipe, Where.STATED)
     except FedKSeedError as error:
         raise FedKSeedError(f"{path}: {error}") from error
     return recipe
@@ -112,11 +111,8 @@ def tables(data: bytes) -> dict[str, Any]:
 def parse(table: dict[str, Any]) -> Recipe:
     """A recipe from the tables of a TOML file."""
     recipe = typed(Recipe, table)
-    require_known(recipe)
-    own = recipe.directions
-    Pool(0, own.size, own.family, bytes(32 * own.informed))
-    if own.size > MAX_BROADCAST:
-        raise FedKSeedError(f"[directions] size: at most {MAX_BROADCAST} are sent, got {own.size}")
+    require_known(recipe.training.algorithm)
+    require_legal(recipe, Where.ALWAYS, Where.ALGORITHM)
     return recipe
 
 

@@ -12,6 +12,7 @@ from ..directions import FAMILIES, Pool
 from ..errors import FedKSeedError
 from ..randomness import pool_key
 from ..strategies.robust import RULES
+from ..wire.records import MAX_BROADCAST
 from . import own_code
 
 Positive = Annotated[float, Field(gt=0)]
@@ -166,6 +167,9 @@ class DirectionsTable(Table):
 
     @model_validator(mode="after")
     def _check(self) -> "DirectionsTable":
+        Pool(0, self.size, self.family, bytes(32 * self.informed))  # refuses a size that the family can't have
+        if self.size > MAX_BROADCAST:
+            raise ValueError(f"size: at most {MAX_BROADCAST} are sent, got {self.size}")
         named_one = self.basis is not None or self.basis_digest is not None
         if self.informed and not named_one:
             raise ValueError(
@@ -251,16 +255,6 @@ class AsynchronousTable(Table):
     concurrency: Count | None = None  # number of clients that train at any time; None: a cohort
     staleness_power: Annotated[float, Field(ge=0)] = 0.5  # a contribution s rounds old has the weight (1 + s)^−power
     max_staleness: Annotated[int, Field(ge=0)] | None = None  # rounds; clients that would be later are given up
-
-    def require(self, clients: int) -> None:
-        """Refuse a buffer or a concurrency greater than the number of clients.
-
-        Raises:
-            FedKSeedError: there are fewer clients than the buffer or the concurrency.
-        """
-        for name, value in (("buffer", self.buffer), ("concurrency", self.concurrency)):
-            if value is not None and value > clients:
-                raise FedKSeedError(f"[asynchronous] {name} = {value} needs as many clients, there are {clients}")
 
 
 class NetworkTable(Table):
@@ -545,73 +539,10 @@ class Recipe(Table):
             parts["directions"] = {"shared": True} | parts["directions"]
         return table | {name: part for name, part in parts.items() if part or name in table}
 
-    @model_validator(mode="after")
-    def _check(self) -> "Recipe":
-        if self.secure is not None:
-            self._require_sums_alone()
-        if self.privacy is not None:
-            self._require_private(self.privacy)
-        if self.model.mode == "factored" and not self.directions.factored:
-            raise ValueError(
-                "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
-                f"{self.directions.family!r}"
-            )
-        if self.trust.guard is not None and not self.evaluation.every:
-            raise ValueError("[trust] guard watches the held-out loss between rounds: set [evaluation] every, too")
-        if (self.data.format == "natural-instructions") != (self.clients.split == "tasks"):
-            raise ValueError(
-                f"[data] format = {self.data.format!r} does not go with [clients] split = {self.clients.split!r}; "
-                "format 'natural-instructions' and split 'tasks' need each other"
-            )
-        if self.asynchronous is not None and self.clients.draw != "each round":
-            raise ValueError("[asynchronous] has no cohorts, and [clients] draw is of them: leave one of the two out")
-        if self.asynchronous is not None and self.clients.count is not None:
-            self.asynchronous.require(self.clients.count)
-        return self
-
     @property
     def keeps_uploads(self) -> bool:
         """Whether a run keeps its uploads for `fedkseed verify`, which can do nothing with masked ones."""
         return self.trust.receipts and self.secure is None
-
-    def _require_sums_alone(self) -> None:
-        """Refuse settings for which a server would have to see uploads that are masked."""
-        if self.trust.rule != "mean" or self.trust.agreement:
-            raise ValueError(
-                "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against "
-                "a curious server: [trust] rule = 'mean' and agreement = false; against hostile clients: no [secure]"
-            )
-        if self.asynchronous is not None:
-            raise ValueError("[secure] adds up clients that begin a round together; leave [asynchronous] out")
-
-    def _require_private(self, privacy: PrivacyTable) -> None:
-        """Refuse settings that would tell more than the noisy sums, or for which no epsilon is known."""
-        by_client = privacy.unit == "client"
-        if by_client and self.secure is not None and privacy.norm is not None:
-            raise ValueError("[privacy] norm and [secure] norm are one thing where uploads are masked: give the second")
-        if not by_client and privacy.norm is None:
-            raise ValueError("[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars")
-        if self.asynchronous is not None:
-            raise ValueError("[privacy] counts rounds that clients begin together; leave [asynchronous] out")
-        if by_client and (self.trust.rule != "mean" or self.trust.agreement):
-            raise ValueError(
-                "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or "
-                "agreement: set rule = 'mean' and agreement = false"
-            )
-        if not by_client and self.training.epochs is not None:
-            raise ValueError(
-                "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the "
-                "steps in which a row takes part: set steps in place of epochs"
-            )
-        if self.trust.guard is not None:
-            raise ValueError("[trust] guard does rounds again, and [privacy] pays for each: leave guard out")
-        if kept := [one.name for one in self.evaluation.further if one.clients is not None]:
-            raise ValueError(
-                f"[evaluation.sets] {kept[0]!r} measures on the clients' own rows, without noise: give a path in place "
-                "of clients"
-            )
-        if privacy.simulated is not None and self.secure is not None:
-            raise ValueError("[privacy] simulated scales the server's noise: leave [secure] out")
 
     @property
     def pool(self) -> Pool:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import FedKSeedError
-from ..recipe.algorithms import chosen
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Recipe
 from .store import Store
 
@@ -39,7 +39,7 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
 
 
 def _start(recipe: Recipe) -> list[Any]:
-    of = recipe.training.algorithm if chosen(recipe).adapts else None
+    of = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
     return [of, *(getattr(recipe, part) for part in PARTS)]
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains
-from ..recipe.algorithms import remarks
+from ..recipe.rules import remarks
 from ..recipe.schema import Recipe
 from ..round import Report
 from ..strategy import Strategy

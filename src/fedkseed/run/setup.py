@@ -25,7 +25,8 @@ from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
 from ..randomness import Purpose, generator, share_of
-from ..recipe.algorithms import OUTPUT, Algorithm, chosen
+from ..recipe.algorithms import OUTPUT, Algorithm
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import VALIDATION, Recipe
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
@@ -59,7 +60,7 @@ class Stopwatch:
 
 def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
     """The tokenizer of a recipe's model, loaded first: data errors then show before a minute of loading weights."""
-    chosen(recipe)
+    checked_algorithm(recipe)
     objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     progress.note(f"loading {recipe.model.name}")
     return load_tokenizer(recipe.model.name)
@@ -230,7 +231,7 @@ def build(
     Raises:
         FedKSeedError: the model can't be loaded or tuned as the recipe says, or its digest is not [model] digest.
     """
-    algorithm, options = chosen(recipe), recipe.model
+    algorithm, options = checked_algorithm(recipe), recipe.model
     model = load_model(options.name, options.dtype, options.storage, options.device)
     require_causal(model, options.name)
     patterns = options.tuned

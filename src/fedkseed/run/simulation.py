@@ -16,9 +16,9 @@ from ..errors import FedKSeedError
 from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..randomness import share_of
-from ..recipe.algorithms import chosen
 from ..recipe.basis_digest import with_basis
 from ..recipe.reading import own_recipe
+from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
 from ..round import Decode, Report, Transport, answer, decode_once, run_round
 from ..strategies.masked import simulated_key
@@ -71,11 +71,7 @@ class Simulation:
     ) -> None:
         recipe, basis = with_basis(recipe)
         self.progress, self.stopwatch = progress or Silent(), Stopwatch()
-        if chosen(recipe).remembers and recipe.clients.at_once > 1:
-            raise FedKSeedError(
-                f"clients of {recipe.training.algorithm} remember the rounds that they have seen, and one model stands "
-                "in for all of them here: set [clients] at_once = 1"
-            )
+        checked_algorithm(recipe, Where.SIMULATION)
         tokenizer = tokenizer_of(recipe, self.progress)
         self.shares = shares or share_out(recipe, tokenizer, self.progress.note)
         if self.shares.template is not None:  # a run's recipe names the template that its examples have
@@ -83,8 +79,8 @@ class Simulation:
             recipe = recipe.model_copy(update={"data": changed})
         self.recipe = recipe = with_noise(recipe, len(self.shares.clients))
         self.secret = secret or new_secret(recipe)
-        if recipe.asynchronous is not None:
-            recipe.asynchronous.require(len(self.shares.clients))
+        counted = recipe.clients.model_copy(update={"count": len(self.shares.clients)})
+        require_legal(recipe.model_copy(update={"clients": counted}), Where.ALWAYS)
         self.metrics = metrics_of(recipe.evaluation, self.shares.options)
         self.members = members_of(recipe, len(self.shares.clients), self.secret)
         keys = {number: member.public for number, member in self.members.items()}

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import FedKSeedError
-from ..recipe.algorithms import chosen
 from ..recipe.own_code import is_own
+from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Recipe
 from ..strategy import COEFFICIENTS, Strategy
 from ..weights.adapter import Adapter
@@ -129,7 +129,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
         raise FedKSeedError(
             "the run's uploads were masked, and the server has seen their sums alone: there is nothing to verify by"
         )
-    algorithm, identity = chosen(recipe), store.recall("identity")
+    algorithm, identity = checked_algorithm(recipe), store.recall("identity")
     if algorithm.strategy.weights != COEFFICIENTS or not recipe.trust.receipts:
         raise FedKSeedError(
             f"the uploads of {recipe.training.algorithm} were not kept: verify takes runs of K coefficients with "
@@ -198,7 +198,7 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
             f"{store.adapter} says {wrong[0]} = {found.provenance.get(wrong[0])!r}, the run had {named[wrong[0]]!r}"
         )
     patterns = recipe.model.tuned or ["*"]
-    if [*found.patterns] != patterns and (recipe.model.tuned or chosen(recipe).tuned == "all"):
+    if [*found.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
         raise FedKSeedError(f"{store.adapter} tunes {[*found.patterns]}, the run tuned {patterns}")
     strategy.sync(strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
     if not np.array_equal(found.coefficients, weights.c):

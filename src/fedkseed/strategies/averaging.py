@@ -51,6 +51,7 @@ class Averaging:
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"[privacy]"})
+    needs_single_uploads: ClassVar[frozenset[tuple[str, object]]] = frozenset({("uplink", "scalars")})
 
     run: Run
     start: NDArray[np.float32]

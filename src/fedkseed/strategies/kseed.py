@@ -88,6 +88,7 @@ class KSeed:
     weights: ClassVar[str] = COEFFICIENTS
     remembers: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = OPTIONAL
+    needs_single_uploads: ClassVar[frozenset[tuple[str, object]]] = frozenset({("importance", True)})
 
     run: Run
     local: LocalWork

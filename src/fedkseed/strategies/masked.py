@@ -72,23 +72,12 @@ class MaskedKSeed:
     def make(cls, settings: Settings, **options: Any) -> Self:
         secure = settings.secure
         if secure is None or secure.norm is None:
-            raise FedKSeedError(
-                "masked uploads need [secure] norm, the largest norm of a client's change: `fedkseed tune` prints one"
-            )
+            raise FedKSeedError("masked uploads need the largest norm of a client's change, and the settings have none")
         try:
             from ..secure.grid import Grid
         except ModuleNotFoundError as error:
             raise FedKSeedError(f"[secure] needs the package {error.name}: pip install 'fedkseed[secure]'") from error
         inner = KSeed.make(settings, **options)
-        if inner.importance:
-            raise FedKSeedError(
-                "[secure] hides the sizes of single clients' scalars, by which FedKSeed-Pro draws directions: use "
-                "fedkseed"
-            )
-        if settings.shared and settings.derivatives is not None:
-            raise FedKSeedError(
-                "[directions] shared is for scalars, and some clients of this recipe send K numbers: leave it out"
-            )
         size = settings.local.scalars if settings.shared else settings.run.pool.size
         grid = Grid(secure.norm, secure.bits, size, settings.run.pool.key)
         return cls(inner, grid, secure.keys, secure.neighbours, secure.name, settings.noise)

@@ -7,14 +7,14 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.work import LocalWork
-from ..strategy import Noise, Settings
+from ..strategy import Noise
 from ..wire.records import Run
 from .averaging import Averaging
 from .checks import NEVER, in_order
@@ -40,28 +40,6 @@ class Noised:
 
     inner: KSeed | Averaging
     noise: Noise
-
-    @classmethod
-    def make(cls, inner: KSeed | Averaging, settings: Settings) -> Self:
-        """The noisy form of an algorithm.
-
-        Raises:
-            FedKSeedError: it sends more than sums, or something else than changes.
-        """
-        if settings.noise is None:
-            raise FedKSeedError("[privacy] noise is missing: a run fills it in, from epsilon and delta")
-        if not settings.noise.norm > 0:
-            raise FedKSeedError(
-                "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints it"
-            )
-        if isinstance(inner, KSeed) and inner.importance:
-            raise FedKSeedError(
-                "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws "
-                "directions and which everybody could read in its broadcasts: use fedkseed"
-            )
-        if isinstance(inner, Averaging) and inner.uplink == "scalars":
-            raise FedKSeedError("[privacy] is for uploads of weights or of K numbers along a pool: use fedkseed")
-        return cls(inner, settings.noise)
 
     @property
     def message(self) -> type[Any]:

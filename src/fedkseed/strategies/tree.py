@@ -9,7 +9,7 @@ all of these clients. docs/scaling.md says how shards are run.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -48,25 +48,6 @@ class Tree:
     inner: KSeed
     drawn: Callable[[int], Sequence[int]]
     members: Callable[[int], Sequence[int]]
-
-    @classmethod
-    def make(cls, inner: Any, drawn: Callable[[int], Sequence[int]], members: Callable[[int], Sequence[int]]) -> Self:
-        """The tree's form of an algorithm.
-
-        Raises:
-            FedKSeedError: its server needs more of the uploads than their sum.
-        """
-        if not isinstance(inner, KSeed):
-            raise FedKSeedError(
-                "[network] shards is for uploads that are added up along K directions, where neither [secure] nor the "
-                "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, or one server"
-            )
-        if inner.trust.rule != "mean" or inner.trust.agreement:
-            raise FedKSeedError(
-                f"[trust] rule = {inner.trust.rule!r} with agreement = {str(inner.trust.agreement).lower()} compares "
-                "single uploads, and a root with [network] shards sees sums: set rule = 'mean' and agreement = false"
-            )
-        return cls(inner, drawn, members)
 
     @property
     def run(self) -> Run:

@@ -15,7 +15,7 @@ from fedkseed.network.flower.loopback import to_apps
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, accepted_recipe
 from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, recipe_digest
-from fedkseed.network.protocol.networked_recipe import recipe_for_clients, require_networked, with_network_defaults
+from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
@@ -140,11 +140,6 @@ def test_clients_get_the_digest_and_no_path(recipe, basis_file):
     sent = parse(tables(recipe_for_clients(with_network_defaults(recipe), 3)))
     assert sent.directions.basis is None
     assert sent.directions.basis_digest == load_basis(basis_file).digest().hex()
-
-
-def test_a_recipe_without_the_digest_does_not_travel(recipe):
-    with pytest.raises(FedKSeedError, match=r"basis_digest is missing, by which each client checks"):
-        require_networked(recipe)
 
 
 def test_the_owners_settings_keep_the_file(setting, files, tmp_path):

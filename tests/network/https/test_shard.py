@@ -25,7 +25,6 @@ from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import AbandonedError, TaskHandler
 from fedkseed.network.protocol.client.worker import TrainingClient
 from fedkseed.network.protocol.envelope import Reply, Status
-from fedkseed.network.protocol.networked_recipe import require_networked
 from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
@@ -33,6 +32,7 @@ from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.serving import serve
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import Where
 from fedkseed.recipe.schema import NetworkTable
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
@@ -173,23 +173,10 @@ def test_a_client_whose_key_a_shard_has_removed_is_missing_in_its_sum(setting, t
     assert [tuple(report["clients"]) for report in Store(tree.folder / "run").reports()] == [(0, 2)] * 3
 
 
-@pytest.mark.parametrize(
-    ("network", "changes", "message"),
-    [
-        (SHARDS, {"count": 'split = "files"\ncount = 4'}, r"count says 4, and \[network\] shards add up to 3"),
-        (SHARDS, {"generated": "clients = 0.2"}, r"\[evaluation\] clients asks each client .* hand up sums"),
-        (SHARDS, {"steps": "steps = 70000"}, "a shard reads uploads of 65,536 numbers, those of this recipe .* 70,000"),
-    ],
-)
-def test_a_recipe_that_a_tree_can_not_follow_is_refused(setting, network, changes, message):
-    with pytest.raises(FedKSeedError, match=message):
-        require_networked(parse(loads(setting.text(network, **changes))))
-
-
 def test_shards_are_refused_where_nothing_can_follow_them_before_a_run_is_made(setting, tmp_path):
     (tmp_path / "recipe.toml").write_text(sharded(setting))
     with pytest.raises(FedKSeedError, match="is for `fedkseed serve` without a page, and this is a server over Flower"):
-        begun(tmp_path / "recipe.toml", None, tmp_path / "run", "a server over Flower")
+        begun(tmp_path / "recipe.toml", None, tmp_path / "run", Where.FLOWER_SERVER)
     assert not (tmp_path / "run").exists()
 
 

@@ -13,8 +13,8 @@ from fedkseed.network.peers.merge_rule import Rule
 from fedkseed.network.peers.roster import ListedPeer, Roster
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
 
@@ -69,7 +69,7 @@ class Federation:
     @classmethod
     def of(cls, text: str = RECIPE + TRUST, **changes: object) -> "Federation":
         recipe = parse(loads(text))
-        algorithm = chosen(recipe)
+        algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), BASE))
         return cls(Rule.of(text.encode(), recipe, strategy, roster(**changes)))
 

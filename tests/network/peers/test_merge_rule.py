@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.peers.merge_rule import Rule, counted, kept, model_of, require_shared
+from fedkseed.network.peers.merge_rule import Rule, counted, kept, model_of
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
-from fedkseed.recipe.algorithms import chosen
 from fedkseed.recipe.reading import parse
+from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.round import run_round
 from fedkseed.run.store import pack
 from fedkseed.wire.codec import decode, encode
@@ -142,23 +142,8 @@ def test_a_round_without_uploads_leaves_the_model_as_it_is(federation):
     assert np.any(made.coefficients)
 
 
-@pytest.mark.parametrize(
-    ("lines", "text"),
-    [
-        ("[secure]\nnorm = 1.0\n", r"\[secure\] needs a server"),
-        ("[privacy]\nepsilon = 8.0\nnorm = 1.0\n", r"\[privacy\] needs a server"),
-    ],
-    ids=["masks", "privacy"],
-)
-def test_a_recipe_that_needs_a_server_is_refused(lines, text):
-    with pytest.raises(FedKSeedError, match=text):
-        require_shared(parse(loads(RECIPE + lines)))
-
-
-def test_an_algorithm_whose_uploads_need_the_model_that_they_began_with_is_refused():
-    with pytest.raises(FedKSeedError, match="peers take fedkseed, fedkseed-plus and"):
-        require_shared(parse(loads(RECIPE.replace('"fedkseed"', '"fedkseed-pro"'))))
+def test_an_algorithm_without_coefficients_has_no_rule():
     recipe = parse(loads(RECIPE.replace('"fedkseed"', '"fedavg"')))
-    strategy = chosen(recipe).make(recipe, Run(chosen(recipe).pool(recipe), BASE))
+    strategy = checked_algorithm(recipe).make(recipe, Run(checked_algorithm(recipe).pool(recipe), BASE))
     with pytest.raises(FedKSeedError, match="a model of K coefficients, got the strategy Averaging"):
         Rule.of(b"", recipe, strategy, roster())

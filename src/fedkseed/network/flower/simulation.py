@@ -15,6 +15,7 @@ import torch
 
 from ...errors import FedKSeedError
 from ...recipe.reading import parse
+from ...recipe.rules import Where, require_legal
 from ...recipe.schema import NetworkTable, Recipe
 from ...round import answer
 from ...run.activity import ActivityFile
@@ -65,12 +66,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     Raises:
         FedKSeedError: the recipe can't be run, the directory holds a run already, or Flower's engine is not installed.
     """
-    private = recipe.privacy
-    if private is not None and (private.unit == "example" or recipe.secure is not None):
-        raise FedKSeedError(
-            "clients that add the noise of [privacy] need a secret, and the engine's processes share none: use "
-            "--engine own"
-        )
+    require_legal(recipe, Where.FLOWER_ENGINE)
     require_flower()
     if find_spec("ray") is None:
         raise FedKSeedError("Flower's simulation engine needs Ray; install it with: pip install 'flwr[simulation]'")

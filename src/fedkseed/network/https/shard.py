@@ -15,18 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from ...errors import FedKSeedError
-from ...recipe.algorithms import chosen
 from ...recipe.reading import parse, tables
+from ...recipe.rules import LARGEST_SHARD_UPLOAD, Where, checked_algorithm, require_legal
 from ...recipe.schema import NetworkTable, Recipe
 from ...round import decoded
 from ...run import digest_chain as chain
 from ...run.cohort import cohort
 from ...run.progress import Progress
 from ...strategies.kseed import KSeed
-from ...strategies.tree import Tree
 from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
@@ -34,7 +33,7 @@ from ..protocol.carrier import Carrier
 from ..protocol.client.task_handler import AbandonedError, LaterError, TaskHandler
 from ..protocol.client.worker_process import GiveUp
 from ..protocol.envelope import LINK, Code, RefusedError, Reply, Status, Task, refusing
-from ..protocol.networked_recipe import ENVELOPE, MOST_OF_A_SHARD, require_networked
+from ..protocol.networked_recipe import ENVELOPE
 from ..protocol.run_history import RunHistory
 from ..protocol.server.client_numbers import ClientNumbers
 from ..protocol.server.clients import RemoteClients
@@ -45,7 +44,7 @@ from .registered_keys import CHECKED_EVERY, FOLDER, RegisteredKeys, RekeyedError
 from .server import Address, alone_in, listening
 
 SHARE = 0.8  # of a task's seconds that the clients of a shard have: its sum must still come in time
-LARGEST = ENVELOPE + 8 * MOST_OF_A_SHARD  # bytes of the largest reply
+LARGEST = ENVELOPE + 8 * LARGEST_SHARD_UPLOAD  # bytes of the largest reply
 ONLINE_EVERY = 0.5  # seconds between two looks at who is connected, before the first round
 
 Answers = TypeVar("Answers")
@@ -181,10 +180,10 @@ class Shard:
         self.text, self.clients = text, clients
         with refusing(Code.RECIPE):
             self.recipe: Recipe = parse(tables(text))
-            require_networked(self.recipe)
+            require_legal(self.recipe, Where.NETWORK)
             if self.recipe.network.shards is None:
                 raise FedKSeedError("the server above has no [network] shards in its recipe: it takes clients alone")
-            self.algorithm = chosen(self.recipe)
+            self.algorithm = checked_algorithm(self.recipe)
         self._strategy: KSeed | None = None
         self._links: list[bytes] = []  # of the run's log, from the first
         self._last_broadcast: bytes | None = None  # the next may come as a difference to it
@@ -247,7 +246,7 @@ class Shard:
         """The strategy of the recipe, for the base model of a broadcast."""
         if self._strategy is None or self._strategy.run != run:
             strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
-            self._strategy = Tree.make(strategy, range, range).inner  # which refuses what has no subtotal
+            self._strategy = cast("KSeed", strategy)  # by the rules of a recipe with shards
         self._strategy.run.require(run)
         return self._strategy
 

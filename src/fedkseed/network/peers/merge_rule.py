@@ -24,7 +24,6 @@ from ...strategies.kseed import KSeed, State
 from ...strategy import Strategy
 from ...wire.codec import decode, encode
 from ...wire.records import Change, Upload
-from ..protocol.networked_recipe import require_networked
 from ..protocol.signatures import verify
 from .roster import Roster
 from .signed_upload import SignedUpload
@@ -40,26 +39,6 @@ class OrderedUpload:
     client: int
     round: int  # in which its client began
     step: int  # in which it counts
-
-
-def require_shared(recipe: Recipe) -> None:
-    """Refuse a recipe that peers without a server can't follow.
-
-    Raises:
-        FedKSeedError: a setting needs a server; the message says what to change.
-    """
-    require_networked(recipe)
-    for name in ("secure", "privacy"):
-        if getattr(recipe, name) is not None:
-            raise FedKSeedError(
-                f"[{name}] needs a server between the clients: peers see each upload. Remove it, or take "
-                "`fedkseed serve`"
-            )
-    if recipe.training.algorithm not in ("fedkseed", "fedkseed-plus", "fedkseed-backprop"):
-        raise FedKSeedError(
-            f"[training] algorithm = {recipe.training.algorithm!r}: peers take fedkseed, fedkseed-plus and "
-            "fedkseed-backprop, whose uploads can be added up by whoever has another model at the moment"
-        )
 
 
 def run_digest(recipe: bytes, base: bytes, roster: Roster) -> bytes:

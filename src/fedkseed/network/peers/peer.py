@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from ...errors import FedKSeedError
 from ...files import border, exclusive
+from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
@@ -21,12 +22,12 @@ from ..https.endpoints import serving
 from ..protocol.client.recipe_consent import Owner, RecipeJournal
 from ..protocol.client.worker import TrainingClient, batch_secret, follow_recipe
 from ..protocol.envelope import Task, recipe_digest
-from ..protocol.networked_recipe import largest_request, recipe_for_clients, require_one_server, with_network_defaults
+from ..protocol.networked_recipe import largest_request, recipe_for_clients, with_network_defaults
 from ..protocol.signatures import fingerprint, private_key, sign
 from . import tls
 from .app import application, knowing
 from .gossip import ComparisonPace, Gossip
-from .merge_rule import Rule, require_shared
+from .merge_rule import Rule
 from .roster import PeerAddresses, Roster, load_roster
 from .signed_upload import SignedUpload
 from .store import FILE, UploadStore
@@ -76,7 +77,7 @@ def shared_recipe(recipe: Recipe, count: int) -> bytes:
     Raises:
         FedKSeedError: peers can't follow it.
     """
-    require_shared(recipe)
+    require_legal(recipe, Where.NETWORK, Where.PEERS)
     if recipe.clients.count not in (None, count):
         raise FedKSeedError(f"[clients] count = {recipe.clients.count}, the peers' file has {count}: leave count out")
     own = recipe.model.model_copy(update={"name": ANY, "device": "auto"})
@@ -108,7 +109,6 @@ def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, 
         FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
             directory.
     """
-    require_one_server(recipe, "a federation without one")
     roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), place.directory
     text, key = shared_recipe(recipe, len(roster.peers)), private_key(files.key)
     keys = [fingerprint(one) for one in roster.public_keys()]

@@ -14,13 +14,13 @@ import numpy as np
 
 from ...errors import FedKSeedError
 from ...files import border
-from ...recipe.algorithms import chosen
 from ...recipe.reading import parse, tables, typed
+from ...recipe.rules import Where, checked_algorithm, require_legal
 from ...strategies.kseed import State
 from ...weights.adapter import NAME, Adapter
 from ...wire.codec import decode
 from ...wire.records import Broadcast, Run
-from .merge_rule import Rule, model_of, require_shared
+from .merge_rule import Rule, model_of
 from .roster import Roster
 from .store import FILE, UploadStore
 
@@ -64,8 +64,8 @@ def central(directory: Path) -> tuple[Rule, State, int]:
     except (KeyError, ValueError, TypeError, AttributeError) as error:
         raise FedKSeedError(f"{path} does not say of which run it is: {error!r}") from error
     recipe = parse(tables(text))
-    require_shared(recipe)
-    algorithm = chosen(recipe)
+    require_legal(recipe, Where.NETWORK, Where.PEERS)
+    algorithm = checked_algorithm(recipe)
     rule = Rule.of(text, recipe, algorithm.make(recipe, Run(algorithm.pool(recipe), base)), roster)
     return rule, model_of(rule, entries), len(entries)
 

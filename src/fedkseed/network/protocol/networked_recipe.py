@@ -1,73 +1,15 @@
-"""Recipes over a network: a check that they can be followed there, and the form in which clients get them."""
+"""Recipes over a network: the stricter defaults there, and the form in which clients get them."""
 
 from pathlib import Path
 from typing import Any
 
 from ...data.file_formats import SAMPLES
-from ...errors import FedKSeedError
-from ...recipe.algorithms import ALGORITHMS, algorithm_of
+from ...recipe.algorithms import algorithm_of
 from ...recipe.basis_digest import with_basis
-from ...recipe.schema import OBJECTIVES, NetworkTable, Recipe, ReportTable
+from ...recipe.schema import NetworkTable, Recipe, ReportTable
 from .carrier import MAX_MESSAGE
 
 ENVELOPE = 1 << 15  # bytes of a request beside the numbers: Flower's own are some 1,500, a refusal in words 4,000
-MOST_OF_A_SHARD = 1 << 16  # directions, or scalars of an upload: what a shard reads before it has a recipe
-
-
-def require_networked(recipe: Recipe) -> None:
-    """Refuse a recipe that parties with files of their own can't follow; servers and clients both check it.
-
-    Raises:
-        FedKSeedError: a setting can't be followed over a network; the message says what to change.
-    """
-    if recipe.training.algorithm not in ALGORITHMS:
-        raise FedKSeedError(
-            f"[training] algorithm = {recipe.training.algorithm!r} would run code of the server's on the clients' "
-            f"machines; over a network it is one of {', '.join(ALGORITHMS)}"
-        )
-    if recipe.training.objective not in OBJECTIVES:
-        raise FedKSeedError(
-            f"[training] objective = {recipe.training.objective!r} would run a function on the clients' machines; "
-            f"over a network it is one of {', '.join(OBJECTIVES)}"
-        )
-    if recipe.clients.split != "files":
-        raise FedKSeedError(
-            f"[clients] split = {recipe.clients.split!r} shares out data that one party holds; over a network every "
-            "client has a file of its own: set split = 'files'"
-        )
-    if not isinstance(recipe.data.held_out, str):
-        raise FedKSeedError(
-            f"[data] held_out = {recipe.data.held_out} draws from the rows of all parties, which no party sees; name a "
-            "category: each client leaves it out of its file, and the server evaluates on its own rows of it"
-        )
-    if kept := [one for one in recipe.evaluation.sets or () if one.clients is not None]:
-        raise FedKSeedError(
-            f"[evaluation.sets] {kept[0].name!r}: clients = {kept[0].clients} keeps back rows of the clients, which no "
-            "server sees over a network: take path, a file of the server's, or held_out, a category that each client "
-            "leaves out of its file; [evaluation] clients asks each client for what it gained"
-        )
-    if recipe.directions.informed and recipe.directions.basis_digest is None:
-        raise FedKSeedError(
-            "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
-            "it, or `fedkseed pin RECIPE`"
-        )
-    if (shards := recipe.network.shards) is not None:
-        if recipe.clients.count not in (None, sum(shards)):
-            raise FedKSeedError(
-                f"[clients] count says {recipe.clients.count}, and [network] shards add up to {sum(shards)}"
-            )
-        if (size := max(recipe.directions.size, recipe.training.steps * recipe.training.probes)) > MOST_OF_A_SHARD:
-            raise FedKSeedError(
-                f"a shard reads uploads of {MOST_OF_A_SHARD:,} numbers, those of this recipe have up to {size:,}: set "
-                "[directions] size or [training] steps lower, or take one server"
-            )
-        if recipe.evaluation.clients is not None:
-            raise FedKSeedError(
-                "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it"
-            )
-    if recipe.asynchronous is not None:
-        raise FedKSeedError("[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it")
-
 
 CLIP = 1000.0  # largest |ρ| where a recipe names none: models of 15 to 135 million weights have 10 to 300
 BATCH = 4  # what clients ask for, unless their owners say otherwise (client/policy.py)
@@ -135,13 +77,3 @@ def largest_request(recipe: Recipe) -> int:
         return MAX_MESSAGE + ENVELOPE
     shares = 0 if recipe.secure is None else 16 * ((recipe.secure.neighbours or 20) + 2) ** 2
     return ENVELOPE + 8 * max(recipe.directions.size, recipe.training.steps * recipe.training.probes) + shares
-
-
-def require_one_server(recipe: Recipe, what: str) -> None:
-    """Refuse [network] shards where nothing can follow it.
-
-    Raises:
-        FedKSeedError: the recipe has it.
-    """
-    if recipe.network.shards is not None:
-        raise FedKSeedError(f"[network] shards is for `fedkseed serve` without a page, and this is {what}: remove it")

@@ -14,9 +14,9 @@ from ....data.file_formats import SAMPLES, is_saved
 from ....errors import FedKSeedError
 from ....files import border, private, read_table, write_table
 from ....recipe.reading import parse, tables, typed
+from ....recipe.rules import Where, require_legal
 from ....recipe.schema import Recipe
 from ..envelope import Code, RefusedError, printable, recipe_digest, refusing
-from ..networked_recipe import require_networked
 from ..run_history import RunHistory
 from ..signatures import ClientSigning, certificate, private_key
 from .policy import Policy, RowView
@@ -171,7 +171,7 @@ def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:
             wished = parse(tables(recipe))
         except FedKSeedError as error:
             raise FedKSeedError(f"the server's recipe can't be read: {printable(str(error))}") from error
-        require_networked(wished)
+        require_legal(wished, Where.NETWORK)
     with refusing(Code.POLICY):
         for (table, name), most in MOST.items():
             if ((value := getattr(getattr(wished, table), name)) or 0) > most:

@@ -9,8 +9,9 @@ from typing import Any
 from ....data.sources import is_here
 from ....errors import FedKSeedError
 from ....files import read_table, write_table
-from ....recipe.algorithms import Algorithm, chosen
+from ....recipe.algorithms import Algorithm
 from ....recipe.basis_digest import with_basis
+from ....recipe.rules import Where, checked_algorithm, require_legal
 from ....recipe.schema import Recipe
 from ....round import Report, decoded, run_round
 from ....run.cohort import EACH_ROUND, cohort, over_shards
@@ -24,7 +25,6 @@ from ....strategy import COEFFICIENTS, Strategy, TwoLegs
 from ....wire.codec import decode, encode, kind_of
 from ....wire.delta import restore
 from ....wire.records import Delta, Lack, Run
-from ..networked_recipe import require_networked
 from ..signatures import ServerSigning
 from .clients import RemoteClients
 
@@ -53,15 +53,10 @@ def federation(
         FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded; or uploads are
             to be masked, and clients have no keys for that.
     """
-    require_networked(recipe)
+    require_legal(recipe, Where.NETWORK)  # before code of the user's, which is not run over a network
     if recipe.secure is not None:
         _require_keys(signing, remote.numbers.expected)
-    algorithm, progress = chosen(recipe), progress or Silent()
-    if algorithm.remembers:
-        raise FedKSeedError(
-            f"clients of {recipe.training.algorithm} have to remember every round, and over a network one that is "
-            "restarted forgets: choose another [training] algorithm"
-        )
+    algorithm, progress = checked_algorithm(recipe), progress or Silent()
     count = size = remote.numbers.count
     if recipe.network.shards is None:
         size = recipe.clients.cohort_of(count)
