@@ -57,10 +57,7 @@ def test_the_recipe_and_the_policy_that_are_shipped_go_together(request, owner):
         (recipe(evaluation={"sets": [{"name": "a", "held_out": VALUE}]}), r"held_out = .'summarization'."),
         (data(max_tokens=1 << 20), "max_tokens = 2048"),
         (data(separator=f" {VALUE}\n"), r"separators = .'\\n', ''."),
-        *[
-            (training(algorithm=name), "algorithms = ")
-            for name in ("fedavg", "fedit", "fedzo", "uplink-seeds", "evofed", "ferret")
-        ],
+        *[(training(algorithm=name), "algorithms = ") for name in ("fedavg", "fedit", "fedzo", "uplink-seeds")],
         (training(batch_size=1), "min_batch_size = 4"),
         (training(batch_size=4096), "max_batch_size = 64"),
         (training(steps=1), "min_steps = 4"),
