@@ -115,6 +115,8 @@ TESTED_IN = {
     "recipe.own_code": "evaluation/test_objectives.py",
     "recipe.reading": "recipe/test_schema.py",
     "trainer.checkpoints": "trainer/test_trainer.py",
+    "trainer.outputs": "trainer/test_trainer.py",
+    "trainer.training": "trainer/test_trainer.py",
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
