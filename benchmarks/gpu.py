@@ -207,7 +207,7 @@ def make_once(model: torch.nn.Module) -> None:
         if isinstance(tensor, Lazy):
             rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
             for first in range(0, rows, step):
-                tensor.lent(first, min(first + step, rows))
+                tensor.rows(first, min(first + step, rows))
 
 
 def steps(asked: Settings) -> Iterator[Row]:

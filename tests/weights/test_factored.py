@@ -84,7 +84,7 @@ def test_losses_derivatives_and_digest_are_those_of_the_definition(config, famil
 )
 def test_derivatives_of_each_example_are_those_of_a_batch_of_one(config, family):
     model, weights = held(family, config)
-    made = weights.passes
+    made = weights.made
     losses, slopes = weights.gradients(partial(losses_of, model, TOKENS), len(TOKENS))
     assert slopes.shape == (len(TOKENS), weights.pool.size)
     for k, tokens in enumerate(TOKENS):
@@ -92,7 +92,7 @@ def test_derivatives_of_each_example_are_those_of_a_batch_of_one(config, family)
         assert losses[k] == pytest.approx(alone, rel=1e-5)
         np.testing.assert_allclose(slopes[k], slope, atol=1e-5 * np.abs(slope).max())
     assert np.abs(slopes[0] - slopes[1]).max() > 0.1 * np.abs(slopes[0]).max()
-    assert weights.passes == made
+    assert weights.made == made
 
 
 def losses_of(model, tokens):
@@ -122,9 +122,9 @@ def test_gpt2_makes_no_matrix(monkeypatch):
     """Its layers keep their matrices as (inputs, outputs), and call torch.addmm."""
     model, weights = held("informed", CONFIGS[1])
     shapes = []
-    whole = engine.FactoredTensor.values
+    whole = engine.FactoredSource.values
     monkeypatch.setattr(
-        engine.FactoredTensor, "values", lambda self, *of: shapes.append(self.shape) or whole(self, *of)
+        engine.FactoredSource, "values", lambda self, *of: shapes.append(self.shape) or whole(self, *of)
     )
     weights.both(3, 1e-2, loss_of(model))
     weights.gradient(partial(graph_of, model))
@@ -144,11 +144,11 @@ def test_16_bit_models_have_the_losses_of_the_definition_up_to_their_rounding(fa
 def test_no_weight_is_made_in_steps_or_derivatives(monkeypatch):
     for family in FAMILIES:
         model, weights = held(family, TIED)
-        made = weights.passes
+        made = weights.made
         weights.both(3, 1e-2, loss_of(model))
         weights.settle()
         weights.gradient(partial(graph_of, model))
-        assert weights.passes == made
+        assert weights.made == made
 
 
 def test_tensors_that_no_direction_touches_stay_the_models_own():
@@ -159,8 +159,8 @@ def test_tensors_that_no_direction_touches_stay_the_models_own():
     weights = hold(model, Pool(1, basis.size, "informed", basis.digest()), basis=basis)
     weights.load(np.full(basis.size, 0.5))
     assert [n for n, parameter in model.named_parameters() if isinstance(parameter, Lazy)] == [name]
-    made, losses = weights.passes, weights.both(0, 1e-2, loss_of(model))
-    assert weights.passes == made
+    made, losses = weights.made, weights.both(0, 1e-2, loss_of(model))
+    assert weights.made == made
     assert losses[0] != losses[1]
     other = model_of(TIED)
     written = hold(other, weights.pool, mode="materialized", basis=basis)

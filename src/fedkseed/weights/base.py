@@ -1,13 +1,13 @@
 """A model as a function of K numbers: w(c) = w_0 + Σ_j c_j z_j.
 
-`Layout` names the tensors and fixes their order; `Streamed`, `Materialized` and `InPlace` are three
-ways to hold w(c), with the same methods. Works for any PyTorch module: no code per architecture.
+`Layout` names the tensors and fixes their order. `Weights` is the protocol of all ways to hold a model's weights, and
+`Pooled` that of the four ways to hold w(c), which `modes` lists. Any PyTorch module works: no code per architecture.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import DirectionSum, project_pieces
+from ..directions.operations import project_pieces
 from ..errors import FedKSeedError
 from .layout import Layout
+from .side_by_side import Value
 
-Value = TypeVar("Value")
 NO_GRADIENT = "the loss does not depend on the tuned weights; set [model] tuned to weights that it depends on"
-NOTHING = np.empty(0, np.uint32), np.empty(0, np.float32)
+NO_TERMS = np.empty(0, np.uint32), np.empty(0, np.float32)  # of a sum of directions
 
 
 class Weights(ABC):
@@ -35,11 +35,6 @@ class Weights(ABC):
     def __init__(self, layout: Layout, pool: Pool) -> None:
         self.layout, self.pool = layout, pool if pool.tensors is not None else pool.fitted(layout.shapes)
         self.base_digest = layout.digest()
-
-    @property
-    @abstractmethod
-    def passes(self) -> float:
-        """The number of times that all tuned weights were made."""
 
     @abstractmethod
     def shift(self, direction: int, eps: float) -> None:
@@ -93,43 +88,63 @@ class Pooled(Weights):
 
     @abstractmethod
     def keep(self) -> None:
-        """Let go of the model, which holds w(c) from then on, where its memory can."""
+        """Leave w(c) in the model, where its memory can hold it, and let go of the model."""
 
+    @abstractmethod
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """The loss L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one backward pass.
-
-        The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
-        the loss depends on are held in the model's type until the pass is over, even where they are streamed.
 
         Raises:
             FedKSeedError: the loss does not depend on the tuned weights.
         """
-        slope = np.zeros(self.pool.size)
-
-        def take(number: int, tensor: Tensor) -> None:
-            if tensor.grad is not None:
-                slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], self.pool)
-                tensor.grad = None
-
-        with self._leaves(take), torch.enable_grad():
-            value = loss()
-            if not value.requires_grad:
-                raise FedKSeedError(NO_GRADIENT)
-            if bool(torch.isfinite(value.detach())):
-                value.backward()
-        return float(value.detach()), slope
-
-    @abstractmethod
-    def _leaves(self, take: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
-        """Give tuned tensors gradients inside the context; `take` is called with each tensor's number and tensor."""
 
     def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
         """A checked copy of a whole coefficient vector; nothing changes if the vector is refused."""
         self.pool.dense(c)
         return np.array(c, dtype=np.float32).reshape(-1)
 
-    def _shifted(self, direction: int, eps: float) -> DirectionSum:
-        """The sum Σ (c + ε e_j) z."""
+    def _shifted(self, direction: int, eps: float) -> NDArray[np.float32]:
+        """The coefficients c + ε e_j."""
         c = self.c.copy()
         c[direction] += np.float32(eps)
-        return DirectionSum.over(self.pool, c)
+        return c
+
+
+def backpropagate(loss: Callable[[], Tensor]) -> float:
+    """Compute a loss and, where it is finite, the gradients of all that it depends on.
+
+    Raises:
+        FedKSeedError: the loss does not depend on the tuned weights.
+    """
+    with torch.enable_grad():
+        value = loss()
+        if not value.requires_grad:
+            raise FedKSeedError(NO_GRADIENT)
+        if bool(torch.isfinite(value.detach())):
+            value.backward()
+    return float(value.detach())
+
+
+OnGradient: TypeAlias = Callable[[int, Tensor], None]  # is called with a tensor's number and the tensor
+
+
+def projected_gradient(
+    pool: Pool, loss: Callable[[], Tensor], trainable: Callable[[OnGradient], AbstractContextManager[None]]
+) -> tuple[float, NDArray[np.float64]]:
+    """`Pooled.gradient` of weights that a backward pass reaches.
+
+    The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
+    the loss depends on are held in the model's type until the pass is over, even where they are streamed.
+
+    Args:
+        trainable: gives the tuned tensors gradients inside its context, and calls its argument for each complete one.
+    """
+    slope = np.zeros(pool.size)
+
+    def project(number: int, tensor: Tensor) -> None:
+        if tensor.grad is not None:
+            slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], pool)
+            tensor.grad = None
+
+    with trainable(project):
+        return backpropagate(loss), slope

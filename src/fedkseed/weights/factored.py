@@ -9,31 +9,35 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import torch
-from greenlet import getcurrent, greenlet
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from ..directions import Pool
 from ..directions.factors import Factor, Matrix
+from ..directions.operations import DirectionSum
 from ..directions.torch_any import held, separable_signs, transform
 from ..errors import FedKSeedError
-from .base import NO_GRADIENT, Value
+from .base import NO_GRADIENT, backpropagate
 from .layout import Layout, TensorEntry
-from .lazy import Lazy, Workspace, linear, look_up
-from .streamed import Streamed, TunedTensor
+from .lazy import Lazy, linear, look_up
+from .side_by_side import Value
+from .streamed import TunedSource, Unwritten
 
 WIDE = 8  # a layer with more outputs for each input makes logits: they exist for one point at a time
 
 
-class FactoredWeights(Streamed):
+class FactoredWeights(Unwritten):
     """Weights w(c) of a pool of a factored family, used without being made. No drift; memory of inference.
 
-    The points of a step run side by side: at each layer their inputs are one batch, so W_0 is read once.
+    At each layer the inputs of all points of a step are one batch, so W_0 is read once.
+
+    Attributes:
+        cores: the matrix C of each changed tensor by its number, at the point that is computed now.
     """
 
     def __init__(self, layout: Layout, pool: Pool) -> None:
@@ -42,76 +46,46 @@ class FactoredWeights(Streamed):
             raise FedKSeedError(
                 f"mode 'factored' is for factored families of directions, this pool's is {self.pool.family}"
             )
-        self._workspace = Workspace()
-        self._moves = {entry.number: move for entry in layout.tuned if (move := _move(self.pool, entry)) is not None}
-        self._lazy = [
-            Lazy(FactoredTensor(entry, self, self._moves[entry.number]), self._workspace) if entry.number in self._moves
-            else Lazy(TunedTensor(entry, self), self._workspace)
-            for entry in layout.tuned
-        ]  # fmt: skip
+        changes = {entry.number: _change(self.pool, entry) for entry in layout.tuned}
+        self._changes = {number: change for number, change in changes.items() if change is not None}
         for k, entry in enumerate(layout.tuned):
-            if entry.number not in self._moves:  # nothing moves it: the model keeps its own, and no step makes a copy
+            if entry.number in self._changes:
+                source = FactoredSource(entry, self, self._changes[entry.number])
+                self._lazy[k] = Lazy(source, self._workspace)
+            else:  # no direction changes it: the model keeps its own, and no step makes a copy
                 self._places[k], self._original[k] = (), []
         self._scales = _scales(self.pool)
-        self.cores: dict[int, Tensor] = {}  # of the point that is computed now, by tensor
-        self._gather: Callable[[FactoredTensor, Tensor, bool], Tensor | None] | None = None
+        self.cores: dict[int, Tensor] = {}
 
     def shift(self, direction: int, eps: float) -> None:
-        super().shift(direction, eps)
-        self.cores = self._cores(torch.from_numpy(self._point(direction, eps)))
+        c = self._shifted(direction, eps)
+        self._use(c, DirectionSum.over(self.pool, c))
 
     def settle(self) -> None:
-        super().settle()
-        self.cores = self._cores(torch.from_numpy(self.c))
+        self._use(self.c, DirectionSum(self.pool, *self.pool.dense(self.c)))
 
-    def both(self, direction: int, eps: float, loss: Callable[[], Value]) -> tuple[Value, Value]:
-        above, below = self.points([self._point(direction, sign * eps) for sign in (1, -1)], loss)
-        return above, below
+    def _use(self, c: NDArray[np.float32], total: DirectionSum) -> None:
+        self._install()
+        self.sum, self.cores = total, self._cores(torch.from_numpy(c))
 
     def points(self, coefficients: Sequence[NDArray[np.float32]], loss: Callable[[], Value]) -> list[Value]:
-        """The losses L(w(c)) at several c on one batch, with one reading of W_0."""
         self._install()
-        cores = [self._cores(torch.from_numpy(c)) for c in coefficients]
-        here, calls = getcurrent(), [greenlet(loss) for _ in cores]
+        cores, before = [self._cores(torch.from_numpy(c)) for c in coefficients], self.cores
 
-        def gather(source: FactoredTensor, x: Tensor, turned: bool) -> Tensor | None:
-            return here.switch((source, x, turned))
+        def before_turn(number: int) -> None:
+            self.cores = cores[number]
 
-        before, self._gather = self.cores, gather
-        got: list[Any] = [()] * len(cores)  # what each call is resumed with: nothing at first, then an output
-        asked: list[Any] = [None] * len(cores)  # what it stopped for; in the end, its loss
-        with torch.inference_mode():  # around all: each would leave it in the others' turns
-            try:
-                while not all(call.dead for call in calls):
-                    for k, call in enumerate(calls):
-                        if not call.dead:
-                            self.cores = cores[k]
-                            asked[k], got[k] = call.switch(*got[k]), None
-                    alive = [k for k, call in enumerate(calls) if not call.dead]
-                    for k, y in zip(alive, _products([asked[k] for k in alive]), strict=True):
-                        got[k] = (y,)
-            finally:
-                self.cores, self._gather = before, None
-                for call in calls:
-                    if not call.dead:
-                        call.throw()  # ends it, with its `finally` blocks
-        return asked
+        try:
+            return self._side_by_side.run(loss, len(cores), before_turn, _products)
+        finally:
+            self.cores = before
 
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
-        """The loss L(w(c)) and its K derivatives by c, shape (K,), from one pass back through activations.
-
-        Raises:
-            FedKSeedError: the loss does not depend on the tuned weights.
-        """
+        """`Pooled.gradient`, by a pass back through activations, with no gradient of a weight."""
         c = torch.from_numpy(self.c.copy()).requires_grad_(True)
         with self._at(c):
-            value = loss()
-            if not value.requires_grad:
-                raise FedKSeedError(NO_GRADIENT)
-            if bool(torch.isfinite(value.detach())):
-                value.backward()
-        slope = np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
-        return float(value.detach()), slope
+            value = backpropagate(loss)
+        return value, np.zeros(self.pool.size) if c.grad is None else c.grad.numpy().astype(np.float64)
 
     def gradients(self, losses: Callable[[], Tensor], count: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """The loss of each example of a batch and its derivatives by c, shapes (B,) and (B, K), from one pass back.
@@ -150,17 +124,12 @@ class FactoredWeights(Streamed):
         finally:
             self.cores = before
 
-    def product(self, source: "FactoredTensor", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
+    def product(self, source: "FactoredSource", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
         """The layer's output W_0 x + b, or W_0ᵀ x + b if `turned`; made for all points of a step together."""
-        made = None if self._gather is None else self._gather(source, x, turned)
-        if made is None:
+        shared = self._side_by_side.ask((source, x, turned))
+        if shared is None:
             return _product(x, source, turned, bias)
-        return made if bias is None else made.add_(bias)  # each point has a bias of its own
-
-    def _point(self, direction: int, eps: float) -> NDArray[np.float32]:
-        c = self.c.copy()
-        c[direction] += np.float32(eps)
-        return c
+        return shared if bias is None else shared.add_(bias)  # each point has a bias of its own
 
     def _cores(self, c: Tensor) -> dict[int, Tensor]:
         """The matrices C of all tensors, or the one M, on the devices of their tensors; c is (K,) or (B, K)."""
@@ -170,62 +139,65 @@ class FactoredWeights(Streamed):
             m = math.isqrt(self.pool.size)
             table = transform(transform(c.view(*c.shape[:-1], m, m)).mT).mT.contiguous()
         # one copy a device and point: a model has hundreds of tensors, and each copy to a GPU would be waited for
-        placed = {device: table.to(device) for device in {move.device for move in self._moves.values()}}
-        return {number: move.core(placed[move.device]) for number, move in self._moves.items()}
+        tables = {device: table.to(device) for device in {change.device for change in self._changes.values()}}
+        return {number: change.core(tables[change.device]) for number, change in self._changes.items()}
 
 
-class FactoredTensor(TunedTensor):
-    """The `Source` of one tensor that operations use without its values."""
+class FactoredSource(TunedSource):
+    """The `UsableWithoutValues` source of one tensor's tuned values."""
 
     weights: FactoredWeights
 
-    def __init__(self, entry: TensorEntry, weights: FactoredWeights, move: "Move") -> None:
+    def __init__(self, entry: TensorEntry, weights: FactoredWeights, change: "TensorChange") -> None:
         super().__init__(entry, weights)
-        self.move = move
+        self.change = change
+
+    @property
+    def core(self) -> Tensor:
+        """The matrix C at the point that is computed now; B of them where examples have coefficients of their own."""
+        return self.weights.cores[self.entry.number]
 
     @property
     def examples(self) -> int | None:
         """The number of examples that each have a ΔW of their own; None: all have the same."""
-        core = self.weights.cores[self.entry.number]
-        return len(core) if core.ndim == 3 else None
+        return len(self.core) if self.core.ndim == 3 else None
 
     def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
         """The layer's output (W_0 + ΔW) x + b; `turned`: of a layer that keeps its matrix as (inputs, outputs)."""
-        core, examples = self.weights.cores[self.entry.number], self.examples
+        examples = self.examples
         if examples is not None and not turned and (x.ndim < 3 or len(x) != examples):  # an expert's tokens, say
             raise FedKSeedError(
                 f"{self.entry.name} gets inputs of shape {tuple(x.shape)}, which do not say which of {examples} "
                 "examples each is of: derivatives of single examples need layers whose inputs are (examples, …)"
             )
-        return self.move.add(self.weights.product(self, x, bias, turned), x, core, turned)
+        return self.change.add(self.weights.product(self, x, bias, turned), x, self.core, turned)
 
     def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
         """Some rows of W_0 + ΔW, shape (…, columns); the row `padding` has no gradient, as in F.embedding."""
-        base, moved = look_up(rows, self.entry.tensor), self.move.rows(rows, self.weights.cores[self.entry.number])
-        if padding is not None and moved.requires_grad:
-            moved = torch.where((rows == padding)[..., None], moved.detach(), moved)
-        return base + moved.to(base.dtype)
+        base, change = look_up(rows, self.entry.tensor), self.change.rows(rows, self.core)
+        if padding is not None and change.requires_grad:
+            change = torch.where((rows == padding)[..., None], change.detach(), change)
+        return base + change.to(base.dtype)
 
     def values(self, beside: Tensor | None = None) -> Tensor:
         """The tensor W_0 + ΔW; with a ΔW for each example, a vector for an operation on `beside`, shape (B, …, n)."""
-        base, core = self.entry.tensor, self.weights.cores[self.entry.number]
-        whole = base.whole() if isinstance(base, Lazy) else base
-        every = torch.arange(self.move.matrix.rows, device=base.device)
+        whole, core = _dense(self.entry.tensor), self.core
+        every = torch.arange(self.change.matrix.rows, device=whole.device)
         if self.examples is None:
-            return whole + self.move.rows(every, core).view(self.shape).to(whole.dtype)
+            return whole + self.change.rows(every, core).view(self.shape).to(whole.dtype)
         if whole.ndim != 1 or beside is None or beside.ndim < 3 or len(beside) != self.examples:
             raise FedKSeedError(
                 f"{self.entry.name} is used in a way that has no derivatives of single examples: they go with linear "
                 "layers, embeddings, and vectors in products with activations (examples, …) or layer_norm"
             )
-        moved = self.move.rows(every[None], core).view(len(core), -1)
-        return (whole + moved.to(whole.dtype)).view(len(core), *[1] * (beside.ndim - 2), -1)
+        change = self.change.rows(every[None], core).view(len(core), -1)
+        return (whole + change.to(whole.dtype)).view(len(core), *[1] * (beside.ndim - 2), -1)
 
 
-class Move(ABC):
-    """The change ΔW of one tensor as operations on a layer's input and output.
+class TensorChange(ABC):
+    """The change ΔW of one tensor, as operations on a layer's input and output.
 
-    Each takes one matrix C, or (B, …) of them, for the B examples of a batch.
+    Each takes one matrix C, or B of them for the B examples of a batch, shape (B, …).
     """
 
     def __init__(self, matrix: Matrix, device: torch.device) -> None:
@@ -244,7 +216,7 @@ class Move(ABC):
         """Some rows of ΔW, float32, shape (…, columns)."""
 
 
-class LowRank(Move):
+class LowRankChange(TensorChange):
     """ΔW = U C Vᵀ."""
 
     def __init__(self, factor: Factor, device: torch.device, dtype: torch.dtype) -> None:
@@ -268,7 +240,7 @@ class LowRank(Move):
         return (self.left[rows].float() @ core) @ self.right.T.float()
 
 
-class Tiled(Move):
+class TiledChange(TensorChange):
     """ΔW[x, y] = s_u[x] s_v[y] M[x mod m, y mod m]."""
 
     def __init__(self, pool: Pool, number: int, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> None:
@@ -291,8 +263,8 @@ class Tiled(Move):
             repeated = inner.repeat(*[1] * (inner.ndim - 1), -(-len(out) // self.m))[..., : len(out)]
             return torch.addcmul(y, repeated, out).view(shape)
         tiles = y.reshape(*y.shape[:-1], -1, self.m)
-        made = tiles.addcmul if torch.is_grad_enabled() else tiles.addcmul_
-        return made(inner[..., None, :], out.view(-1, self.m)).view(shape)
+        addcmul = tiles.addcmul if torch.is_grad_enabled() else tiles.addcmul_
+        return addcmul(inner[..., None, :], out.view(-1, self.m)).view(shape)
 
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
         every, places = torch.arange(self.matrix.columns, device=self.device) % self.m, rows % self.m
@@ -305,14 +277,14 @@ class Tiled(Move):
         return padded.view(*x.shape[:-1], -1, self.m)
 
 
-def _move(pool: Pool, entry: TensorEntry) -> Move | None:
-    """The change of one tensor; None: no direction touches it."""
+def _change(pool: Pool, entry: TensorEntry) -> TensorChange | None:
+    """The change of one tensor; None: no direction changes it."""
     matrix, tensor = pool.matrix(entry.number), entry.tensor
     if matrix is None:
         return None
     if isinstance(matrix, Factor):
-        return LowRank(matrix, tensor.device, tensor.dtype)
-    return Tiled(pool, entry.number, matrix, tensor.device, tensor.dtype)
+        return LowRankChange(matrix, tensor.device, tensor.dtype)
+    return TiledChange(pool, entry.number, matrix, tensor.device, tensor.dtype)
 
 
 def _scales(pool: Pool) -> Tensor:
@@ -324,21 +296,27 @@ def _scales(pool: Pool) -> Tensor:
     return torch.from_numpy(scales)
 
 
-def _products(asked: Sequence[tuple[FactoredTensor, Tensor, bool]]) -> Sequence[Tensor | None]:
-    """The outputs W_0 x of calls that wait for them, from one batch; None: each is to make its own."""
-    if not asked:
+Question: TypeAlias = tuple[FactoredSource, Tensor, bool]  # of which layer, its input, and whether it is turned
+
+
+def _products(questions: Sequence[Question]) -> Sequence[Tensor | None]:
+    """The outputs W_0 x of the points that wait for them, from one batch; None: each is to make its own."""
+    if not questions:
         return []
-    source, x, turned = asked[0]
-    alone = source.move.matrix.rows > WIDE * source.move.matrix.columns
-    if alone or any(other is not source or more.shape != x.shape for other, more, _ in asked):
-        return [None] * len(asked)
-    return _product(torch.cat([x for _, x, _ in asked]), source, turned).split(len(x))
+    source, x, turned = questions[0]
+    alone = source.change.matrix.rows > WIDE * source.change.matrix.columns
+    if alone or any(other is not source or more.shape != x.shape for other, more, _ in questions):
+        return [None] * len(questions)
+    return _product(torch.cat([x for _, x, _ in questions]), source, turned).split(len(x))
 
 
-def _product(x: Tensor, source: FactoredTensor, turned: bool, bias: Tensor | None = None) -> Tensor:
+def _product(x: Tensor, source: FactoredSource, turned: bool, bias: Tensor | None = None) -> Tensor:
     """The output W_0 x + b of a layer, or W_0ᵀ x + b."""
-    base = source.entry.tensor
     if not turned:
-        return linear(x, base, bias)
-    y = x @ (base.whole() if isinstance(base, Lazy) else base)
+        return linear(x, source.entry.tensor, bias)
+    y = x @ _dense(source.entry.tensor)
     return y if bias is None else y + bias
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor.whole() if isinstance(tensor, Lazy) else tensor

@@ -37,13 +37,8 @@ class FullWeights(Weights):
         self.version = 0
         self._exact: list[Tensor] | None = None
         self._kept: list[Tensor] | None = None
-        self._passes = 0
         if any(tensor.dtype != torch.float32 for tensor in self._model):
             self._make_exact()
-
-    @property
-    def passes(self) -> float:
-        return self._passes
 
     @property
     def _model(self) -> list[Tensor]:
@@ -161,7 +156,6 @@ class FullWeights(Weights):
     def _write(self, total: DirectionSum) -> None:
         """Set the model to w plus the sum."""
         self._make_exact()
-        self._passes += 1
         pieces = list(zip(self.layout.tuned, self._exact or [], strict=True))
         same = [Piece(e.number, exact, e.tensor) for e, exact in pieces if e.tensor.dtype == torch.float32]
         total.combine(same)

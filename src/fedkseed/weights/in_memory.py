@@ -12,7 +12,7 @@ from torch import Tensor
 from ..directions import Pool
 from ..directions.operations import DirectionSum, Piece, combine
 from ..errors import FedKSeedError
-from .base import NOTHING, Pooled
+from .base import NO_TERMS, OnGradient, Pooled, projected_gradient
 from .layout import Layout
 from .lazy import Lazy
 
@@ -25,11 +25,6 @@ class Written(Pooled):
         if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
             raise FedKSeedError("a quantised model can't be written to; hold it in mode 'streamed'")
         self.base = [entry.tensor.clone() for entry in layout.tuned]
-        self._passes = 0
-
-    @property
-    def passes(self) -> float:
-        return self._passes
 
     def restore(self) -> None:
         self.c[:] = 0
@@ -39,9 +34,12 @@ class Written(Pooled):
     def keep(self) -> None:
         """Nothing to do: w(c) is in the model's own memory."""
 
+    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
+        return projected_gradient(self.pool, loss, self._trainable)
+
     @contextmanager
-    def _leaves(self, take: Callable[[int, Tensor], None]) -> Iterator[None]:
-        own = {
+    def _trainable(self, on_gradient: OnGradient) -> Iterator[None]:
+        parameters = {
             id(parameter): (parameter, entry.number)
             for entry in self.layout.tuned
             for module, name in entry.places
@@ -49,14 +47,14 @@ class Written(Pooled):
         }
         hooks = []
         try:
-            for parameter, number in own.values():
+            for parameter, number in parameters.values():
                 parameter.requires_grad_(True)
-                hooks.append(parameter.register_post_accumulate_grad_hook(partial(take, number)))
+                hooks.append(parameter.register_post_accumulate_grad_hook(partial(on_gradient, number)))
             yield
         finally:
             for hook in hooks:
                 hook.remove()
-            for parameter, _ in own.values():
+            for parameter, _ in parameters.values():
                 parameter.requires_grad_(False)
                 parameter.grad = None
 
@@ -66,7 +64,6 @@ class Written(Pooled):
             for k, (entry, base) in enumerate(zip(self.layout.tuned, self.base, strict=True))
         ]
         total.combine(pieces)
-        self._passes += 1
 
 
 class Materialized(Written):
@@ -80,7 +77,7 @@ class Materialized(Written):
         self.settle()
 
     def shift(self, direction: int, eps: float) -> None:
-        self._write(self._shifted(direction, eps))
+        self._write(DirectionSum.over(self.pool, self._shifted(direction, eps)))
 
     def move(self, direction: int, step: float) -> None:
         self.c[direction] += np.float32(step)
@@ -118,7 +115,7 @@ class InPlace(Written):
         for total in self.sums:
             total.zero_()
         self._add(*self.pool.dense(self.c))
-        self._write(DirectionSum(self.pool, *NOTHING), self.sums)
+        self._write(DirectionSum(self.pool, *NO_TERMS), self.sums)
 
     def restore(self) -> None:
         super().restore()

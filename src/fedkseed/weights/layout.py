@@ -93,17 +93,17 @@ def digest(entries: Sequence[TensorEntry]) -> bytes:
     It is a hash of the tensors' hashes, so that tensors can be hashed side by side.
     """
 
-    def of_tensor(entry: TensorEntry) -> str:
+    def hash_line(entry: TensorEntry) -> str:
         t, bits = entry.tensor, hashlib.sha256()
         for part in _parts(t):
             bits.update(part.view(torch.uint8).numpy().data)
         return f"{entry.name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)} {bits.hexdigest()}\n"
 
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        # Lazy ones in this thread: kernels have threads of their own.
-        lines = [None if isinstance(e.tensor, Lazy) else threads.submit(of_tensor, e) for e in entries]
-        done = [of_tensor(e) if line is None else line.result() for e, line in zip(entries, lines, strict=True)]
-    return hashlib.sha256("".join(done).encode()).digest()
+        # lazy ones are hashed in this thread: kernels have threads of their own
+        jobs = [None if isinstance(e.tensor, Lazy) else threads.submit(hash_line, e) for e in entries]
+        lines = [hash_line(e) if job is None else job.result() for e, job in zip(entries, jobs, strict=True)]
+    return hashlib.sha256("".join(lines).encode()).digest()
 
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
@@ -116,7 +116,7 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
         return
     rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
     for first in range(0, rows, step):
-        yield tensor.lent(first, min(first + step, rows)).cpu().view(-1)
+        yield tensor.rows(first, min(first + step, rows)).cpu().view(-1)
 
 
 def _data(tensor: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ class TensorSource(Protocol):
 
 
 @runtime_checkable
-class UsableUnmade(TensorSource, Protocol):
+class UsableWithoutValues(TensorSource, Protocol):
     """The origin of a tensor that operations can use without its values."""
 
     @property
@@ -56,20 +56,20 @@ class UsableUnmade(TensorSource, Protocol):
 
 
 class Workspace:
-    """Memory that the lazy tensors of one model share: one operation uses it at a time.
+    """Memory that the lazy tensors of one model share, one operation at a time.
 
     Attributes:
-        turn: called before an operation begins to make its tensors.
-        leaf: makes a tensor that has a gradient, for operations that are recorded; None: no gradient is wanted.
+        before_operation: called before an operation begins to make its tensors.
+        make_leaf: makes a tensor that has a gradient, for operations that are recorded; None: no gradient is wanted.
     """
 
     def __init__(self) -> None:
-        self.turn: Callable[[], None] = lambda: None
-        self.leaf: Callable[[Lazy], Tensor] | None = None
+        self.before_operation: Callable[[], None] = lambda: None
+        self.make_leaf: Callable[[Lazy], Tensor] | None = None
         self._threads = threading.local()  # threads that only read a model do not share its memory
 
-    def lend(self, shape: Sequence[int], like: "Lazy") -> Tensor:
-        """A tensor for short use: the next loan overwrites its values."""
+    def borrow(self, shape: Sequence[int], like: "Lazy") -> Tensor:
+        """A tensor for short use: the next one that is borrowed overwrites its values."""
         count = torch.Size(shape).numel()
         memory: Tensor | None = getattr(self._threads, "memory", None)
         if memory is None or memory.numel() < count or memory.dtype != like.dtype or memory.device != like.device:
@@ -114,18 +114,18 @@ class Lazy(Tensor):
     @property
     def recorded(self) -> bool:
         """Whether the tensor's gradient is wanted."""
-        return self.workspace.leaf is not None and torch.is_grad_enabled()
+        return self.workspace.make_leaf is not None and torch.is_grad_enabled()
 
-    def used(self, beside: Tensor | None = None) -> Tensor:
+    def values_for(self, beside: Tensor | None = None) -> Tensor:
         """All values, for an operation that may keep them, on the activations `beside`."""
-        if isinstance(self.source, UsableUnmade):
+        if isinstance(self.source, UsableWithoutValues):
             return self.source.values(beside)
-        leaf = self.workspace.leaf
-        return leaf(self) if leaf is not None and torch.is_grad_enabled() else self.whole()
+        make_leaf = self.workspace.make_leaf
+        return make_leaf(self) if make_leaf is not None and torch.is_grad_enabled() else self.whole()
 
-    def lent(self, first: int, last: int) -> Tensor:
-        """Rows first … last, in the workspace, valid until the next operation."""
-        out = self.workspace.lend((last - first, *self.shape[1:]), self)
+    def rows(self, first: int, last: int) -> Tensor:
+        """Rows `first` to `last`, without the last, in the workspace: valid until the next operation."""
+        out = self.workspace.borrow((last - first, *self.shape[1:]), self)
         self.source.read([(first * self.shape[1:].numel(), out)])
         return out
 
@@ -135,7 +135,7 @@ class Lazy(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in ABOUT:
+        if func not in WITHOUT_READING:
             if (isinstance(args[0] if args else None, Lazy) and _writes(func)) or isinstance(kwargs.get("out"), Lazy):
                 raise FedKSeedError(
                     f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used: "
@@ -143,12 +143,12 @@ class Lazy(Tensor):
                     "of hold(); of an adapter's model, call fedkseed.weights.lazy.densify(model) first"
                 )
             lazy = next(_lazies((*args, *kwargs.values())))
-            if isinstance(lazy.source, UsableUnmade) and func in WITHOUT_VALUES:
+            if isinstance(lazy.source, UsableWithoutValues) and func in BY_SOURCE:
                 # before the guard below, which would hold for all points of a step: they change places inside
-                return WITHOUT_VALUES[func](*args, **kwargs)
-            lazy.workspace.turn()
+                return BY_SOURCE[func](*args, **kwargs)
+            lazy.workspace.before_operation()
         with torch._C.DisableTorchFunctionSubclass():
-            if func in ABOUT:
+            if func in WITHOUT_READING:
                 return func(*args, **kwargs)
             if func is functional.linear:
                 return linear(*args, **kwargs)
@@ -156,7 +156,7 @@ class Lazy(Tensor):
                 return look_up(*args, **kwargs)
             # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
             beside = next((value for value in args if type(value) is Tensor), None) if func in ELEMENTWISE else None
-            return func(*_made(args, beside), **_made(kwargs))
+            return func(*_with_values(args, beside), **_with_values(kwargs))
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,22 +165,22 @@ class Lazy(Tensor):
             return args[0]
         if func._schema.is_mutable:
             raise FedKSeedError(f"{func} would write to weights that exist only while they are used")
-        return func(*_made(args), **_made(kwargs or {}))
+        return func(*_with_values(args), **_with_values(kwargs or {}))
 
 
 def densify(model: nn.Module) -> None:
     """Give a model real tensors in place of its lazy ones, tied ones once; it then holds all its weights."""
-    made = dict[int, nn.Parameter]()
+    dense = dict[int, nn.Parameter]()
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
             if isinstance(parameter, Lazy):
-                if id(parameter) not in made:
-                    made[id(parameter)] = nn.Parameter(parameter.whole(), requires_grad=False)
-                setattr(module, name, made[id(parameter)])
+                if id(parameter) not in dense:
+                    dense[id(parameter)] = nn.Parameter(parameter.whole(), requires_grad=False)
+                setattr(module, name, dense[id(parameter)])
 
 
-# Attributes and functions that need no values.
-ABOUT = {
+# Attributes and functions that need no values of any lazy tensor.
+WITHOUT_READING = {
     *(
         getattr(Tensor, name).__get__
         for name in (
@@ -210,26 +210,28 @@ def _writes(func: Any) -> bool:
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
     """The linear layer x Wᵀ + b with some rows of W at a time."""
-    x, bias = input, _made(bias, input)
+    x, bias = input, _with_values(bias, input)
     if bias is not None and bias.ndim > 1:  # one for each example
         return linear(x, weight) + bias
     if not isinstance(weight, Lazy):
         return functional.linear(x, weight, bias)
-    if isinstance(weight.source, UsableUnmade):
+    if isinstance(weight.source, UsableWithoutValues):
         return weight.source.linear(x, bias)
-    kept = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    if kept or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
-        return functional.linear(x, weight.used(), bias)  # may live on, for the backward pass or in autocast's cache
+    backward = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    if backward or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
+        return functional.linear(
+            x, weight.values_for(), bias
+        )  # may live on, for the backward pass or in autocast's cache
     rows, columns = weight.shape
     step = max(1, TILE // columns)
     if rows <= step:
-        return functional.linear(x, weight.lent(0, rows), bias)
+        return functional.linear(x, weight.rows(0, rows), bias)
     flat = x.reshape(-1, columns)
     out = x.new_empty(*x.shape[:-1], rows)
     places = out.view(-1, rows)
     for first in range(0, rows, step):
         last = min(first + step, rows)
-        part, place = weight.lent(first, last).t(), places[:, first:last]
+        part, place = weight.rows(first, last).t(), places[:, first:last]
         if bias is None:
             torch.mm(flat, part, out=place)
         else:
@@ -239,11 +241,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, **more: Any) -> Tensor:
     """The sum b + x W for inputs of shape (examples · tokens, n): the linear layer of GPT-2 (transformers' Conv1D)."""
-    if more or not (isinstance(weight, Lazy) and isinstance(weight.source, UsableUnmade)):
-        return torch.addmm(_made(bias), _made(x), _made(weight), **more)
+    if more or not (isinstance(weight, Lazy) and isinstance(weight.source, UsableWithoutValues)):
+        return torch.addmm(_with_values(bias), _with_values(x), _with_values(weight), **more)
     y = weight.source.linear(x, None, turned=True)
     by_example = y.view(weight.source.examples or 1, -1, y.shape[-1])
-    return (by_example + _made(bias, by_example)).view(y.shape)
+    return (by_example + _with_values(bias, by_example)).view(y.shape)
 
 
 def layer_norm(
@@ -255,7 +257,7 @@ def layer_norm(
 ) -> Tensor:
     """Normalised activations times a vector, plus one; either may be another one for each example."""
     shape: Any = normalized_shape
-    times, plus = _made(weight, input), _made(bias, input)
+    times, plus = _with_values(weight, input), _with_values(bias, input)
     if all(vector is None or vector.ndim <= len(shape) for vector in (times, plus)):
         return functional.layer_norm(input, shape, times, plus, eps)
     y = functional.layer_norm(input, shape, None, None, eps)
@@ -273,22 +275,16 @@ def look_up(
     """Rows of an embedding table; each row that occurs is made once."""
     if not isinstance(weight, Lazy):
         return functional.embedding(input, weight, padding_idx, *more, **named)
-    if isinstance(weight.source, UsableUnmade):
+    if isinstance(weight.source, UsableWithoutValues):
         return weight.source.look_up(input, padding_idx)
     used, places = torch.unique(input, return_inverse=True)
-    table = weight.workspace.lend((used.numel(), weight.shape[1]), weight)
+    table = weight.workspace.borrow((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
     return table[places]
 
 
-def _plain_look_up(
-    input: Any,  # noqa: A002 — as F.embedding has it
-    weight: Any,
-    padding_idx: Any = None,
-    max_norm: Any = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
+def _plain_look_up(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002
+    """Whether a call of F.embedding reads rows and does nothing else."""
     return isinstance(weight, Lazy) and max_norm is None and not weight.recorded
 
 
@@ -300,19 +296,19 @@ def _lazies(values: Any) -> Any:
             yield from _lazies(value)
 
 
-def _made(value: Any, beside: Tensor | None = None) -> Any:
+def _with_values(value: Any, beside: Tensor | None = None) -> Any:
     """The same arguments with real tensors in place of lazy ones, for an operation on the activations `beside`."""
     if isinstance(value, Lazy):
-        return value.used(beside)
+        return value.values_for(beside)
     if isinstance(value, list | tuple):
-        return type(value)(_made(item, beside) for item in value)
+        return type(value)(_with_values(item, beside) for item in value)
     if isinstance(value, dict):
-        return {key: _made(item, beside) for key, item in value.items()}
+        return {key: _with_values(item, beside) for key, item in value.items()}
     return value
 
 
-# Functions that need no values of an `UsableUnmade` tensor.
-WITHOUT_VALUES: dict[Any, Callable[..., Tensor]] = {
+# Functions that need no values of a tensor whose source is `UsableWithoutValues`.
+BY_SOURCE: dict[Any, Callable[..., Tensor]] = {
     functional.linear: linear,
     functional.embedding: look_up,
     functional.layer_norm: layer_norm,
