@@ -23,7 +23,7 @@ from typing import Any
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
-from fedkseed.paper.run_records import RUNS, kept
+from fedkseed.paper.run_records import RUNS_FILE, read_records
 from fedkseed.run.simulation import start
 from table import Row, show
 
@@ -33,8 +33,8 @@ AFTER = " after "
 
 def again(folder: Path, name: str, places: Mapping[str, str]) -> Row:
     """Run a recorded run again; the row tells how many numbers were compared, and for each kind how far they differ."""
-    recorded = {outcome.directory.name: outcome for outcome in kept(folder)}
-    trees = {tree["run"]: tree["recipe"] for tree in json.loads((folder / RUNS).read_text())["runs"]}
+    recorded = {outcome.directory.name: outcome for outcome in read_records(folder)}
+    trees = {tree["run"]: tree["recipe"] for tree in json.loads((folder / RUNS_FILE).read_text())["runs"]}
     lacking = {
         run: {f"${place}" for place in PLACES if place not in places and f'"${place}' in json.dumps(trees[run])}
         for run in recorded

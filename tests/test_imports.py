@@ -110,6 +110,8 @@ TESTED_IN = {
     "paper.figures": "paper/test_reproduce.py",
     "paper.run_records": "paper/test_reproduce.py",
     "paper.results": "paper/test_reproduce.py",
+    "paper.comparison": "paper/test_reproduce.py",
+    "paper.outputs": "paper/test_reproduce.py",
     "paper.tables": "paper/test_reproduce.py",
     "randomness": "strategies/test_kseed.py",
     "recipe.own_code": "evaluation/test_objectives.py",
@@ -138,6 +140,7 @@ TESTED_IN = {
     "weights.modes": "weights/test_in_memory.py",
     "weights.layout": "weights/test_in_memory.py",
     "weights.lazy": "weights/test_streamed.py",
+    "weights.side_by_side": "weights/test_streamed.py",
     "wire.records": "wire/test_codec.py",
 }
 

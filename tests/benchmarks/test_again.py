@@ -10,7 +10,7 @@ import pytest
 
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
-from fedkseed.paper.run_records import keep
+from fedkseed.paper.run_records import write_records
 from fedkseed.run.simulation import start
 
 from ..conftest import recipe_text
@@ -24,7 +24,7 @@ def test_a_recorded_run_has_the_same_numbers_again_and_a_changed_record_is_named
     start(planned.recipe({"model": str(model_folder)}), tmp_path / "first-seed-3")
     folder = tmp_path / "results" / "anything" / "tiny"
     folder.mkdir(parents=True)
-    keep(folder, [(RunOutcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
+    write_records(folder, [(RunOutcome.read(tmp_path / "first-seed-3", {}, 3), planned.table)])
     command = [
         sys.executable,
         str(ROOT / "benchmarks" / "again.py"),

@@ -540,9 +540,9 @@ def test_an_evaluation_of_an_earlier_release_is_read(run, tmp_path):
 def test_tables_of_experiments_have_the_accuracies(run, kept):
     outcome = RunOutcome.read(run, {}, 1)
     for measure in ("accuracy", "choice"):
-        of = MEASURES[measure][1]
+        of = MEASURES[measure].after
         assert of(outcome, 3) == pytest.approx(100 * kept[3].means[measure])
-        assert MEASURES[f"{measure} change"][1](outcome, 3) == pytest.approx(
+        assert MEASURES[f"{measure} change"].after(outcome, 3) == pytest.approx(
             100 * (kept[3].means[measure] - kept[0].means[measure])
         )
-    assert MEASURES["rouge"][1](outcome, 3) is None
+    assert MEASURES["rouge"].after(outcome, 3) is None

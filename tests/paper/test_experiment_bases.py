@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed.errors import FedKSeedError
-from fedkseed.paper.bases import EXAMPLES, described, make, placed
+from fedkseed.paper.experiment_bases import EXAMPLES, describe_bases, make_bases, with_basis_place
 from fedkseed.paper.experiments import Experiment, load
 from fedkseed.weights.basis_file import load_basis
 
@@ -40,27 +40,27 @@ def experiment(model_folder, data_file) -> Experiment:
 
 def test_bases_that_can_be_made_have_a_folder_of_the_experiment_and_one_alone_a_file(experiment, tmp_path):
     folder = tmp_path / "bases" / "tiny" / "informed"
-    assert placed(experiment, tmp_path, {"model": "m"}, "text") == {"model": "m", "basis": str(folder)}
+    assert with_basis_place(experiment, tmp_path, {"model": "m"}, "text") == {"model": "m", "basis": str(folder)}
     alone = replace(experiment, bases={"$basis": {"scaled": False}})
-    assert placed(alone, tmp_path, {}, "text") == {"basis": str(folder / "basis.safetensors")}
+    assert with_basis_place(alone, tmp_path, {}, "text") == {"basis": str(folder / "basis.safetensors")}
     shipped = replace(experiment, bases={"$basis": {"scaled": False, "data": "package:dolly-sample"}})
-    assert placed(shipped, tmp_path, {}, None) == {"basis": str(folder / "basis.safetensors")}
+    assert with_basis_place(shipped, tmp_path, {}, None) == {"basis": str(folder / "basis.safetensors")}
 
 
 def test_a_basis_that_is_given_stays_and_without_text_there_is_none(experiment, tmp_path):
-    assert placed(experiment, tmp_path, {"basis": "mine"}, None) == {"basis": "mine"}
-    assert placed(experiment, tmp_path, {}, None) == {}
+    assert with_basis_place(experiment, tmp_path, {"basis": "mine"}, None) == {"basis": "mine"}
+    assert with_basis_place(experiment, tmp_path, {}, None) == {}
     half = replace(experiment, bases={PLAIN: {"scaled": False, "data": "some"}, SCALED: {"scaled": True}})
-    assert placed(half, tmp_path, {}, None) == {}
+    assert with_basis_place(half, tmp_path, {}, None) == {}
     with pytest.raises(FedKSeedError, match="not both"):
-        placed(experiment, tmp_path, {"basis": "mine"}, "text")
+        with_basis_place(experiment, tmp_path, {"basis": "mine"}, "text")
     with pytest.raises(FedKSeedError, match="informed makes no basis of public text; leave --public out"):
-        placed(replace(experiment, bases={}), tmp_path, {}, "text")
+        with_basis_place(replace(experiment, bases={}), tmp_path, {}, "text")
 
 
 def test_each_basis_is_made_once_for_its_runs_in_float32_and_described(experiment, data_file, tmp_path):
-    given = placed(experiment, tmp_path, {}, str(data_file))
-    make(experiment, given, str(data_file))
+    given = with_basis_place(experiment, tmp_path, {}, str(data_file))
+    make_bases(experiment, given, str(data_file))
     plain, scaled = (Path(given["basis"]) / Path(place).name for place in (PLAIN, SCALED))
     assert sorted(plain.parent.iterdir()) == [plain, scaled]
     first, second = load_basis(plain), load_basis(scaled)
@@ -69,32 +69,32 @@ def test_each_basis_is_made_once_for_its_runs_in_float32_and_described(experimen
     assert first.digest() != second.digest()
 
     recipes = [run.recipe(given) for run in experiment.plan([0])]
-    shown = {row["file"]: row for row in described([*recipes, *recipes])}
+    shown = {row["file"]: row for row in describe_bases([*recipes, *recipes])}
     size = len(plain.read_bytes())
     assert shown[plain.name] == {"file": plain.name, "digest": first.digest().hex(), "bytes": size, **first.about}
     assert [*shown] == [plain.name, scaled.name]
 
     before = plain.read_bytes(), plain.stat().st_mtime_ns
     scaled.unlink()
-    assert [row["file"] for row in described(recipes)] == [plain.name]
-    make(experiment, given, str(data_file))
+    assert [row["file"] for row in describe_bases(recipes)] == [plain.name]
+    make_bases(experiment, given, str(data_file))
     assert (plain.read_bytes(), plain.stat().st_mtime_ns) == before
     assert load_basis(scaled).digest() == second.digest()
 
 
 def test_a_basis_of_no_run_is_not_made_and_text_that_is_not_there_leaves_no_file(experiment, data_file, tmp_path):
-    given = placed(experiment, tmp_path, {}, str(data_file))
+    given = with_basis_place(experiment, tmp_path, {}, str(data_file))
     fewer = replace(experiment, axes=experiment.axes | {"method": ["hadamard", "plain"]})
     with pytest.raises(FedKSeedError, match="missing"):
-        make(fewer, given, str(tmp_path / "missing.jsonl"))
+        make_bases(fewer, given, str(tmp_path / "missing.jsonl"))
     folder = Path(given["basis"])
     assert not [*folder.iterdir()]
-    make(fewer, given, str(data_file))
+    make_bases(fewer, given, str(data_file))
     assert [path.name for path in folder.iterdir()] == [Path(PLAIN).name]
 
 
 def test_a_basis_is_of_64_examples_where_the_experiment_says_nothing_else(experiment, data_file, tmp_path):
     silent = replace(experiment, bases={PLAIN: {"scaled": False}})
-    given = placed(silent, tmp_path, {}, str(data_file))
-    make(silent, given, str(data_file))
+    given = with_basis_place(silent, tmp_path, {}, str(data_file))
+    make_bases(silent, given, str(data_file))
     assert load_basis(Path(given["basis"]) / Path(PLAIN).name).about["examples"] == min(EXAMPLES, 36)

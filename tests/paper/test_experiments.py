@@ -10,7 +10,7 @@ from fedkseed.paper.byte_counts import LLAMA
 from fedkseed.paper.dry_run import estimate
 from fedkseed.paper.experiments import SCALES, fingerprint, load, merge, nested
 from fedkseed.paper.microbenchmarks import MEASURED
-from fedkseed.paper.tables import RUNS
+from fedkseed.paper.outputs import OUTPUTS
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.rules import Where, require_legal
 from fedkseed.recipe.schema import Recipe
@@ -28,7 +28,7 @@ def test_every_item_of_the_paper_has_an_experiment():
 @pytest.mark.parametrize(("name", "scale"), EVERY)
 def test_every_run_of_every_experiment_has_a_valid_recipe(name, scale):
     experiment = load(name, scale)
-    assert experiment.output in RUNS | MEASURED
+    assert experiment.output in OUTPUTS | MEASURED
     plan = experiment.plan()
     assert len({repr((p.axes, p.seed)) for p in plan}) == len(plan)
     for planned in plan[:: experiment.seeds]:

@@ -3,10 +3,11 @@
 import csv
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import get_args
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from typer.testing import CliRunner
 from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
+from fedkseed.paper import run_records
+from fedkseed.paper.comparison import Comparison
 from fedkseed.paper.experiments import Experiment, load, merge
-from fedkseed.paper.microbenchmarks import MEASURED
-from fedkseed.paper.reproduce import parts, redraw, reproduce
-from fedkseed.paper.results import ResultTable, RunOutcome, Spread, spread
-from fedkseed.paper.run_records import kept
-from fedkseed.paper.tables import RUNS, WITHOUT_FIGURE, by_round, speed
+from fedkseed.paper.reproduce import Reproduction, make_jobs, parts, redraw, reproduce
+from fedkseed.paper.results import MEMORY, ResultTable, RunOutcome, Spread, spread
+from fedkseed.paper.run_records import note_memory, read_records
+from fedkseed.paper.tables import by_round, scores, speed, summary
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.setup import WithModel
@@ -76,14 +78,14 @@ def test_what_is_not_installed_is_said_before_the_first_run(
     wanted = replace(experiment, methods=methods, axes=experiment.axes | {"method": [*methods]})
     message = rf"figure-7 needs the package {package}: pip install 'fedkseed\[{extra}\]'; no run was begun"
     with pytest.raises(FedKSeedError, match=message):
-        reproduce(wanted, tmp_path, {})
+        reproduce(Reproduction(wanted, tmp_path, given(experiment)))
     assert counted == []
 
 
-def test_outputs_without_a_figure_are_those_that_draw_none():
-    shows = {**RUNS, **{name: one.show for name, one in MEASURED.items()}}
-    draws = {name: get_args(show.__annotations__["return"])[1] for name, show in shows.items()}
-    assert {name for name, draw in draws.items() if draw is None} == {*WITHOUT_FIGURE}
+@pytest.fixture
+def quick_memory(monkeypatch) -> None:
+    """A measured memory of 5 MB, without the processes that measure one."""
+    monkeypatch.setattr(run_records, "measure", lambda recipe, algorithm: SimpleNamespace(peak_memory=5_000_000))
 
 
 def rows(path: Path) -> list[dict[str, str]]:
@@ -100,27 +102,28 @@ def given(experiment: Experiment) -> dict[str, str]:
 
 
 def test_an_experiment_writes_its_table_and_figure_and_does_nothing_twice(experiment, tmp_path, counted):
-    folder = reproduce(experiment, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
     assert folder is not None
     assert {path.name for path in folder.iterdir()} >= FILES
     assert len(counted) == 4
     about = json.loads((folder / "about.json").read_text())
     assert sorted(about["runs"]) == sorted(path.name for path in counted)
     first = (folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()
-    reproduce(experiment, tmp_path, given(experiment))
+    reproduce(Reproduction(experiment, tmp_path, given(experiment)))
     assert len(counted) == 4
     assert ((folder / "table.csv").read_bytes(), (folder / "figure.svg").read_bytes()) == first
 
     marginal = replace(experiment, name="figure-11", output="marginal")
-    assert reproduce(marginal, tmp_path, given(experiment)) is not None
+    assert reproduce(Reproduction(marginal, tmp_path, given(experiment))) is not None
     assert len(counted) == 4  # shared
 
     lr = {"fedkseed": 2 * experiment.lr["fedkseed"]}
-    reproduce(replace(experiment, lr=lr), tmp_path, given(experiment), only="K 16")
+    reproduce(Reproduction(replace(experiment, lr=lr), tmp_path, given(experiment), only="K 16"))
     assert len(counted) == 6  # changed, so run anew beside the old ones
     assert len(set(counted)) == 6
 
 
+@pytest.mark.usefixtures("quick_memory")
 def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp_path, counted):
     searched = replace(
         experiment,
@@ -130,7 +133,7 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         choose={"axis": "training.lr", "seeds": 1},
         recipe=merge(experiment.recipe, {"evaluation": {"metrics": ["accuracy"]}}),
     )
-    folder = reproduce(searched, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(searched, tmp_path, given(experiment)))
     assert folder is not None
     drawn = {name: (folder / name).read_bytes() for name in ("table.md", "table.csv", "by-round.md", "figure.svg")}
     records = json.loads((folder / "runs.json").read_text())
@@ -150,8 +153,9 @@ def test_table_and_figure_are_drawn_again_from_the_records_alone(experiment, tmp
         (alone / name).write_bytes((folder / name).read_bytes())
     started = len(counted)
     assert redraw(searched, tmp_path / "clone") == alone
-    assert all(run["memory"] > 0 for run in records["runs"])
-    for one in kept(alone):
+    assert all(run["memory"] == 5_000_000 for run in records["runs"])
+    assert "in a process of its own" in (folder / "table.md").read_text()
+    for one in read_records(alone):
         (whole,) = tmp_path.glob(f"runs/*/{one.directory.name}")
         assert replace(one, directory=whole) == RunOutcome.read(whole, one.axes, one.seed)
     assert {name: (alone / name).read_bytes() for name in drawn} == drawn
@@ -171,14 +175,14 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
         choose={"axis": "training.lr", "seeds": 1},
     )
     places = given(experiment)
-    whole = reproduce(searched, tmp_path / "first", places)
+    whole = reproduce(Reproduction(searched, tmp_path / "first", places))
     assert whole is not None
     assert len(counted) == 4  # two trials, two seeds
     clone = tmp_path / "clone" / searched.name / searched.scale
     clone.mkdir(parents=True)
     for name in ("runs.json", "rounds.csv"):
         shutil.copy(whole / name, clone)
-    again = reproduce(searched, tmp_path / "second", places, records=tmp_path / "clone")
+    again = reproduce(Reproduction(searched, tmp_path / "second", places, records=tmp_path / "clone"))
     assert again is not None
     assert len(counted) == 4
     for name in ("table.csv", "rounds.csv", "runs.json", "figure.svg"):
@@ -187,13 +191,13 @@ def test_runs_on_record_are_not_done_again_where_their_recipe_is_the_same(experi
     assert runs[0] == runs[1]
 
     more = replace(searched, name="more", axes=searched.axes | {"directions.size": [16, 64]})
-    grown = reproduce(more, tmp_path / "third", places, records=tmp_path / "clone")
+    grown = reproduce(Reproduction(more, tmp_path / "third", places, records=tmp_path / "clone"))
     assert grown is not None
     assert len(counted) == 8  # those of K = 64 alone
     small, large = rows(grown / "table.csv")
     assert small["loss after, mean"] == rows(whole / "table.csv")[0]["loss after, mean"] != large["loss after, mean"]
     with pytest.raises(FedKSeedError, match="has no records of runs at the scale tiny"):
-        reproduce(searched, tmp_path / "fourth", places, records=tmp_path / "nowhere")
+        reproduce(Reproduction(searched, tmp_path / "fourth", places, records=tmp_path / "nowhere"))
 
 
 def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment, data_file, tmp_path, counted):
@@ -206,26 +210,27 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
         bases={"$basis": {"scaled": False, "examples": 4}},
         lr={"informed": 1e-3},
     )
+    places = given(experiment)
     with pytest.raises(FedKSeedError, match="give --basis, or --public, the text to make it of"):
-        reproduce(wanted, tmp_path, {})
+        reproduce(Reproduction(wanted, tmp_path, places))
     missing = tmp_path / "missing.safetensors"
     with pytest.raises(FedKSeedError, match=r"missing\.safetensors"):
-        reproduce(wanted, tmp_path, {"basis": str(missing)})
+        reproduce(Reproduction(wanted, tmp_path, places | {"basis": str(missing)}))
     assert not missing.exists()
     counted.clear()
-    folder = reproduce(wanted, tmp_path, {}, public=str(data_file))
+    folder = reproduce(Reproduction(wanted, tmp_path, places, public=str(data_file)))
     assert folder is not None
     path = tmp_path / "bases" / "tiny" / "figure-7" / "basis.safetensors"
     (basis,) = json.loads((folder / "about.json").read_text())["bases"]
     made = load_basis(path)
     assert (basis["file"], basis["digest"], basis["examples"]) == (path.name, made.digest().hex(), 4)
     assert (basis["data"], basis["max_tokens"], basis["dtype"]) == (data_file.name, 200, "float32")
-    runs = kept(folder)
+    runs = read_records(folder)
     assert all(basis["digest"] in (run.digests or {})["directions"] for run in runs)
     written = path.stat().st_mtime_ns
-    reproduce(wanted, tmp_path, {}, public=str(data_file))
+    reproduce(Reproduction(wanted, tmp_path, places, public=str(data_file)))
     assert (path.stat().st_mtime_ns, len(counted)) == (written, 2)
-    again = reproduce(wanted, tmp_path / "again", {}, public=str(data_file), records=tmp_path)
+    again = reproduce(Reproduction(wanted, tmp_path / "again", places, public=str(data_file), records=tmp_path))
     assert again is not None
     assert (again / "table.csv").read_bytes() == (folder / "table.csv").read_bytes()
     assert len(counted) == 2
@@ -233,12 +238,12 @@ def test_a_basis_is_made_of_public_text_once_and_named_in_the_results(experiment
     with pytest.raises(
         FedKSeedError, match=rf"record of .*{made.digest().hex()}.*has the digest .* leave out --records"
     ):
-        reproduce(other, tmp_path / "other", {}, public=str(data_file), records=tmp_path)
+        reproduce(Reproduction(other, tmp_path / "other", places, public=str(data_file), records=tmp_path))
 
 
 def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path, counted):
     one = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
-    whole = reproduce(one, tmp_path / "first", given(experiment))
+    whole = reproduce(Reproduction(one, tmp_path / "first", given(experiment)))
     assert whole is not None
     for what in ("a base model of digest", "data of digest"):
         clone = tmp_path / what.split()[0] / one.name / one.scale
@@ -249,7 +254,7 @@ def test_records_of_another_model_or_other_data_are_refused(experiment, tmp_path
         (clone / "runs.json").write_text(json.dumps(tree))
         both = replace(one, axes=one.axes | {"directions.size": [16, 64]})
         with pytest.raises(FedKSeedError, match=f"has {what} .*runs of one experiment need the same"):
-            reproduce(both, tmp_path / "second", given(experiment), records=clone.parents[1])
+            reproduce(Reproduction(both, tmp_path / "second", given(experiment), records=clone.parents[1]))
 
 
 def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experiment, tmp_path):
@@ -262,32 +267,22 @@ def test_the_memory_of_a_method_does_not_depend_on_a_heavy_one_before_it(experim
         "heavy": {"model": {"name": str(heavy)}, "training": {"algorithm": "fedavg", "lr": 1e-3}},
         "light": {"training": {"algorithm": "fedmezo", "lr": 1e-3}},
     }
-    both = replace(
-        experiment,
-        axes=experiment.axes | {"method": ["heavy", "light"], "directions.size": [16]},
-        output="speed",
-        options={"reference": {"method": "heavy"}, "steps": 4, "steps a round": {"default": 2}},
-        methods=methods,
-        seeds=1,
-    )
-    kept_weights = np.ones(50_000_000)  # 400 MB in this process, which the runs share
-    folder = reproduce(both, tmp_path / "both", given(experiment))
+    axes = experiment.axes | {"method": ["heavy", "light"], "directions.size": [16]}
+    jobs = make_jobs(Reproduction(replace(experiment, axes=axes, methods=methods, seeds=1), tmp_path))
+    kept_weights = np.ones(50_000_000)  # 400 MB in this process, which the measured clients have none of
+    with ExitStack() as open_stores:
+        stores = [open_stores.enter_context(Store.create(job.directory, job.recipe.to_toml())) for job in jobs]
+        note_memory((store, job.planned.axes, job.recipe) for store, job in zip(stores, jobs, strict=True))
+        of_heavy, of_light = (store.recall(MEMORY) for store in stores)
     del kept_weights
-    assert folder is not None
-    heaviest, beside = (float(row["memory (MB)"]) for row in rows(folder / "table.csv"))
-    light = replace(both, axes=both.axes | {"method": ["light"]}, options=both.options | {"reference": {"method": ""}})
-    alone = reproduce(light, tmp_path / "alone", given(experiment))
-    assert alone is not None
-    (row,) = rows(alone / "table.csv")
-    assert heaviest > 3 * weights / 1e6  # weights, gradients and those of the last sync
-    assert abs(beside - float(row["memory (MB)"])) < 16  # two measurements of one client differed by up to 6 MB
-    assert "in a process of its own" in (alone / "table.md").read_text()
+    assert of_heavy > 3 * weights  # weights, gradients and those of the last sync
+    assert 0 < of_light < weights
 
 
 def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tmp_path):
     evaluation = experiment.recipe["evaluation"] | {"metrics": ["rouge", "accuracy"]}
     experiment = replace(experiment, recipe=experiment.recipe | {"evaluation": evaluation})
-    folder = reproduce(experiment, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
     assert folder is not None
     runs = rows(folder / "runs.csv")
     assert len(rows(folder / "table.csv")) == 2
@@ -306,7 +301,7 @@ def test_the_table_holds_means_and_standard_deviations_over_seeds(experiment, tm
 
 def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
     few = replace(experiment, axes=experiment.axes | {"directions.size": [16]}, seeds=1)
-    (job,) = reproducing._jobs(few, tmp_path / "stopped", given(few), "")
+    (job,) = make_jobs(Reproduction(few, tmp_path / "stopped", given(few)))
 
     class StopError(Exception):
         pass
@@ -320,8 +315,8 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
     with Store.create(job.directory, job.recipe.to_toml()) as store, pytest.raises(StopError):
         work(store, Stopping(job.recipe).federation)
     assert job.outcome() is None
-    stopped = reproduce(few, tmp_path / "stopped", given(few))
-    whole = reproduce(few, tmp_path / "whole", given(few))
+    stopped = reproduce(Reproduction(few, tmp_path / "stopped", given(few)))
+    whole = reproduce(Reproduction(few, tmp_path / "whole", given(few)))
     assert stopped is not None
     assert whole is not None
     assert untimed(stopped / "table.csv") == untimed(whole / "table.csv")
@@ -335,7 +330,7 @@ def test_the_base_model_is_scored_once_a_seed(experiment, tmp_path, monkeypatch)
         return whole(self, state, what, write)
 
     monkeypatch.setattr(WithModel, "evaluate", evaluate)
-    folder = reproduce(experiment, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(experiment, tmp_path, given(experiment)))
     assert folder is not None
     runs = rows(folder / "runs.csv")
     assert len(runs) == 4
@@ -345,9 +340,9 @@ def test_the_base_model_is_scored_once_a_seed(experiment, tmp_path, monkeypatch)
 
 
 def test_parts_share_the_runs_and_a_last_call_collects_them(experiment, tmp_path, counted):
-    assert reproduce(experiment, tmp_path, given(experiment), part=(1, 2)) is None
+    assert reproduce(Reproduction(experiment, tmp_path, given(experiment), part=(1, 2))) is None
     assert len(counted) == 2
-    assert reproduce(experiment, tmp_path, given(experiment), part=(2, 2)) is not None  # nothing is left
+    assert reproduce(Reproduction(experiment, tmp_path, given(experiment), part=(2, 2))) is not None  # nothing is left
     assert len(counted) == 4
 
 
@@ -359,7 +354,7 @@ def test_the_best_value_is_chosen_on_seeds_of_its_own(experiment, tmp_path, coun
         axes=experiment.axes | {"training.lr": [1e-3, 1.0]},
         choose={"axis": "training.lr", "seeds": 1, "recipe": {"evaluation": {"generated": 0}}},
     )
-    folder = reproduce(chosen, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(chosen, tmp_path, given(experiment)))
     assert folder is not None
     written = [load_recipe(at / "recipe.toml").evaluation.generated for at in counted]
     assert written == [0] * 4 + [2] * 4  # trials leave out what the choice needs not
@@ -385,7 +380,7 @@ def test_each_method_is_searched_and_its_difference_to_fedmezo_is_paired_by_seed
         choose={"axis": "variant", "seeds": 1},
         seeds=2,
     )
-    folder = reproduce(searched, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(searched, tmp_path, given(experiment)))
     assert folder is not None
     records = json.loads((folder / "runs.json").read_text())
     tried = {(trial["axes"]["method"], trial["axes"]["variant"]) for trial in records["searched"]}
@@ -412,7 +407,7 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},
         seeds=1,
     )
-    folder = reproduce(rates, tmp_path, given(experiment))
+    folder = reproduce(Reproduction(rates, tmp_path, given(experiment)))
     assert folder is not None
     assert [row["η"] for row in rows(folder / "table.csv")] == ["0.001"]
     written = (folder / "table.md").read_bytes()
@@ -421,7 +416,7 @@ def test_a_table_along_rates_does_without_those_whose_runs_end_with_an_error(exp
     assert (folder / "table.md").read_bytes() == written
     hopeless = replace(rates, axes=rates.axes | {"training.lr": [30.0, 60.0]})
     with pytest.raises(FedKSeedError, match="all runs of figure-7 ended with an error"):
-        reproduce(hopeless, tmp_path, given(experiment))
+        reproduce(Reproduction(hopeless, tmp_path, given(experiment)))
 
 
 def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(experiment, tmp_path, counted):
@@ -431,12 +426,12 @@ def test_a_trial_that_another_process_works_on_is_not_taken_for_one_that_failed(
         choose={"axis": "training.lr", "seeds": 1},
         output="curves",
     )
-    busy = reproducing._jobs(searched, tmp_path, given(searched), "", seeds=[2])[1]
+    busy = make_jobs(Reproduction(searched, tmp_path, given(searched)), seeds=[2])[1]
     with (
         Store.create(busy.directory, busy.recipe.to_toml()),
         pytest.raises(FedKSeedError, match="another process is working on"),
     ):
-        reproduce(searched, tmp_path, given(searched))
+        reproduce(Reproduction(searched, tmp_path, given(searched)))
     assert len(counted) == 1  # the trial before it
 
 
@@ -449,7 +444,13 @@ def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
         recipe=experiment.recipe | {"trust": {"guard": 0.05}},
     )
     with pytest.raises(FedKSeedError, match=r"no value of training.lr ended with a loss; give it smaller ones"):
-        reproduce(hopeless, tmp_path, given(experiment))
+        reproduce(Reproduction(hopeless, tmp_path, given(experiment)))
+
+
+@pytest.fixture(scope="module")
+def runs_of_pro(tmp_path_factory) -> Path:
+    """The output of experiments that have the same runs, which the first of them does."""
+    return tmp_path_factory.mktemp("runs-of-pro")
 
 
 @pytest.mark.parametrize(
@@ -462,17 +463,22 @@ def test_a_search_of_which_no_value_ends_is_refused(experiment, tmp_path):
         ("speed", {"reference": {"method": "fedkseed-pro"}, "steps": 4, "steps a round": {"default": 4}}),
     ],
 )
-def test_every_output_can_be_made(experiment, tmp_path, output, options):
+@pytest.mark.usefixtures("quick_memory")
+def test_every_output_can_be_made(experiment, runs_of_pro, tmp_path, output, options):
     axes = experiment.axes | {"method": ["fedkseed-pro"], "training.eps": [1e-3]}
     wanted = replace(experiment, output=output, options=options, axes=axes)
-    folder = reproduce(wanted, tmp_path, given(experiment))
+    (runs_of_pro / "figure-7" / "tiny" / "figure.png").unlink(missing_ok=True)
+    folder = reproduce(Reproduction(wanted, runs_of_pro, given(experiment)))
     assert folder is not None
     assert (folder / "figure.png").is_file() == (output != "scores")
-    drawn = {path: path.read_bytes() for path in folder.glob("table.*")}
+    drawn = {path.name: path.read_bytes() for path in folder.glob("table.*")}
     assert len(drawn) == 2
-    shutil.rmtree(tmp_path / "runs")
+    clone = tmp_path / folder.relative_to(runs_of_pro)
+    clone.mkdir(parents=True)
+    for name in ("runs.json", "rounds.csv"):
+        shutil.copy(folder / name, clone)
     redraw(wanted, tmp_path)
-    assert {path: path.read_bytes() for path in drawn} == drawn
+    assert {name: (clone / name).read_bytes() for name in drawn} == drawn
 
 
 def test_the_command_lists_and_makes_measured_experiments(tmp_path):
@@ -530,7 +536,8 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
 
     slow = [run("fedkseed", seed, 10.0, 5.0, 4.8, 4.0 + seed / 2) for seed in (0, 1)]  # 200 s to −1.0 and to −0.5
     fast = [run("fedkseed-plus", seed, 1.0, 5.0, 4.0, 3.0, 2.0) for seed in (0, 1)]
-    table, _ = speed(experiment, [*slow, *fast])
+    shown = Comparison.of(experiment, [*slow, *fast])
+    table = speed(shown)
     one, other = table.rows
     assert one["in the same time"] == "-0.750 ± 0.250"
     assert other["in the same time"] == other["in 1/5 of the time"] == "-3.000 ± 0.000"
@@ -539,41 +546,45 @@ def test_methods_are_compared_by_the_reference_clock_and_steps(tmp_path):
     assert one["after 20 steps"] == "-0.200 ± 0.000"
     assert other["minus the reference"] == "-2.250 ± 0.250"
     assert one["minus the reference"] is None
-    ended, longer = RUNS["curves"](experiment, [*slow, *fast])[0].rows  # at the end of each, of two rounds and of three
+    ended, longer = summary(
+        Comparison.of(experiment, [*slow, *fast])
+    ).rows  # at the end of each, of two rounds and of three
     assert (ended.get("minus FedKSeed"), longer["minus FedKSeed"]) == (None, "-2.2500 ± 0.2500")
     assert other["times as fast"] == "20 to 40"
     rival = replace(experiment, options=experiment.options | {"rival": "fedkseed-plus"})
-    slower = speed(rival, [*slow, *fast])[0].rows[0]
+    slower = speed(Comparison.of(rival, [*slow, *fast])).rows[0]
     assert slower["in the time of FedKSeed-Plus"] == "+0.000 ± 0.000"
     assert slower["minus FedKSeed-Plus then"] == "+3.000 ± 0.000"
-    first, second, half = by_round(rival, [*slow, *fast]).rows  # the third round is not one of both
+    first, second, half = by_round(Comparison.of(rival, [*slow, *fast])).rows  # the third round is not one of both
     assert (first["rounds"], second["rounds"], half["rounds"]) == (1, 2, "1 to 2")
     assert half["FedKSeed"] == "-0.550 ± 0.250"
     assert half["FedKSeed minus FedKSeed-Plus"] == "+0.450 ± 0.250"
     assert second["FedKSeed"] == "-0.750 ± 0.250"
     assert second["FedKSeed minus FedKSeed-Plus"] == "+1.250 ± 0.250"
     assert first["FedKSeed minus FedKSeed-Plus"] == "+0.800 ± 0.000"
-    assert by_round(experiment, [*slow, *fast]).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
-    assert by_round(replace(experiment, options={}), slow) is None
+    assert (
+        by_round(Comparison.of(experiment, [*slow, *fast])).rows[1]["FedKSeed-Plus minus FedKSeed"] == "-1.250 ± 0.250"
+    )
+    assert by_round(Comparison.of(replace(experiment, options={}), slow)) is None
     virtual = replace(experiment, options=experiment.options | {"clock": "virtual"})
-    assert speed(virtual, [*slow, *fast])[0].rows[1]["units of time"] == 9.0
+    assert speed(Comparison.of(virtual, [*slow, *fast])).rows[1]["units of time"] == 9.0
 
 
 def test_table_2_has_differences_to_the_rival_for_each_data_set_paired_by_seed():
     experiment = load("table-2", "stories")
     experiment = replace(experiment, axes=experiment.axes | {"method": ["fedmezo", "fedit", "fedkseed"]})
     even, uneven = "dolly-even", "dolly-uneven"
-    scores = {  # Rouge-L of seeds 0 and 1
+    rouge = {  # of seeds 0 and 1
         (uneven, "fedmezo"): (1, 2), (uneven, "fedit"): (5, 8), (uneven, "fedkseed"): (3, 4),
         (even, "fedmezo"): (1, 1), (even, "fedit"): (2, 2), (even, "fedkseed"): (3, 4),
     }  # fmt: skip
     outcomes = [
         replace(outcome(seed, 5.0, 4.0), axes={"dataset": dataset, "method": method}, rouge={0: 9.0, 1: score})
-        for (dataset, method), both in scores.items()
+        for (dataset, method), both in rouge.items()
         for seed, score in enumerate(both)
     ]
     outcomes = [replace(run, axes=run.axes | {"model": "stories15M", "variant": "mid"}) for run in outcomes]
-    base, mezo, it, kseed = RUNS["scores"](experiment, outcomes)[0].rows
+    base, mezo, it, kseed = scores(Comparison.of(experiment, outcomes)).rows
     assert base == {
         "approach": "no tuning",
         "Dolly, α = 0.5": Spread(9.0, 0.0, 2),
@@ -602,10 +613,10 @@ def test_a_run_is_shared_by_experiments_that_call_it_differently(tmp_path):
     one, other = load("figure-4", "tiny"), load("figure-6", "tiny")
     given = {"model": "owner/model"}
     fixed = [{"method": "fedzo", "variant": "mid"}]
-    (job,) = reproducing._jobs(one, tmp_path, given, "", [0], fixed)
+    (job,) = make_jobs(Reproduction(one, tmp_path, given), seeds=[0], fixed=fixed)
     named_otherwise = job.directory.with_name(
         f"something-else{job.directory.name[job.directory.name.index('-seed-') :]}"
     )
     named_otherwise.mkdir(parents=True)
-    (again,) = reproducing._jobs(other, tmp_path, given, "", [0], fixed)
+    (again,) = make_jobs(Reproduction(other, tmp_path, given), seeds=[0], fixed=fixed)
     assert again.directory == named_otherwise

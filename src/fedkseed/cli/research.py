@@ -123,9 +123,9 @@ def reproduce(
     It may be stopped at any moment: the same command continues it, and finished runs are not repeated.
     """
     from ..paper import experiments
-    from ..paper.bases import placed
     from ..paper.dry_run import estimate
-    from ..paper.reproduce import parts, with_tiny
+    from ..paper.experiment_bases import with_basis_place
+    from ..paper.reproduce import Reproduction, parts, with_tiny
     from ..paper.reproduce import redraw as draw_again
     from ..paper.reproduce import reproduce as run_experiment
 
@@ -143,7 +143,7 @@ def reproduce(
             experiment = replace(experiment, seeds=seeds)
         text = public if experiment.bases or name != "all" else None
         if dry_run:
-            all_paths = placed(experiment, output, with_tiny(scale, output, paths), text)
+            all_paths = with_basis_place(experiment, output, with_tiny(scale, output, paths), text)
             costs = estimate(experiment, all_paths, only, seconds_per_step)
             documents[each] = {"rows": costs.rows, "notes": costs.notes}
             if not as_json:
@@ -152,10 +152,8 @@ def reproduce(
         if redraw:
             folder = draw_again(experiment, output)
         else:
-            folder = run_experiment(
-                experiment, output, paths,
-                only=only, part=parts(part), records=records, public=text, command=["fedkseed", *sys.argv[1:]],
-            )  # fmt: skip
+            command = ["fedkseed", *sys.argv[1:]]
+            folder = run_experiment(Reproduction(experiment, output, paths, only, parts(part), records, text, command))
         documents[each] = {"folder": None if folder is None else str(folder)}
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")

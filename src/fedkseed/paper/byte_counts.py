@@ -16,7 +16,8 @@ from ..errors import FedKSeedError
 from ..models.load import find
 
 FLOAT = INTEGER = 4  # bytes
-RANK, VIRTUAL_TOKENS = 8, 20  # of LoRA; of prompts and P-tuning
+RANK = 8  # of LoRA
+VIRTUAL_TOKENS = 20  # of prompts and P-tuning
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,19 +98,19 @@ def architecture(model: str) -> Architecture:
         raise FedKSeedError(f"the sizes of {model} can't be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def trainable(method: str, of: Architecture) -> int:
+def trainable(method: str, sizes: Architecture) -> int:
     """Number of weights that a method tunes."""
     match method:
         case "fedit" | "fedit-sgd":
-            return of.lora()
+            return sizes.lora()
         case "fedprompt":
-            return of.prompt()
+            return sizes.prompt()
         case "fedptuning":
-            return of.p_tuning()
+            return sizes.p_tuning()
         case "fedkseed-plus":
-            return of.vocabulary * of.hidden
+            return sizes.vocabulary * sizes.hidden
         case _:
-            return of.weights
+            return sizes.weights
 
 
 def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int, int]:
@@ -117,15 +118,15 @@ def kseed(size: int, steps: int = 200, *, importance: bool = False) -> tuple[int
     return INTEGER + size * FLOAT * (2 if importance else 1), steps * (INTEGER + FLOAT)
 
 
-def communication(method: str, of: Architecture, size: int = 4096, steps: int = 200) -> int:
+def communication(method: str, sizes: Architecture, size: int = 4096, steps: int = 200) -> int:
     """Bytes of a client in a round, down and up together, as the paper counts them."""
     match method:
         case "fedavg" | "fedzo" | "fedmezo":
-            return FLOAT * of.weights  # in all: see this file's docstring
+            return FLOAT * sizes.weights  # in all: see this file's docstring
         case "fedkseed" | "fedkseed-pro":
             return sum(kseed(size, steps, importance=method == "fedkseed-pro"))
         case _:
-            return 2 * FLOAT * trainable(method, of)
+            return 2 * FLOAT * trainable(method, sizes)
 
 
 def printed(count: float) -> str:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from functools import cache
 from math import inf
-from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from .byte_counts import Architecture, architecture, trainable
 from .experiments import Experiment, Planned, Tree
 from .results import Cell, ResultTable
 
-BACKPROPAGATING = {name for name, algorithm in ALGORITHMS.items() if algorithm.backpropagates}
 PAIR = 8  # bytes: a seed and a coefficient
 SCALAR = 4  # bytes
 
@@ -37,69 +35,68 @@ def estimate(
         only: text that the label of a row must contain.
         seconds: time of a local step of two forward passes; None: estimated from the measured speed of this machine.
     """
-    speed = None if seconds is not None else _flops()
-    sizes = cache(architecture)  # a config of GGUF takes seconds to read, and rows share a model
+    speed = inf if seconds is not None else _flops()
+    sizes_of = cache(architecture)  # a config of GGUF takes seconds to read, and rows share a model
     rows = [
-        _row(experiment, planned, sizes(_name(planned.table["model"]["name"], given)), seconds, speed)
+        _row(experiment, planned, sizes_of(_model_name(planned, given)), seconds, speed)
         for planned in experiment.plan(seeds=[0])
         if only.lower() in experiment.label(planned.axes).lower()
     ]
     hours = sum(row["hours, all seeds"] for row in rows if isinstance(row["hours, all seeds"], float))
-    of = (
-        f"{seconds:g} s a step"
-        if seconds is not None
-        else f"this machine's {(speed or 0) / 1e9:,.0f} GFLOP/s in float32"
-    )
-    notes = [
-        f"All together about {hours:,.1f} hours by {of}; evaluations and generation not counted.",
+    machine = f"this machine's {speed / 1e9:,.0f} GFLOP/s in float32"
+    notes = (
+        f"All together about {hours:,.1f} hours by {machine if seconds is None else f'{seconds:g} s a step'}; "
+        "evaluations and generation not counted.",
         "A forward pass counts 2 operations a weight and token of the longest examples allowed, a backward pass 4.",
-    ]
-    return ResultTable(rows, tuple(notes))
+    )
+    return ResultTable(rows, notes)
 
 
 def _row(
-    experiment: Experiment, planned: Planned, of: Architecture, seconds: float | None, speed: float | None
+    experiment: Experiment, planned: Planned, sizes: Architecture, seconds: float | None, speed: float
 ) -> dict[str, Cell]:
-    table = planned.table
-    training = table["training"]
-    method = training["algorithm"]
-    cohort, rounds = _cohort(table), training["rounds"]
-    steps = training.get("steps", 200)
-    if training.get("epochs"):
-        examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
-        steps = max(1, examples // training.get("batch_size", 1)) * training["epochs"]
-    down, up = bytes_of(method, of, table, cohort)
-    once = method in BACKPROPAGATING or method == "fedkseed-plus"  # one forward pass a step, instead of two a direction
+    table, training = planned.table, planned.table["training"]
+    method, rounds, cohort = training["algorithm"], training["rounds"], _cohort(table)
+    steps = _local_steps(experiment, planned)
+    backpropagates = method in ALGORITHMS and ALGORITHMS[method].backpropagates
+    # a step with derivatives is one forward pass, one with two points is two for each direction
+    once = backpropagates or method == "fedkseed-plus"
     forward = rounds * cohort * steps * (1 if once else 2 * training.get("probes", 1))
-    backward = rounds * cohort * steps if method in BACKPROPAGATING else 0
-    if seconds is not None:
-        took = (forward + 2 * backward) * seconds / 2
-    else:
-        tokens = table["data"].get("max_tokens", 1024) if "data" in table else 1024
-        took = (forward + 2 * backward) * 2 * of.weights * tokens * training.get("batch_size", 1) / (speed or inf)
+    backward = rounds * cohort * steps if backpropagates else 0
+    tokens = table.get("data", {}).get("max_tokens", 1024) * training.get("batch_size", 1)
+    pass_seconds = seconds / 2 if seconds is not None else 2 * sizes.weights * tokens / speed
     runs: float = experiment.seeds
     if choice := experiment.choice:  # the rows of a search share the runs of its best value
         others = {axis: value for axis, value in planned.axes.items() if axis != choice.axis}
         runs = experiment.seeds / len(experiment.plan([0], others)) + choice.seeds
-    known = down is not None and up is not None
+    down, up = bytes_of(method, sizes, table, cohort)
     return {
         "run": experiment.label(planned.axes),
-        "weights": of.weights,
-        "trainable": trainable(method, of),
+        "weights": sizes.weights,
+        "trainable": trainable(method, sizes),
         "clients a round": cohort,
         "rounds": rounds,
         "local steps": steps,
         "bytes down": down,
         "bytes up": up,
-        "bytes of a run": (down + up) * cohort * rounds if down is not None and up is not None and known else None,
+        "bytes of a run": None if down is None or up is None else (down + up) * cohort * rounds,
         "forward passes": forward,
         "backward passes": backward,
         "seeds": experiment.seeds,
-        "hours, all seeds": took * runs / 3600,
+        "hours, all seeds": (forward + 2 * backward) * pass_seconds * runs / 3600,
     }
 
 
-def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:
+def _local_steps(experiment: Experiment, planned: Planned) -> int:
+    """Local steps of a client in a round, τ."""
+    training = planned.table["training"]
+    if not training.get("epochs"):
+        return training.get("steps", 200)
+    examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
+    return max(1, examples // training.get("batch_size", 1)) * training["epochs"]
+
+
+def bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:
     """Bytes of a client in a round, down and up.
 
     Where bytes down grow with the rounds that a client has missed, they are those of the last round for a client that
@@ -123,7 +120,7 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
         case "unlimited-seeds":
             return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * SCALAR
         case "uplink-seeds":
-            return 4 * of.weights, pairs * SCALAR
+            return 4 * sizes.weights, pairs * SCALAR
         case "decomfl":
             return (training["rounds"] - 1) * pairs * SCALAR, pairs * SCALAR
         case "evofed":
@@ -131,7 +128,7 @@ def bytes_of(method: str, of: Architecture, table: Tree, cohort: int) -> tuple[i
         case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None
         case _:
-            return 4 * trainable(method, of), 4 * trainable(method, of)
+            return 4 * trainable(method, sizes), 4 * trainable(method, sizes)
 
 
 def encoded(size: int, pairs: int, family: str, *, importance: bool, wire: str) -> tuple[int, int]:
@@ -149,7 +146,8 @@ def _cohort(table: Tree) -> int:
     return max(1, int(clients["active"] * count)) if "active" in clients else clients.get("cohort", 10)
 
 
-def _name(name: Any, given: Mapping[str, str]) -> str:
+def _model_name(planned: Planned, given: Mapping[str, str]) -> str:
+    name = planned.table["model"]["name"]
     return given.get(name[1:], name) if name.startswith("$") else name
 
 

@@ -1,8 +1,8 @@
 """Bases of an experiment's informed directions, made of public text where no file is given.
 
 An experiment's table `bases` has a row for each place of a basis in its recipes, `$basis` or `$basis/NAME`: whether it
-is scaled, how many examples it is of, and its data where that ships with the package. One command then makes all that a
-table of the experiment is of.
+is scaled, how many examples it is made of, and its data where that ships with the package. One command then makes all
+that a table of the experiment needs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,55 +18,57 @@ from ..weights.basis_file import load_basis, save_basis
 from .experiments import Experiment, filled
 from .results import RunOutcome
 
-PLACE = "basis"
-EXAMPLES = 64  # of a basis, where the experiment says no other number
+BASIS_PLACE = "basis"
+EXAMPLES = 64  # that a basis is made of, where the experiment says no other number
 
 
-def placed(experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None) -> Mapping[str, str]:
+def with_basis_place(
+    experiment: Experiment, output: Path, given: Mapping[str, str], public: str | None
+) -> Mapping[str, str]:
     """The paths given, and the one for `$basis` where the experiment's bases can be made: a folder, or its one file.
 
     Raises:
         FedKSeedError: there is public data, and a basis is given as well, or the experiment makes none.
     """
-    if public is not None and PLACE in given:
+    if public is not None and BASIS_PLACE in given:
         raise FedKSeedError("give --basis, a basis that is there, or --public, the text to make one of, not both")
     if public is not None and not experiment.bases:
         raise FedKSeedError(f"{experiment.name} makes no basis of public text; leave --public out")
-    shipped = experiment.bases and all("data" in options for options in experiment.bases.values())
-    if PLACE in given or not (public or shipped):
+    data_ships = experiment.bases and all("data" in options for options in experiment.bases.values())
+    if BASIS_PLACE in given or not (public or data_ships):
         return given
     folder = output / "bases" / experiment.scale / experiment.name
-    alone = f"${PLACE}" in experiment.bases
-    return {**given, PLACE: str(folder / "basis.safetensors" if alone else folder)}
+    single = f"${BASIS_PLACE}" in experiment.bases
+    return {**given, BASIS_PLACE: str(folder / "basis.safetensors" if single else folder)}
 
 
-def make(experiment: Experiment, given: Mapping[str, str], public: str | None) -> None:
+def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | None) -> None:
     """Make the bases whose files are not there, each for the recipe of the first run along it, in float32.
 
     Args:
-        public: public instruction data, for bases without data of their own; see `tools.basis.basis_of`.
+        public: public instruction data, for bases without data of their own; see `planning.make_basis.basis_of`.
 
     Raises:
         FedKSeedError: the data or the model can't be read, or the file can't be written.
     """
     runs = experiment.plan([experiment.first_seed])
     for place, options in experiment.bases.items():
-        taking = [run for run in runs if run.table.get("directions", {}).get("basis") == place]
+        along = [run for run in runs if run.table.get("directions", {}).get("basis") == place]
         path = Path(filled(place, given))
-        if not taking or path.exists():
+        if not along or path.exists():
             continue
-        recipe = taking[0].recipe(given)
+        recipe = along[0].recipe(given)
         recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
         data, examples, scaled = options.get("data", public), options.get("examples", EXAMPLES), options["scaled"]
         with border(f"can't make {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
         with Bars(0) as bars:
-            made = basis_of(recipe, data, examples, None, bars, scaled)
-            save_basis(made, path)
-            bars.note(f"made {path} of {made.about['examples']} examples, digest {made.digest().hex()[:8]}…")
+            basis = basis_of(recipe, data, examples, None, bars, scaled)
+            save_basis(basis, path)
+            bars.note(f"made {path} of {basis.about['examples']} examples, digest {basis.digest().hex()[:8]}…")
 
 
-def require_same(recipe: Recipe, recorded: RunOutcome) -> None:
+def require_basis_of_record(recipe: Recipe, recorded: RunOutcome) -> None:
     """Refuse a record of a run along another basis than the file that its recipe has now.
 
     A basis is made of gradients, whose last bits differ between kinds of processors: made anew elsewhere it has another
@@ -75,17 +77,17 @@ def require_same(recipe: Recipe, recorded: RunOutcome) -> None:
     Raises:
         FedKSeedError: the digests differ; the message has both.
     """
-    path, along = recipe.directions.basis, (recorded.digests or {}).get("directions", "")
-    if path is None or not along or not Path(path).is_file():
+    path, directions = recipe.directions.basis, (recorded.digests or {}).get("directions", "")
+    if path is None or not directions or not Path(path).is_file():
         return
-    if (digest := load_basis(Path(path)).digest().hex()) not in along:
+    if (digest := load_basis(Path(path)).digest().hex()) not in directions:
         raise FedKSeedError(
-            f"the record of {recorded.directory.name} is of {along}, and the basis {path} has the digest {digest}: "
-            "give the file that was used then by --basis, or leave out --records"
+            f"the record of {recorded.directory.name} is of {directions}, and the basis {path} has the digest {digest}"
+            ": give the file that was used then by --basis, or leave out --records"
         )
 
 
-def described(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:
+def describe_bases(recipes: Sequence[Recipe]) -> Iterator[Mapping[str, Any]]:
     """The bases that the recipes name and that are there: file name, digest, bytes, and what each was made of."""
     for path in dict.fromkeys(Path(r.directions.basis) for r in recipes if r.directions.basis is not None):
         if path.is_file():

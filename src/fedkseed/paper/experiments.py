@@ -20,13 +20,14 @@ from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
 from ..recipe.reading import parse
 from ..recipe.schema import Recipe
 
 Tree: TypeAlias = dict[str, Any]
+Options = TypeVar("Options")
 SCALES = ("tiny", "stories", "small", "full")
 # Axes whose values are names of tables -> the field with those tables.
 NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant": "variants"}
@@ -70,13 +71,13 @@ class Experiment:
     scale: str
     title: str  # of the table
     item: str  # the paper's table or figure, as "Table 3"
-    output: str  # name of the function that makes table and figure: a key of tables.RUNS or microbenchmarks.MEASURED
+    output: str  # a key of outputs.OUTPUTS or of microbenchmarks.MEASURED, which make table and figure
     note: str = ""  # printed below the table
     seeds: int = 2
     first_seed: int = 0
     axes: dict[str, list[Any]] = field(default_factory=dict)
     choose: Tree = field(default_factory=dict)
-    options: Tree = field(default_factory=dict)  # of the output
+    options: Tree = field(default_factory=dict)  # of the output; see `options_of`
     recipe: Tree = field(default_factory=dict)
     datasets: dict[str, Tree] = field(default_factory=dict)
     models: dict[str, Tree] = field(default_factory=dict)
@@ -89,8 +90,8 @@ class Experiment:
     @property
     def choice(self) -> Choice | None:
         """The axis whose best value is searched; None where no axis is, or one with a single value."""
-        found = Choice(**self.choose) if self.choose else None
-        return found if found and len(self.axes[found.axis]) > 1 else None
+        choice = Choice(**self.choose) if self.choose else None
+        return choice if choice and len(self.axes[choice.axis]) > 1 else None
 
     @property
     def along_rates(self) -> bool:
@@ -104,7 +105,7 @@ class Experiment:
         return [
             Planned(axes, seed, self._table(axes, seed))
             for axes in combinations
-            if all(axes[axis] == value for axis, value in fixed.items()) and self._has(axes)
+            if all(axes[axis] == value for axis, value in fixed.items()) and self._has_variant(axes)
             for seed in (range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds)
         ]
 
@@ -123,15 +124,16 @@ class Experiment:
         values = (self.title_of(axis, axes[axis]) for axis in shown)
         return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(shown, values, strict=True))
 
-    def _has(self, axes: Tree) -> bool:
-        own = self.methods.get(axes.get("method", ""), {}).get("variants", {})
-        return "variant" not in axes or not own or axes["variant"] in own
+    def _has_variant(self, axes: Tree) -> bool:
+        """Whether the method of a combination has its variant: one with variants of its own has no others."""
+        variants = self.methods.get(axes.get("method", ""), {}).get("variants", {})
+        return "variant" not in axes or not variants or axes["variant"] in variants
 
     def _table(self, axes: Tree, seed: int) -> Tree:
         table = self.recipe
         named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
-        own = named.get("method", {}).get("variants", {}).get(axes.get("variant"), {})
-        variant = merge(named.pop("variant", {}), own)
+        of_method = named.get("method", {}).get("variants", {}).get(axes.get("variant"), {})
+        variant = merge(named.pop("variant", {}), of_method)
         for part in named.values():
             table = merge(table, part)
         model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")
@@ -144,6 +146,18 @@ class Experiment:
                 table = merge(table, nested(axis, value))
         other = ("title", "methods", "variants", "times")
         return merge({name: part for name, part in table.items() if name not in other}, {"seed": seed})
+
+
+def options_of(kind: type[Options], experiment: Experiment) -> Options:
+    """The options of an experiment's output as a record; spaces in their names are underscores there.
+
+    Raises:
+        FedKSeedError: an option is unknown.
+    """
+    table = {name.replace(" ", "_"): value for name, value in experiment.options.items()}
+    if unknown := table.keys() - {f.name for f in fields(kind)}:  # pyright: ignore[reportArgumentType]
+        raise FedKSeedError(f"the experiment {experiment.name} has the unknown option {min(unknown)!r}; leave it out")
+    return kind(**table)
 
 
 def names() -> list[str]:
@@ -168,7 +182,7 @@ def load(name: str, scale: str) -> Experiment:
     if unknown := tree.keys() - {f.name for f in fields(Experiment)}:
         raise FedKSeedError(f"the experiment {name} has the unknown key {sorted(unknown)[0]!r}")
     methods = tree["methods"].items()
-    if twice := sorted(m for m, own in methods if m in tree["lr"] and "lr" in own.get("training", {})):
+    if twice := sorted(m for m, table in methods if m in tree["lr"] and "lr" in table.get("training", {})):
         # [lr] would win without a word, and a run take a rate that its file does not seem to have
         raise FedKSeedError(
             f"the experiment {name} gives the method {twice[0]} two rates: [methods.{twice[0]}] has training.lr, and "
@@ -189,25 +203,25 @@ def _parts(name: str) -> list[Tree]:
 
 def merge(under: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """The tables `under` with those of `over` merged into them, in all depths; other values of `over` replace."""
-    both = {
+    merged = {
         k: merge(under[k], v) if isinstance(v, dict) and isinstance(under.get(k), dict) else v for k, v in over.items()
     }
-    return {**under, **both}
+    return {**under, **merged}
 
 
 def scaled(table: Mapping[str, Any], factors: Mapping[str, Any]) -> Tree:
     """The table with its numbers multiplied by the factors, which lie in tables of the same names."""
-    both = {
+    products = {
         k: scaled(table[k], f) if isinstance(f, dict) else float(f"{table[k] * f:.6g}")  # 6e-07, not 5.99999999e-07
         for k, f in factors.items()
     }
-    return {**table, **both}
+    return {**table, **products}
 
 
 def nested(path: str, value: Any) -> Tree:
     """The nested tables in which a dotted name has a value."""
-    head, _, rest = path.partition(".")
-    return {head: nested(rest, value) if rest else value}
+    head, _, below = path.partition(".")
+    return {head: nested(below, value) if below else value}
 
 
 def short(axis: str) -> str:
@@ -241,11 +255,11 @@ def filled(table: Any, given: Mapping[str, str]) -> Any:
     if isinstance(table, dict):
         return {name: filled(value, given) for name, value in table.items()}
     if isinstance(table, str) and table.startswith("$"):
-        name, slash, rest = table[1:].partition("/")
+        name, slash, below = table[1:].partition("/")
         if name not in given:
             instead = ", or --public, the text to make it of" if name == "basis" else ""
             raise FedKSeedError(f"this experiment needs a path: give --{name}{instead}")
-        return given[name] + slash + rest
+        return given[name] + slash + below
     return table
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Draw: TypeAlias = Callable[["Figure"], None]
+DrawFigure: TypeAlias = Callable[["Figure"], None]
 
 # Okabe and Ito's colours; beyond eight lines, dashes and marks distinguish lines of the same colour.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#777777")
@@ -29,7 +29,7 @@ STYLE: Any = {
 }  # fmt: skip
 
 
-def save(draw: Draw, folder: Path, stem: str = "figure") -> None:
+def save(draw: DrawFigure, folder: Path, stem: str = "figure") -> None:
     """Draw a figure and write it as `stem`.png and `stem`.svg.
 
     Raises:
@@ -53,12 +53,12 @@ def panels(figure: "Figure", titles: Sequence[str], width: float = WIDTH) -> "li
     columns = 2 if len(titles) == 4 else min(3, len(titles))
     rows = -(-len(titles) // columns)
     figure.set_size_inches(width * columns, HEIGHT * rows)
-    made = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
-    for axes in made[len(titles) :]:
+    every = figure.subplots(rows, columns, squeeze=False).flatten().tolist()
+    for axes in every[len(titles) :]:
         axes.set_visible(False)
-    for axes, title in zip(made, titles, strict=False):
+    for axes, title in zip(every, titles, strict=False):
         axes.set_title(title, loc="left", fontsize=10)
-    return made[: len(titles)]
+    return every[: len(titles)]
 
 
 def style(number: int) -> dict[str, Any]:

@@ -6,10 +6,10 @@ What is timed is timed `repeats` times (an option of the experiment), and a tabl
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ from ..directions.operations import accumulate_, materialize
 from ..planning.compare import measure
 from ..randomness import Purpose, generator, pool_key
 from . import byte_counts
-from .experiments import Experiment, short
-from .figures import Draw, legend_beside, line, panels, powers, style
+from .experiments import Experiment, options_of, short
+from .figures import DrawFigure, legend_beside, line, panels, powers, style
 from .results import Cell, ResultTable, Spread
 
 if TYPE_CHECKING:
@@ -31,9 +31,8 @@ Rows: TypeAlias = list[dict[str, Any]]
 PAPER = "paper's way, PyTorch"
 SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see benchmarks/sync.py
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
-EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # no model's shapes needed
+SHAPELESS = tuple(family.name for family in FAMILIES.values() if family.factored is None)  # need no model's shapes
 STEP = 1e-6
-REPEATS = 5  # of what is timed, unless the experiment says otherwise
 VARYING = ("peak_memory", "sync_seconds", "back_seconds", "step_seconds")  # costs that differ from time to time
 
 
@@ -45,10 +44,38 @@ class Microbenchmark:
     """
 
     gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], Rows]"
-    show: Callable[[Experiment, Rows], tuple[ResultTable, Draw | None]]
+    table: Callable[[Experiment, Rows], list[dict[str, Cell]]]
+    figure: "Callable[[Experiment, Rows, Figure], None] | None" = None
+
+    def show(self, experiment: Experiment, rows: Rows) -> tuple[ResultTable, DrawFigure | None]:
+        """The table of gathered rows, and the function that draws their figure."""
+        table = ResultTable(self.table(experiment, rows), tuple(filter(None, [experiment.note])))
+        return table, None if self.figure is None else partial(self.figure, experiment, rows)
+
+
+def spread_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+    """Rows as they were gathered, with the mean and standard deviation of what was timed several times."""
+    return [
+        {short(name): Spread.of(value) if isinstance(value, list) else value for name, value in row.items()}
+        for row in rows
+    ]
 
 
 # --- seconds of syncs -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """The table `options` of an experiment that times syncs."""
+
+    weights: int  # of the model for which seconds are given
+    timed: int = 1 << 24  # weights that are timed at most
+    device: str = "cpu"
+    repeats: int = 5
+    sizes: Sequence[int] = ()  # K
+    rounds: Sequence[int] = ()  # after which every step is replayed
+    steps: int = 0  # local steps of a client in a round
+    clients: int = 0  # of a round
 
 
 def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
@@ -57,39 +84,38 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     Work that is linear in weights or directions is timed on a part of them and scaled; each row has the size of the
     part.
     """
-    options = experiment.options
-    weights, device, repeats = options["weights"], options.get("device", "cpu"), options.get("repeats", REPEATS)
-    timed = min(weights, options.get("timed", 1 << 24))
-    w, out = (torch.full((timed,), 0.02, device=device) for _ in range(2))
-    whole = weights / timed
+    options = options_of(SyncOptions, experiment)
+    timed = min(options.weights, options.timed)
+    w, out = (torch.full((timed,), 0.02, device=options.device) for _ in range(2))
+    whole = options.weights / timed
 
-    def paper(size: int) -> tuple[list[float], int]:
-        return _scaled(_seconds(lambda: paper_direction(w), device, repeats), size * whole), 1
-
-    def ours(family: str, size: int) -> tuple[list[float], int]:
-        seconds, directions = _sync(family, size, w, out, repeats)
+    def seconds_of(way: str, size: int) -> tuple[list[float], int]:
+        """Seconds of a sync with K = size, and the number of directions that were timed."""
+        if way == PAPER:
+            seconds = _seconds(lambda: paper_direction(w), options.device, options.repeats)
+            return _scaled(seconds, size * whole), 1
+        seconds, directions = _sync(way, size, w, out, options.repeats)
         return _scaled(seconds, whole), directions
 
-    ways = {PAPER: paper} | {family: partial(ours, family) for family in EVERYWHERE}
     rows: Rows = []
-    for size in options.get("sizes", []):
-        for way, run in ways.items():
-            seconds, directions = run(size)
+    for size in options.sizes:
+        for way in (PAPER, *SHAPELESS):
+            seconds, directions = seconds_of(way, size)
             tell(f"K = {size:,}, {way}: {Spread.of(seconds)} s")
             rows.append(
                 {"way": way, "K": size, "seconds": seconds, "timed directions": directions, "timed weights": timed}
             )
-    linear = {PAPER: 1, **SAMPLE} if "rounds" in options else {}
-    one = {way: _scaled(ways[way](few)[0], 1 / few) for way, few in linear.items()}
-    for rounds in options.get("rounds", []):
-        steps = rounds * options["steps"] * options["clients"]
-        for way, seconds in one.items():
+    linear = {PAPER: 1, **SAMPLE} if options.rounds else {}
+    one_direction = {way: _scaled(seconds_of(way, few)[0], 1 / few) for way, few in linear.items()}
+    for rounds in options.rounds:
+        steps = rounds * options.steps * options.clients
+        for way, seconds in one_direction.items():
             replayed = _scaled(seconds, steps)
             rows.append({"way": f"unlimited, {way}", "total steps": steps, "seconds": replayed, "timed weights": timed})
     return rows
 
 
-def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
+def draw_unlimited(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
     steps = sorted({row["total steps"] for row in rows if "total steps" in row})
     lines: dict[str, list[float]] = {}
@@ -99,32 +125,25 @@ def show_unlimited(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Dra
     for row in rows:
         if "K" in row:
             lines[f"K = {row['K']:,}, {row['way']}"] = [fmean(row["seconds"]) * min(1, s / row["K"]) for s in steps]
-
-    def draw(figure: "Figure") -> None:
-        (axes,) = panels(figure, [f"{experiment.options['weights']:,} weights"], 7.5)
-        for number, (label, seconds) in enumerate(lines.items()):
-            axes.plot(steps, seconds, label=label, linewidth=1.6, **style(number))
-        axes.set(
-            xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel="seconds to the latest model"
-        )
-        legend_beside(axes)
-
-    return ResultTable([_cells(row) for row in rows], _notes(experiment)), draw
+    (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
+    for number, (label, seconds) in enumerate(lines.items()):
+        axes.plot(steps, seconds, label=label, linewidth=1.6, **style(number))
+    axes.set(
+        xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel="seconds to the latest model"
+    )
+    legend_beside(axes)
 
 
-def show_syncs(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
+def draw_syncs(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 8: seconds of a sync against K."""
-
-    def draw(figure: "Figure") -> None:
-        (axes,) = panels(figure, [f"{experiment.options['weights']:,} weights"], 7.5)
-        for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
-            mine = {row["K"]: Spread.of(row["seconds"]) for row in rows if row["way"] == way}
-            line(axes, list(mine), [s.mean for s in mine.values()], [s.std for s in mine.values()], way, number)
-        axes.set(yscale="log", xlabel="K", ylabel="seconds to the latest model")
-        powers(axes, [row["K"] for row in rows])
-        legend_beside(axes)
-
-    return ResultTable([_cells(row) for row in rows], _notes(experiment)), draw
+    (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
+    for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
+        points = {row["K"]: Spread.of(row["seconds"]) for row in rows if row["way"] == way}
+        means, widths = [point.mean for point in points.values()], [point.std for point in points.values()]
+        line(axes, list(points), means, widths, way, number)
+    axes.set(yscale="log", xlabel="K", ylabel="seconds to the latest model")
+    powers(axes, [row["K"] for row in rows])
+    legend_beside(axes)
 
 
 def paper_direction(w: Tensor) -> None:
@@ -146,25 +165,25 @@ def _sync(family: str, size: int, w: Tensor, out: Tensor, repeats: int) -> tuple
     if pool.transformed:
         return _seconds(lambda: materialize(w, pool, c, out), device, repeats), size
     few = min(SAMPLE[family], size)
-    taken = _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), device, repeats)
-    return _scaled(taken, size / few), few
+    seconds = _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), device, repeats)
+    return _scaled(seconds, size / few), few
 
 
 def _scaled(seconds: Sequence[float], factor: float) -> list[float]:
-    return [one * factor for one in seconds]
+    return [second * factor for second in seconds]
 
 
 def _seconds(job: Callable[[], object], device: str, repeats: int) -> list[float]:
     """The times of several calls of a job, after a first call that compiles."""
     job()
-    taken = []
+    seconds = []
     for _ in range(repeats):
         _wait(device)
         begin = time.perf_counter()
         job()
         _wait(device)
-        taken.append(time.perf_counter() - begin)
-    return taken
+        seconds.append(time.perf_counter() - begin)
+    return seconds
 
 
 def _wait(device: str) -> None:
@@ -175,6 +194,17 @@ def _wait(device: str) -> None:
 # --- the toy problem of Figure 5 ------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class ToyOptions:
+    """The table `options` of the toy problem."""
+
+    draws: Sequence[int]  # Γ
+    sizes: Sequence[int]  # K
+    repetitions: int
+    d: int = 10_000
+    families: Sequence[str] = SHAPELESS
+
+
 def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
     """Mean absolute coordinate, over d coordinates and all repetitions, of the mean of Γ perturbations drawn from K.
 
@@ -182,49 +212,46 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     plain average over coordinates is therefore near 0 for any K; the size of the gap ε of the paper's Lemma 1 is in
     the absolute value. The sum of Γ draws is Σ_j n_j z_j with multinomial counts n: one pass of the library for any Γ.
     """
-    options, rows = experiment.options, []
-    d = options.get("d", 10_000)
-    base, mean = torch.zeros(d), torch.empty(d)
-    for family in options.get("families", EVERYWHERE):
-        for draws in options["draws"]:
-            for size in options["sizes"]:
-                found = []
-                for repetition in range(options["repetitions"]):
+    options = options_of(ToyOptions, experiment)
+    base, mean = torch.zeros(options.d), torch.empty(options.d)
+    rows: Rows = []
+    for family in options.families:
+        for draws in options.draws:
+            for size in options.sizes:
+                means: list[float] = []
+                for repetition in range(options.repetitions):
                     pool = Pool(pool_key(repetition), size, family)
                     rng = generator(repetition, Purpose.BATCHES, size, draws)
                     counts = rng.multinomial(draws, np.full(size, 1 / size))
                     materialize(base, pool, counts / draws, mean)
-                    found.append(float(mean.abs().mean()))
-                std = float(np.std(found, ddof=1)) if len(found) > 1 else None
-                rows.append({"family": family, "Γ": draws, "K": size, "mean |mean|": float(np.mean(found)), "std": std})
+                    means.append(float(mean.abs().mean()))
+                std = float(np.std(means, ddof=1)) if len(means) > 1 else None
+                rows.append({"family": family, "Γ": draws, "K": size, "mean |mean|": float(np.mean(means)), "std": std})
         tell(f"{family}: done")
     return rows
 
 
-def show_toy(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
+def toy_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+    """The gathered rows, and how much larger each mean is than that of directions from fresh seeds."""
+    count = options_of(ToyOptions, experiment).repetitions
+    cells = zip(spread_cells(experiment, rows), rows, strict=True)
+    return [cell | {"times any seed": _times_any_seed(row, count)} for cell, row in cells]
+
+
+def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 5: a panel a family, a line for each Γ; dotted: Γ unrestricted draws, √(2 / πΓ) for the largest Γ."""
     families = list(dict.fromkeys(row["family"] for row in rows))
     most = max(row["Γ"] for row in rows)
-
-    def draw(figure: "Figure") -> None:
-        for axes, family in zip(panels(figure, families), families, strict=True):
-            mine = [row for row in rows if row["family"] == family]
-            for number, draws in enumerate(sorted({row["Γ"] for row in mine})):
-                points = [row for row in mine if row["Γ"] == draws]
-                means = [row["mean |mean|"] for row in points]
-                line(
-                    axes, [row["K"] for row in points], means, [row["std"] for row in points], f"Γ = {draws:,}", number
-                )
-            axes.axhline(
-                unrestricted(most), color="black", linewidth=1.2, linestyle=":", label=f"Γ = {most:,}, any seed"
-            )
-            axes.set(yscale="log", xlabel="K", ylabel="mean absolute value of the mean")
-            powers(axes, [row["K"] for row in mine])
-            axes.legend()
-
-    count = experiment.options["repetitions"]
-    cells = [_cells(row) | {"times any seed": _times_any_seed(row, count)} for row in rows]
-    return ResultTable(cells, _notes(experiment)), draw
+    for axes, family in zip(panels(figure, families), families, strict=True):
+        of_family = [row for row in rows if row["family"] == family]
+        for number, draws in enumerate(sorted({row["Γ"] for row in of_family})):
+            points = [row for row in of_family if row["Γ"] == draws]
+            sizes, means, stds = ([row[name] for row in points] for name in ("K", "mean |mean|", "std"))
+            line(axes, sizes, means, stds, f"Γ = {draws:,}", number)
+        axes.axhline(unrestricted(most), color="black", linewidth=1.2, linestyle=":", label=f"Γ = {most:,}, any seed")
+        axes.set(yscale="log", xlabel="K", ylabel="mean absolute value of the mean")
+        powers(axes, [row["K"] for row in of_family])
+        axes.legend()
 
 
 def _times_any_seed(row: Mapping[str, Any], count: int) -> str:
@@ -241,81 +268,79 @@ def unrestricted(draws: int) -> float:
 # --- costs ----------------------------------------------------------------------------------------
 
 
-class MeasuredCosts(Protocol):
-    """The results of `fedkseed.planning.compare.measure` that are shown here."""
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """The table `options` of an experiment that measures costs."""
 
-    bytes_down: int
-    bytes_up: int
-    trainable: int
-    peak_memory: int
-    sync_seconds: float
-    step_seconds: float
+    repeats: int = 1
+    complexity: Mapping[str, Sequence[str]] = field(default_factory=dict)  # method -> the paper's three orders
 
 
 def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
     """Costs of every method with each model, measured one after the other, and in turns where they are repeated."""
-    plan, found = experiment.plan(seeds=[0]), list[list[dict[str, Any]]]()
-    for repeat in range(experiment.options.get("repeats", 1)):
-        found.append([])
-        for planned in plan:
+    plan, repeats = experiment.plan(seeds=[0]), options_of(CostOptions, experiment).repeats
+    costs: list[list[dict[str, Any]]] = [[] for _ in plan]  # of each planned run, those of every repetition
+    for repeat in range(repeats):
+        for planned, repetitions in zip(plan, costs, strict=True):
             tell(f"measuring {experiment.label(planned.axes)}" + (f", time {repeat + 1}" if repeat else ""))
             algorithm = planned.table["training"]["algorithm"]
-            found[-1].append(asdict(measure(planned.recipe(places), algorithm)))
-    rows: Rows = []
-    for planned, *times in zip(plan, *found, strict=True):
-        rows.append({**planned.axes, **times[0], **{name: [one[name] for one in times] for name in VARYING}})
-    return rows
+            repetitions.append(asdict(measure(planned.recipe(places), algorithm)))
+    return [
+        {**planned.axes, **times[0], **{name: [cost[name] for cost in times] for name in VARYING}}
+        for planned, times in zip(plan, costs, strict=True)
+    ]
 
 
-def show_complexity(experiment: Experiment, rows: Rows) -> tuple[ResultTable, None]:
+def complexity_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
-    table: list[dict[str, Cell]] = []
-    for row in rows:
-        orders_of = experiment.options["complexity"].get(row["method"])
-        if orders_of is not None:
-            orders = dict(zip(("communication", "memory", "computation"), orders_of, strict=True))
-            approach = experiment.title_of("method", row["method"])
-            table.append({"approach": approach, **orders, **_costs(experiment, row)})
-    return ResultTable(table, _notes(experiment)), None
+    complexity = options_of(CostOptions, experiment).complexity
+    names = ("communication", "memory", "computation")
+    return [
+        {"approach": _method(experiment, row), **dict(zip(names, orders, strict=True)), **_costs(row)}
+        for row in rows
+        if (orders := complexity.get(row["method"])) is not None
+    ]
 
 
-def show_overhead(experiment: Experiment, rows: Rows) -> tuple[ResultTable, None]:
+def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """Table 3: the paper's cells, the same by the arithmetic of `byte_counts`, and costs measured here."""
     measured = {row["method"]: row for row in rows}
     table: list[dict[str, Cell]] = []
     for method in experiment.axes["method"]:
         row: dict[str, Cell] = {"approach": experiment.title_of("method", method)}
-        cells = byte_counts.TABLE_3.get(method, (None, None))
-        for (title, of), cell in zip(byte_counts.TITLES.items(), cells, strict=True):
-            if cell is not None:
-                bytes_ = byte_counts.communication(method, of, byte_counts.SEEDS[title].get(method, 0))
-                row |= {
-                    f"{title}: paper": cell[0],
-                    f"{title}: computed": byte_counts.printed(bytes_),
-                    f"{title}: memory, paper": cell[1],
-                }
-        table.append(row | (_costs(experiment, measured[method]) if method in measured else {}))
-    return ResultTable(table, _notes(experiment)), None
+        for (title, sizes), cell in zip(byte_counts.TITLES.items(), byte_counts.TABLE_3.get(method, ()), strict=False):
+            count = byte_counts.communication(method, sizes, byte_counts.SEEDS[title].get(method, 0))
+            row |= {
+                f"{title}: paper": cell[0],
+                f"{title}: computed": byte_counts.printed(count),
+                f"{title}: memory, paper": cell[1],
+            }
+        table.append(row | (_costs(measured[method]) if method in measured else {}))
+    return table
 
 
-def show_steps(experiment: Experiment, rows: Rows) -> tuple[ResultTable, Draw]:
+def step_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
+    """The measured costs of each model and method."""
+    return [{"model": row["model"], "approach": _method(experiment, row), **_costs(row)} for row in rows]
+
+
+def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 14: seconds of a local step against trainable weights."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-
-    def draw(figure: "Figure") -> None:
-        for axes, model in zip(panels(figure, models), models, strict=True):
-            for number, row in enumerate(r for r in rows if r["model"] == model):
-                look = {**style(number), "linestyle": "none", "markersize": 8}
-                seconds, label = Spread.of(row["step_seconds"]), experiment.title_of("method", row["method"])
-                axes.errorbar([row["trainable"]], [seconds.mean], [seconds.std or 0], label=label, **look)
-            axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
-            legend_beside(axes)
-
-    named = [{"model": row["model"], "approach": experiment.title_of("method", row["method"])} for row in rows]
-    return ResultTable([n | _costs(experiment, r) for n, r in zip(named, rows, strict=True)], _notes(experiment)), draw
+    for axes, model in zip(panels(figure, models), models, strict=True):
+        for number, row in enumerate(r for r in rows if r["model"] == model):
+            look, seconds = {**style(number), "linestyle": "none", "markersize": 8}, Spread.of(row["step_seconds"])
+            label = _method(experiment, row)
+            axes.errorbar([row["trainable"]], [seconds.mean], [seconds.std or 0], label=label, **look)
+        axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
+        legend_beside(axes)
 
 
-def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
+def _method(experiment: Experiment, row: Mapping[str, Any]) -> str:
+    return experiment.title_of("method", row["method"])
+
+
+def _costs(row: Mapping[str, Any]) -> dict[str, Cell]:
     """The measured costs of a row as cells; "back" is for a client that has missed `compare.AWAY` rounds."""
     return {
         "trainable": row["trainable"],
@@ -329,19 +354,11 @@ def _costs(experiment: Experiment, row: Mapping[str, Any]) -> dict[str, Cell]:
     }
 
 
-def _cells(row: Mapping[str, Any]) -> dict[str, Cell]:
-    return {short(name): Spread.of(value) if isinstance(value, list) else value for name, value in row.items()}
-
-
-def _notes(experiment: Experiment) -> tuple[str, ...]:
-    return (experiment.note,) if experiment.note else ()
-
-
 MEASURED = {
-    "unlimited": Microbenchmark(gather_syncs, show_unlimited),
-    "syncs": Microbenchmark(gather_syncs, show_syncs),
-    "toy": Microbenchmark(gather_toy, show_toy),
-    "complexity": Microbenchmark(gather_costs, show_complexity),
-    "overhead": Microbenchmark(gather_costs, show_overhead),
-    "steps": Microbenchmark(gather_costs, show_steps),
+    "unlimited": Microbenchmark(gather_syncs, spread_cells, draw_unlimited),
+    "syncs": Microbenchmark(gather_syncs, spread_cells, draw_syncs),
+    "toy": Microbenchmark(gather_toy, toy_cells, draw_toy),
+    "complexity": Microbenchmark(gather_costs, complexity_cells),
+    "overhead": Microbenchmark(gather_costs, overhead_cells),
+    "steps": Microbenchmark(gather_costs, step_cells, draw_steps),
 }

@@ -4,21 +4,21 @@ OUTPUT/runs/SCALE/LABEL-seed-SEED-HASH/   a run; the hash is that of its recipe,
                                           run, and experiments with an equal recipe share one
 OUTPUT/NAME/SCALE/                        table.md, table.csv, figure.png, figure.svg, about.json, by-round.md and
                                           by-round.csv where methods are compared with one of them, and of the runs:
-                                          runs.md, runs.csv (a row each), runs.json and rounds.csv (see records.py)
+                                          runs.md, runs.csv (a row each), runs.json and rounds.csv (see run_records.py)
 """
 
 import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from glob import escape as glob_escape
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any
 
 from .. import __version__
@@ -32,13 +32,43 @@ from ..run.progress import Silent
 from ..run.round_metrics import METRICS
 from ..run.simulation import resume, start
 from ..run.store import STOPPED, Store
-from . import bases, tiny_model
-from . import run_records as recording
-from .experiments import Choice, Experiment, Planned, fingerprint, merge, short
-from .figures import save
+from . import run_records, tiny_model
+from .comparison import Comparison, ComparisonOptions
+from .experiment_bases import BASIS_PLACE, describe_bases, make_bases, require_basis_of_record, with_basis_place
+from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, short
+from .figures import DrawFigure, save
 from .microbenchmarks import MEASURED
-from .results import MEASURES, SHARES, ResultTable, RunOutcome
-from .tables import RUNS, WITHOUT_FIGURE, by_round
+from .outputs import OUTPUTS
+from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome
+from .tables import by_round
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What is asked for: the runs of an experiment, and its table and figure."""
+
+    experiment: Experiment
+    output: Path
+    given: Mapping[str, str] = field(default_factory=dict)  # paths for the recipes' `$places`
+    only: str = ""  # text that the labels of the runs to do contain
+    # (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and figure are
+    # written by the call that finds all runs finished
+    part: tuple[int, int] = (1, 1)
+    records: Path | None = (
+        None  # a folder of results; runs that one of its experiments has records of are not done again
+    )
+    public: str | None = None  # public instruction data to make the experiment's bases of, where none is given
+    command: Sequence[str] = ()  # the command line, for about.json
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the table and figure."""
+        return self.output / self.experiment.name / self.experiment.scale
+
+    @cached_property
+    def recorded(self) -> Mapping[str, RunOutcome]:
+        """The runs that are on record, by `run_records.recipe_key`."""
+        return {} if self.records is None else run_records.read_all(self.records, self.experiment.scale)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +81,14 @@ class Job:
     label: str
     recorded: RunOutcome | None = None  # its results, where a run of the same recipe is on record
 
+    @property
+    def begun(self) -> bool:
+        """Whether the run has a directory."""
+        return (self.directory / "recipe.toml").is_file()
+
     def outcome(self) -> RunOutcome | None:
         """The results of the run; None while the run is not finished."""
-        if not (self.directory / "recipe.toml").is_file():
+        if not self.begun:
             return self.recorded
         store = Store(self.directory)
         if self.recipe.training.rounds not in store.evaluations() and store.recall(STOPPED) is None:
@@ -77,27 +112,8 @@ class ExperimentProgress(Silent):
         self.bars.count_round(report.seconds)
 
 
-def reproduce(
-    experiment: Experiment,
-    output: Path,
-    given: Mapping[str, str],
-    *,
-    only: str = "",
-    part: tuple[int, int] = (1, 1),
-    records: Path | None = None,
-    public: str | None = None,
-    command: Sequence[str] = (),
-) -> Path | None:
+def reproduce(asked: Reproduction) -> Path | None:
     """Carry out the remaining runs of an experiment, then write its table and figure.
-
-    Args:
-        given: paths for the recipes' `$places`.
-        only: text that the labels of the runs to do contain.
-        part: (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and
-            figure are written by the call that finds all runs finished.
-        records: a folder of results; runs that one of its experiments has records of are not done again.
-        public: public instruction data to make the experiment's bases of, where none is given.
-        command: the command line, for about.json.
 
     Returns:
         The folder of the table and figure; None while runs of other parts are not finished.
@@ -105,57 +121,37 @@ def reproduce(
     Raises:
         FedKSeedError: a recipe can't be run, or a path is not given.
     """
-    own = bases.PLACE in given  # a file of the user's is never made, where it is missing
-    given = bases.placed(experiment, output, with_tiny(experiment.scale, output, given), public)
-    _require_packages(experiment, given)
-    folder = output / experiment.name / experiment.scale
-    with border(f"can't make {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
+    experiment, output = asked.experiment, asked.output
+    places = with_basis_place(experiment, output, with_tiny(experiment.scale, output, asked.given), asked.public)
+    wanted = replace(asked, given=places)
+    _require_packages(wanted)
+    with border(f"can't make {wanted.folder}"):
+        wanted.folder.mkdir(parents=True, exist_ok=True)
     if experiment.output in MEASURED:
-        return _measure(experiment, folder, given, command)
-    if not own:
-        bases.make(experiment, given, public)
-    known = {} if records is None else recording.found(records, experiment.scale)
-    choice, trials = experiment.choice, list[Job]()
-    jobs: list[Job] | None
-    if choice is None:
-        jobs = _jobs(experiment, output, given, only, records=known)
-    else:
-        jobs, trials = _choose(experiment, choice, output, given, only, part, known)
-    if jobs is None or run(jobs, part, trials=experiment.along_rates) is None:
+        return _measure(wanted)
+    options_of(ComparisonOptions, experiment)  # an unknown one is refused before the first run
+    if BASIS_PLACE not in asked.given:  # a file of the user's is never made, where it is missing
+        make_bases(experiment, places, asked.public)
+    trials, best = _search(wanted, experiment.choice) if experiment.choice else ([], [{}])
+    jobs = None if best is None else make_jobs(wanted, fixed=best)
+    if jobs is None or run(jobs, wanted.part, may_fail=experiment.along_rates) is None:
         return None
-    if experiment.output == "speed":  # the one table with a column for it
-        done = (job for job in jobs if job.recorded is None)
-        recording.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in done)
-    finished = [(job, outcome) for job in jobs if (outcome := job.outcome()) is not None]
-    if not finished:
-        raise FedKSeedError(f"all runs of {experiment.name} ended with an error; see the lines above")
-    outcomes = [outcome for _, outcome in finished]
-    if experiment.output == "probabilities":
-        outcomes = [recording.with_probabilities(outcome) for outcome in outcomes]
-    recorded = list(zip(outcomes, (job.planned.table for job, _ in finished), strict=True))
-    recording.require_one_model(recorded)
-    table, draw = RUNS[experiment.output](experiment, outcomes)
-    made_of = list(bases.described([job.recipe for job, _ in finished]))
-    _write(experiment, folder, table, command, [outcome.directory.name for outcome in outcomes], made_of=made_of)
-    _write_by_round(experiment, folder, outcomes)
-    _runs(experiment, outcomes).write(folder, f"Runs of {experiment.name}", "runs")
-    tried = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
-    recording.keep(folder, recorded, tried)
-    if draw is not None:
-        save(draw, folder)
-    return folder
+    _write_results(wanted, jobs, trials)
+    return wanted.folder
 
 
-def _require_packages(experiment: Experiment, given: Mapping[str, str]) -> None:
+def _require_packages(wanted: Reproduction) -> None:
     """Refuse before the first run what would be refused after it, or after the tenth, for want of a package.
 
     Raises:
         FedKSeedError: one is not installed.
     """
-    needed = {} if experiment.output in WITHOUT_FIGURE else {"matplotlib": "plots"}
-    for planned in [] if experiment.output in MEASURED else experiment.plan([0]):
-        needed |= packages(planned.recipe(given))
+    experiment = wanted.experiment
+    measured = experiment.output in MEASURED
+    kind = MEASURED[experiment.output] if measured else OUTPUTS[experiment.output]
+    needed = {} if kind.figure is None else {"matplotlib": "plots"}
+    for planned in [] if measured else experiment.plan([0]):
+        needed |= packages(planned.recipe(wanted.given))
     for package, extra in needed.items():
         if find_spec(package) is None:
             raise FedKSeedError(
@@ -163,36 +159,11 @@ def _require_packages(experiment: Experiment, given: Mapping[str, str]) -> None:
             )
 
 
-def redraw(experiment: Experiment, output: Path) -> Path:
-    """Make an experiment's table and figure again from the records of its runs; about.json stays.
-
-    Raises:
-        FedKSeedError: the folder has no records, or the experiment's output is not made of what they hold.
-    """
-    folder = output / experiment.name / experiment.scale
-    if experiment.output in MEASURED:
-        raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
-    outcomes = recording.kept(folder)
-    table, draw = RUNS[experiment.output](experiment, outcomes)
-    table.write(folder, f"{experiment.item}: {experiment.title}")
-    _write_by_round(experiment, folder, outcomes)
-    if draw is not None:
-        save(draw, folder)
-    return folder
-
-
-def _write_by_round(experiment: Experiment, folder: Path, outcomes: Sequence[RunOutcome]) -> None:
-    if (table := by_round(experiment, outcomes)) is not None:
-        table.write(folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
-
-
 def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str, str]:
     """The paths given, and for the scale `tiny` also the path of its model, which is made if it is missing."""
-    return (
-        given
-        if scale != "tiny" or "model" in given
-        else {**given, "model": str(tiny_model.make(output / "models" / "tiny"))}
-    )
+    if scale != "tiny" or "model" in given:
+        return given
+    return {**given, "model": str(tiny_model.make(output / "models" / "tiny"))}
 
 
 def parts(text: str) -> tuple[int, int]:
@@ -201,191 +172,239 @@ def parts(text: str) -> tuple[int, int]:
     Raises:
         FedKSeedError: the text has another form, or I is not from 1 to N.
     """
-    found = re.fullmatch(r"(\d+)/(\d+)", text)
-    if found is None or not 1 <= int(found[1]) <= int(found[2]):
+    match = re.fullmatch(r"(\d+)/(\d+)", text)
+    if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise FedKSeedError(f"a part is written 1/4, 2/4, 3/4 or 4/4, got {text!r}")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
-def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, trials: bool = False) -> list[RunOutcome] | None:
-    """Finish the runs of a part, one by one.
+def make_jobs(
+    wanted: Reproduction, *, seeds: Sequence[int] | None = None, fixed: Sequence[Tree] = ({},), over: Tree | None = None
+) -> list[Job]:
+    """The runs of an experiment that agree with one of the combinations `fixed`, with `over` laid over their recipes.
 
-    Args:
-        trials: whether a run that began may fail: one whose rate is too high diverges.
-
-    Returns:
-        The results of all runs that did not fail; None if other parts have some left.
+    Raises:
+        FedKSeedError: there are none, or a recipe is not valid.
     """
-    failed = set[Path]()
-    mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
-    left = [job for job in mine if job.outcome() is None]
-    with Bars(sum(job.recipe.training.rounds for job in left) or 1) as bars:
-        for number, job in enumerate(left, 1):
-            try:
-                if (job.directory / "recipe.toml").is_file():
-                    done = len(Store(job.directory).reports())
-                    bars.bars.update(bars.rounds, advance=done)
-                    resume(job.directory, ExperimentProgress(bars))
-                else:
-                    others = job.directory.parent.glob(f"*-seed-{job.planned.seed}-*")
-                    start(_whole(job.recipe), job.directory, ExperimentProgress(bars), earlier=sorted(others))
-            except FedKSeedError as error:
-                begun = (job.directory / "recipe.toml").is_file()
-                if not trials or not begun or locked(job.directory / "lock"):  # by another process, which may finish it
-                    raise
-                failed.add(job.directory)
-                bars.note(f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: {error}")
-                continue
-            recording.note_commit(Store(job.directory))
-            outcome = job.outcome()
-            if outcome is None:
-                raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
-            bars.note(
-                f"{number:3} of {len(left)}   {job.label}, seed {job.planned.seed}: held-out loss "
-                f"{outcome.loss[0]:.4f} → {outcome.loss[outcome.rounds]:.4f}, {outcome.seconds:.0f} s"
-            )
-    found = [job.outcome() for job in jobs if job.directory not in failed]
-    known = [outcome for outcome in found if outcome is not None]
-    return known if len(known) == len(found) else None
-
-
-def _whole(recipe: Recipe) -> Recipe:
-    """The recipe of a run that does all its rounds: a table compares equal numbers of them, diverged runs included."""
-    return recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"stop_when_diverged": False})})
-
-
-def _jobs(
-    experiment: Experiment, output: Path, given: Mapping[str, str], only: str,
-    seeds: Sequence[int] | None = None, fixed: Sequence[Mapping[str, Any]] = ({},),
-    records: Mapping[str, RunOutcome] | None = None, over: Mapping[str, Any] = MappingProxyType({}),
-) -> list[Job]:  # fmt: skip
     jobs = []
-    for planned in (p for axes in fixed for p in experiment.plan(seeds, axes)):
-        planned = replace(planned, table=merge(planned.table, over))
-        label = experiment.label(planned.axes)
-        if only.lower() not in label.lower():
-            continue
-        recipe = planned.recipe(given)
-        name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
-        folder, end = output / "runs" / experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
-        known = sorted(folder.glob(f"*{glob_escape(end)}"))  # another experiment may have labelled the run otherwise
-        recorded = (records or {}).get(recording.name_of(planned.table))
-        if recorded is not None:  # maybe of an experiment with other axes
-            bases.require_same(recipe, recorded)
-            recorded = replace(recorded, axes=planned.axes)
-        jobs.append(Job(planned, recipe, known[0] if known else folder / f"{name}{end}", label, recorded))
+    for planned in (run for axes in fixed for run in wanted.experiment.plan(seeds, axes)):
+        planned = replace(planned, table=merge(planned.table, over or {}))
+        label = wanted.experiment.label(planned.axes)
+        if wanted.only.lower() in label.lower():
+            recipe = planned.recipe(wanted.given)
+            jobs.append(
+                Job(planned, recipe, _directory(wanted, planned, recipe), label, _recorded(wanted, planned, recipe))
+            )
     if not jobs:
-        raise FedKSeedError(f"{experiment.name} has no run whose label holds {only!r}")
+        raise FedKSeedError(f"{wanted.experiment.name} has no run whose label holds {wanted.only!r}")
     return jobs
 
 
-def _choose(
-    experiment: Experiment, choice: Choice, output: Path, given: Mapping[str, str], only: str,
-    part: tuple[int, int], records: Mapping[str, RunOutcome] | None = None,
-) -> tuple[list[Job] | None, list[Job]]:  # fmt: skip
-    """The jobs with the best value of the chosen axis, and its trials; None if other parts have trials left.
+def _directory(wanted: Reproduction, planned: Planned, recipe: Recipe) -> Path:
+    """The directory of a run: one of the same recipe that is there, which another experiment may have named, or new."""
+    folder, end = wanted.output / "runs" / wanted.experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
+    same_recipe = sorted(folder.glob(f"*{glob_escape(end)}"))
+    name = re.sub(r"[^\w.]+", "-", wanted.experiment.label(planned.axes)).strip("-").lower()[:80]
+    return same_recipe[0] if same_recipe else folder / f"{name}{end}"
+
+
+def _recorded(wanted: Reproduction, planned: Planned, recipe: Recipe) -> RunOutcome | None:
+    """The results of a run that is on record, maybe of an experiment with other axes."""
+    recorded = wanted.recorded.get(run_records.recipe_key(planned.table))
+    if recorded is None:
+        return None
+    require_basis_of_record(recipe, recorded)
+    return replace(recorded, axes=planned.axes)
+
+
+def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool = False) -> list[RunOutcome] | None:
+    """Finish the runs of a part, one by one.
+
+    Args:
+        may_fail: whether a run that began may fail: one whose rate is too high diverges.
+
+    Returns:
+        The results of all runs that did not fail; None if other parts have not finished theirs.
+    """
+    failed = set[Path]()
+    mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
+    todo = [job for job in mine if job.outcome() is None]
+    with Bars(sum(job.recipe.training.rounds for job in todo) or 1) as bars:
+        for number, job in enumerate(todo, 1):
+            try:
+                _finish(job, bars)
+            except FedKSeedError as error:
+                # a run that another process works on did not fail: that process may finish it
+                if not may_fail or not job.begun or locked(job.directory / "lock"):
+                    raise
+                failed.add(job.directory)
+                ended = f"{error}"
+            else:
+                outcome = job.outcome()
+                if outcome is None:
+                    raise FedKSeedError(f"{job.directory} ended without a result; remove it and try again")
+                before, after = outcome.loss[0], outcome.loss[outcome.rounds]
+                ended = f"held-out loss {before:.4f} → {after:.4f}, {outcome.seconds:.0f} s"
+            bars.note(f"{number:3} of {len(todo)}   {job.label}, seed {job.planned.seed}: {ended}")
+    outcomes = [job.outcome() for job in jobs if job.directory not in failed]
+    finished = [outcome for outcome in outcomes if outcome is not None]
+    return finished if len(finished) == len(outcomes) else None
+
+
+def _finish(job: Job, bars: Bars) -> None:
+    """Start or resume a run, and carry it to its end."""
+    if job.begun:
+        bars.bars.update(bars.rounds, advance=len(Store(job.directory).reports()))
+        resume(job.directory, ExperimentProgress(bars))
+    else:
+        # a run does all its rounds: a table compares equal numbers of them, diverged runs included
+        evaluation = job.recipe.evaluation.model_copy(update={"stop_when_diverged": False})
+        recipe = job.recipe.model_copy(update={"evaluation": evaluation})
+        others = sorted(job.directory.parent.glob(f"*-seed-{job.planned.seed}-*"))
+        start(recipe, job.directory, ExperimentProgress(bars), earlier=others)
+    run_records.note_commit(Store(job.directory))
+
+
+def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree] | None]:
+    """The trials of a search, and each combination of axes with its best value; None if other parts have trials to do.
 
     A value is out if one of its trials failed, or ended with a loss that is no number.
 
     Raises:
         FedKSeedError: all values of a combination are out.
     """
+    experiment = wanted.experiment
     others = [axis for axis in experiment.axes if axis != choice.axis]
-    seeds = range(experiment.seeds, experiment.seeds + choice.seeds)
-    jobs = _jobs(experiment, output, given, only, seeds, records=records, over=choice.recipe)
-    trials = run(jobs, part, trials=True)
-    if trials is None:
-        return None, []
-    losses: dict[tuple[Any, ...], dict[Any, list[float]]] = {}
-    least: dict[tuple[Any, ...], Any] = {}
-    for o in trials:
-        of = losses.setdefault(tuple(o.axes[a] for a in others), {})
-        of.setdefault(o.axes[choice.axis], []).append(o.loss[o.rounds] - o.loss[0])
+    jobs = make_jobs(wanted, seeds=range(experiment.seeds, experiment.seeds + choice.seeds), over=choice.recipe)
+    outcomes = run(jobs, wanted.part, may_fail=True)
+    if outcomes is None:
+        return jobs, None
+    changes: dict[tuple[Any, ...], dict[Any, list[float]]] = {}  # values of the other axes -> value -> its trials
+    for outcome in outcomes:
+        by_value = changes.setdefault(tuple(outcome.axes[axis] for axis in others), {})
+        by_value.setdefault(outcome.axes[choice.axis], []).append(outcome.last_change)
+    best: dict[tuple[Any, ...], Tree] = {}
     for job in jobs:
-        values = tuple(job.planned.axes[a] for a in others)
-        found = {
-            value: fmean(changes)
-            for value, changes in losses.get(values, {}).items()
-            if len(changes) == choice.seeds and isfinite(sum(changes))
+        values = tuple(job.planned.axes[axis] for axis in others)
+        means = {
+            value: fmean(of_trials)
+            for value, of_trials in changes.get(values, {}).items()
+            if len(of_trials) == choice.seeds and isfinite(sum(of_trials))
         }
-        if not found:
+        if not means:
             raise FedKSeedError(f"{job.label}: no value of {choice.axis} ended with a loss; give it smaller ones")
-        least[values] = min(found, key=lambda value: found[value])
-    best = [{**dict(zip(others, values, strict=True)), choice.axis: value} for values, value in least.items()]
-    return _jobs(experiment, output, given, only, fixed=best, records=records), jobs
+        best[values] = {**job.planned.axes, choice.axis: min(means, key=lambda value: means[value])}
+    return jobs, [*best.values()]
 
 
-def _measure(experiment: Experiment, folder: Path, given: Mapping[str, str], command: Sequence[str]) -> Path:
+def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[Job]) -> None:
+    """Write tables, figure and records of finished runs."""
+    experiment = wanted.experiment
+    if experiment.output == "speed":  # the one table with a column for it
+        measured = (job for job in jobs if job.recorded is None)
+        run_records.note_memory((Store(job.directory), job.planned.axes, job.recipe) for job in measured)
+    finished = [(outcome, job) for job in jobs if (outcome := job.outcome()) is not None]
+    if not finished:
+        raise FedKSeedError(f"all runs of {experiment.name} ended with an error; see the lines above")
+    if experiment.output == "probabilities":
+        finished = [(run_records.with_probabilities(outcome), job) for outcome, job in finished]
+    recorded = [(outcome, job.planned.table) for outcome, job in finished]
+    run_records.require_one_model(recorded)
+    outcomes = [outcome for outcome, _ in recorded]
+    described = list(describe_bases([job.recipe for _, job in finished]))
+    _write_about(wanted, runs=[outcome.directory.name for outcome in outcomes], bases=described)
+    runs = ResultTable([_run_row(experiment, outcome) for outcome in outcomes])
+    runs.write(wanted.folder, f"Runs of {experiment.name}", "runs")
+    searched = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
+    run_records.write_records(wanted.folder, recorded, searched)
+    _write_outcomes(wanted, outcomes)
+
+
+def redraw(experiment: Experiment, output: Path) -> Path:
+    """Make an experiment's table and figure again from the records of its runs; about.json stays.
+
+    Raises:
+        FedKSeedError: the folder has no records, or the experiment's output is not made of what they hold.
+    """
+    wanted = Reproduction(experiment, output)
+    if experiment.output in MEASURED:
+        raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
+    _write_outcomes(wanted, run_records.read_records(wanted.folder))
+    return wanted.folder
+
+
+def _measure(wanted: Reproduction) -> Path:
     """Write the table and figure of a microbenchmark, with rows measured earlier if they had the same options."""
-    kind, file = MEASURED[experiment.output], folder / "measured.json"
-    of = json.loads(json.dumps([experiment.options, [p.table for p in experiment.plan([0])]]))
-    known = json.loads(file.read_text()) if file.is_file() else {}
-    if known.get("of") != of or "commit" not in known:  # older files have one time of each
+    experiment, file = wanted.experiment, wanted.folder / "measured.json"
+    kind = MEASURED[experiment.output]
+    settings = json.loads(json.dumps([experiment.options, [planned.table for planned in experiment.plan([0])]]))
+    measured = json.loads(file.read_text()) if file.is_file() else {}
+    if measured.get("of") != settings or "commit" not in measured:  # older files have one time of each
         with Bars(1) as bars:
-            known = {"of": of, "commit": recording.commit(), "rows": kind.gather(experiment, given, bars.note)}
-        write_atomically(file, json.dumps(known, ensure_ascii=False, indent=1).encode(), 0o666)
-    table, draw = kind.show(experiment, known["rows"])
-    _write(experiment, folder, table, command, [], commit=known.get("commit"))
+            rows = kind.gather(experiment, wanted.given, bars.note)
+        measured = {"of": settings, "commit": run_records.commit(), "rows": rows}
+        write_atomically(file, json.dumps(measured, ensure_ascii=False, indent=1).encode(), 0o666)
+    _write_about(wanted, commit=measured["commit"])
+    _write_table_and_figure(wanted, *kind.show(experiment, measured["rows"]))
+    return wanted.folder
+
+
+def _write_outcomes(wanted: Reproduction, outcomes: Sequence[RunOutcome]) -> None:
+    """Write the tables and the figure of runs."""
+    experiment = wanted.experiment
+    _write_table_and_figure(wanted, *OUTPUTS[experiment.output].show(experiment, outcomes))
+    if (table := by_round(Comparison.of(experiment, outcomes))) is not None:
+        table.write(wanted.folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
+
+
+def _write_table_and_figure(wanted: Reproduction, table: ResultTable, draw: DrawFigure | None) -> None:
+    table.write(wanted.folder, f"{wanted.experiment.item}: {wanted.experiment.title}")
     if draw is not None:
-        save(draw, folder)
-    return folder
+        save(draw, wanted.folder)
 
 
-def _write(
-    experiment: Experiment, folder: Path, table: ResultTable, command: Sequence[str], runs: Sequence[str], *,
-    commit: str | None = None, made_of: Sequence[Mapping[str, Any]] = (),
-) -> None:  # fmt: skip
-    table.write(folder, f"{experiment.item}: {experiment.title}")
+def _write_about(
+    wanted: Reproduction, runs: Sequence[str] = (), bases: Sequence[Mapping[str, Any]] = (), commit: str | None = None
+) -> None:
+    """Write how the results were made: about.json."""
+    experiment = wanted.experiment
     about = {
         "experiment": experiment.name,
         "item": experiment.item,
         "scale": experiment.scale,
         "seeds": experiment.seeds,
-        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in command),
-        "commit": commit or recording.commit(),
+        "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in wanted.command),
+        "commit": commit or run_records.commit(),
         "versions": {
             "fedkseed": __version__,
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers", "numba", "numpy")},
         },
         "machine": platform.machine(),
-        **({"bases": list(made_of)} if made_of else {}),
+        **({"bases": list(bases)} if bases else {}),
         "runs": list(runs),
     }
-    write_atomically(folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
+    write_atomically(wanted.folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
 
 
-def _runs(experiment: Experiment, outcomes: Sequence[RunOutcome]) -> ResultTable:
-    """A table with one row a run."""
-    return ResultTable(
-        [
-            {
-                **{short(axis): experiment.title_of(axis, value) for axis, value in o.axes.items()},
-                "seed": o.seed,
-                "loss before": o.loss[0],
-                "loss after": o.loss[o.rounds],
-                "Rouge-L before": o.rouge.get(0),
-                "Rouge-L after": o.rouge.get(o.rounds),
-                **_shares(o),
-                "bytes down": o.bytes_down,
-                "bytes up": o.bytes_up,
-                "seconds": o.seconds,
-                **_most(o),
-                "run": o.directory.name,
-            }
-            for o in outcomes
-        ]
-    )
-
-
-def _shares(outcome: RunOutcome) -> dict[str, float]:
-    """The measures in percent that were taken, before and after."""
-    at = {"before": 0, "after": outcome.rounds}
-    found = {f"{MEASURES[n][0]} {when}": MEASURES[n][1](outcome, done) for n in SHARES for when, done in at.items()}
-    return {title: value for title, value in found.items() if value is not None}
-
-
-def _most(outcome: RunOutcome) -> dict[str, float]:
-    """The largest value of every metric that is not always shown, where a round has one that is not zero."""
-    found = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
-    return {f"{title}, most": max(values) for title, values in found.items() if any(values)}
+def _run_row(experiment: Experiment, outcome: RunOutcome) -> dict[str, Cell]:
+    """A run's row in runs.csv."""
+    rouge, shares = MEASURES["rouge"], [MEASURES[name] for name in SHARES]
+    ends = {"before": 0, "after": outcome.rounds}
+    percents = {f"{m.title} {when}": m.after(outcome, done) for m in shares for when, done in ends.items()}
+    # the largest value of every metric that is not always shown, where a round has one that is not zero
+    rare = {metric.title: outcome.metrics.get(metric.name, {}).values() for metric in METRICS if not metric.always}
+    return {
+        **{short(axis): experiment.title_of(axis, value) for axis, value in outcome.axes.items()},
+        "seed": outcome.seed,
+        "loss before": outcome.loss[0],
+        "loss after": outcome.loss[outcome.rounds],
+        "Rouge-L before": rouge.after(outcome, 0),
+        "Rouge-L after": rouge.at_end(outcome),
+        **{title: value for title, value in percents.items() if value is not None},
+        "bytes down": outcome.bytes_down,
+        "bytes up": outcome.bytes_up,
+        "seconds": outcome.seconds,
+        **{f"{title}, most": max(values) for title, values in rare.items() if any(values)},
+        "run": outcome.directory.name,
+    }

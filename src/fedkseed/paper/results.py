@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from io import StringIO
+from itertools import chain
 from math import isfinite, nan
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, TypeAlias
@@ -15,7 +17,7 @@ from ..files import write_atomically
 from ..run.round_metrics import METRICS, values
 from ..run.store import Store
 
-# Facts of a run's store: the bytes of a client like the run's, and the commits of the code; see records.note_memory
+# Facts of a run's store: the bytes of a client like the run's, and the commits of the code; see run_records.note_memory
 MEMORY, COMMITS = "client_memory", "commits"
 
 Cell: TypeAlias = "str | int | float | Spread | None"
@@ -64,36 +66,32 @@ class RunOutcome:
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
     commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
     digests: dict[str, str] | None = None  # of directions, model and data
-    probabilities: list[float] | None = None  # of FedKSeed-Pro's directions at the end; see records.with_probabilities
+    probabilities: list[float] | None = (
+        None  # of FedKSeed-Pro's directions at the end; see run_records.with_probabilities
+    )
     never_drawn: int | None = None  # directions
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "RunOutcome":
         store = Store(directory)
-        means = {done: Evaluation.of(found).means for done, found in store.evaluations().items()}
+        means = {done: Evaluation.of(scores).means for done, scores in store.evaluations().items()}
         rounds = [values(report) for report in store.reports()]
-        metrics = {
-            metric.name: {done: r[metric.name] for done, r in enumerate(rounds, 1) if metric.name in r}
-            for metric in METRICS
-        }
+        metrics = _by_name(dict(enumerate(rounds, 1)), [metric.name for metric in METRICS])
         return cls(
             axes=dict(axes),
             seed=seed,
-            loss={done: found["loss"] for done, found in means.items()},
-            rouge={done: 100 * found["rouge"] for done, found in means.items() if "rouge" in found},
+            loss={done: scores["loss"] for done, scores in means.items()},
+            rouge={done: 100 * scores["rouge"] for done, scores in means.items() if "rouge" in scores},
             bytes_down=int(max(metrics["bytes/down a client"].values())),
             bytes_up=int(max(metrics["bytes/up a client"].values())),
-            virtual={0: 0.0} | {done: r.get("virtual time", 0.0) for done, r in enumerate(rounds, 1)},
+            virtual={0: 0.0} | {done: numbers.get("virtual time", 0.0) for done, numbers in enumerate(rounds, 1)},
             clock={done: sum(map(_seconds, rounds[:done])) for done in range(len(rounds) + 1)},
             memory=store.recall(MEMORY),
             directory=directory,
             commits=store.recall(COMMITS),
             digests=store.recall("identity"),
             metrics=metrics,
-            scores={
-                name: {done: found[name] for done, found in means.items() if name in found}
-                for name in dict.fromkeys(name for found in means.values() for name in found)
-            },
+            scores=_by_name(means, dict.fromkeys(chain(*means.values()))),
         )
 
     @property
@@ -108,6 +106,11 @@ class RunOutcome:
     def change(self, done: int) -> float:
         """Change of the held-out loss from the base model, at the last evaluation within `done` rounds."""
         return self.loss[max(d for d in self.loss if d <= done)] - self.loss[0]
+
+    @property
+    def last_change(self) -> float:
+        """Change of the held-out loss from the base model, after all rounds."""
+        return self.change(self.rounds)
 
     def within(self, seconds: float) -> int:
         """Number of rounds before the last evaluation within `seconds`; 0 is the base model."""
@@ -128,58 +131,67 @@ class RunOutcome:
         return None
 
 
+def _by_name(rounds: Mapping[int, Mapping[str, float]], names: Iterable[str]) -> dict[str, dict[int, float]]:
+    """Numbers of rounds by name, then by round."""
+    return {name: {done: numbers[name] for done, numbers in rounds.items() if name in numbers} for name in names}
+
+
 def _seconds(metrics: Mapping[str, float]) -> float:
     """Processor seconds of a round, which other programs on the machine do not lengthen; else wall-clock seconds."""
     return metrics.get("processor seconds of a round") or metrics["seconds of a round"]
 
 
-# Measures of a run: name -> (title, function to the run's value after some rounds, or None if that was not measured).
-Measure: TypeAlias = Callable[[RunOutcome, int], float | None]
-MEASURES: dict[str, tuple[str, Measure]] = {
-    "loss": ("held-out loss (nats a token)", lambda o, done: o.loss.get(done)),
-    "change": (
-        "change of held-out loss (nats a token)",
-        lambda o, done: o.loss[done] - o.loss[0] if done in o.loss else None,
-    ),
-    "rouge": ("Rouge-L (%)", lambda o, done: o.rouge.get(done)),
-    "rouge change": (
-        "change of Rouge-L (points)",
-        lambda o, done: o.rouge[done] - o.rouge[0] if done in o.rouge else None,
-    ),
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number that each evaluation of a run has, or its change from that of the base model."""
+
+    title: str
+    series: Callable[[RunOutcome], Mapping[int, float]]  # the number by finished rounds; empty: not measured
+    factor: int = 1  # 100 makes percent of a share
+    change: bool = False
+
+    def after(self, outcome: RunOutcome, done: int) -> float | None:
+        """The measure after a number of rounds; None if it was not taken then."""
+        series = self.series(outcome)
+        if done not in series:
+            return None
+        return self.factor * (series[done] - series[0] if self.change else series[done])
+
+    def at_end(self, outcome: RunOutcome) -> float | None:
+        """The measure after the last round."""
+        return self.after(outcome, outcome.rounds)
+
+
+def _scores(outcome: RunOutcome, name: str) -> Mapping[int, float]:
+    return outcome.scores.get(name, {})
+
+
+SHARES = ("accuracy", "exact match", "choice", BALANCED)  # metrics that are shares of examples or of tokens
+MEASURES: dict[str, Measure] = {
+    "loss": Measure("held-out loss (nats a token)", attrgetter("loss")),
+    "change": Measure("change of held-out loss (nats a token)", attrgetter("loss"), change=True),
+    "rouge": Measure("Rouge-L (%)", attrgetter("rouge")),
+    "rouge change": Measure("change of Rouge-L (points)", attrgetter("rouge"), change=True),
 }
-
-
-def _percent(outcome: RunOutcome, done: int, name: str) -> float | None:
-    """The mean of a metric in percent."""
-    found = outcome.scores.get(name, {})
-    return 100 * found[done] if done in found else None
-
-
-def _points(outcome: RunOutcome, done: int, name: str) -> float | None:
-    """Percent points that the mean of a metric is above the base model's."""
-    found = outcome.scores.get(name, {})
-    return 100 * (found[done] - found[0]) if done in found else None
-
-
-SHARES = ("accuracy", "exact match", "choice", BALANCED)
-MEASURES |= {name: (f"{title_of(name)} (%)", partial(_percent, name=name)) for name in SHARES}
-MEASURES |= {f"{n} change": (f"change of {title_of(n)} (points)", partial(_points, name=n)) for n in SHARES}
+for _name in SHARES:
+    _series, _title = partial(_scores, name=_name), title_of(_name)
+    MEASURES[_name] = Measure(f"{_title} (%)", _series, factor=100)
+    MEASURES[f"{_name} change"] = Measure(f"change of {_title} (points)", _series, factor=100, change=True)
 
 
 def spread(outcomes: Iterable[RunOutcome], measure: str, done: int | None = None) -> Spread | None:
     """A measure over seeds after some rounds, by default the last; None if a run lacks the measure."""
-    of = MEASURES[measure][1]
-    values = [of(o, o.rounds if done is None else done) for o in outcomes]
-    known = [value for value in values if value is not None]
-    return Spread.of(known) if values and len(known) == len(values) else None
+    values = [MEASURES[measure].after(outcome, outcome.rounds if done is None else done) for outcome in outcomes]
+    numbers = [value for value in values if value is not None]
+    return Spread.of(numbers) if values and len(numbers) == len(values) else None
 
 
 def group(outcomes: Iterable[RunOutcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[RunOutcome]]:
     """Outcomes grouped by their values on some axes, in the order in which they come."""
-    chosen = tuple(axes)
+    axes = tuple(axes)
     groups: dict[tuple[Any, ...], list[RunOutcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(tuple(outcome.axes[axis] for axis in chosen), []).append(outcome)
+        groups.setdefault(tuple(outcome.axes[axis] for axis in axes), []).append(outcome)
     return groups
 
 

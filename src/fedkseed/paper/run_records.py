@@ -1,6 +1,6 @@
 """Records of an experiment's runs, kept in its folder, of which its table and figure can be drawn again.
 
-Runs that are recorded need not be done again when an experiment gets another method or another data set: `found`.
+Recorded runs need not be done again when an experiment gets another method or another data set: see `read_all`.
 
 runs.json    a run each: axes, seed, recipe, commits of the code, digests of directions, model and data
 rounds.csv   a row for each run and number of finished rounds: losses, Rouge-L, seconds and every metric
@@ -13,8 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import StringIO
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..errors import FedKSeedError
 from ..files import border, write_atomically
@@ -24,21 +25,22 @@ from ..run.store import Store
 from ..strategies.kseed import State, importance
 from .results import COMMITS, MEMORY, RunOutcome
 
-RUNS, ROUNDS = "runs.json", "rounds.csv"
-# Columns of rounds.csv beside the metrics: fields of `RunOutcome` that are dictionaries by the number of rounds.
-COLUMNS = ("loss", "rouge", "clock", "virtual")
+RUNS_FILE, ROUNDS_FILE = "runs.json", "rounds.csv"
+# Fields of `RunOutcome` in runs.json, and those in rounds.csv beside the metrics, by the number of rounds.
+RUN_FIELDS = ("axes", "seed", "commits", "digests", "bytes_down", "bytes_up", "memory")
+SERIES = ("loss", "rouge", "clock", "virtual")
 MODEL = "a base model of digest"
 # Digests that two runs share if they share these tables of their recipes, and the seed.
 DIGESTED = {MODEL: ("model",), "data of digest": ("model", "data", "clients")}
-DRAWN = ("probabilities", "never_drawn")  # fields of runs of FedKSeed-Pro, where an experiment shows them
-HELD_OUT = "held-out/"  # begins the columns of metrics of evaluations
+PRO_FIELDS = ("probabilities", "never_drawn")  # of runs of FedKSeed-Pro, where an experiment shows them
+HELD_OUT = "held-out/"  # the columns of evaluations' metrics begin with it
 
 
 def note_commit(store: Store) -> None:
     """Write into a run's store which commit of the code has worked on it."""
-    known = store.recall(COMMITS) or []
-    if (found := commit()) not in known:
-        store.remember(COMMITS, [*known, found])
+    commits = store.recall(COMMITS) or []
+    if (present := commit()) not in commits:
+        store.remember(COMMITS, [*commits, present])
 
 
 def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None:
@@ -47,12 +49,12 @@ def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None
     Args:
         jobs: of each run its store, its axes and its recipe.
     """
-    measured: dict[str, int] = {}
+    measured: dict[str, int] = {}  # axes -> bytes
     for store, axes, recipe in jobs:
         key = json.dumps(axes, sort_keys=True)
-        known = store.recall(MEMORY) or measured.get(key) or measure(recipe, recipe.training.algorithm).peak_memory
-        measured.setdefault(key, known)
-        store.remember(MEMORY, known)
+        memory = store.recall(MEMORY) or measured.get(key) or measure(recipe, recipe.training.algorithm).peak_memory
+        measured.setdefault(key, memory)
+        store.remember(MEMORY, memory)
 
 
 def with_probabilities(outcome: RunOutcome) -> RunOutcome:
@@ -79,83 +81,79 @@ def commit() -> str | None:
         return None
 
 
-Recorded = tuple[RunOutcome, Mapping[str, Any]]  # a run, and its recipe as planned, where paths are names like $model
+# A run, and its recipe as planned, where paths are names like $model.
+Recorded: TypeAlias = tuple[RunOutcome, Mapping[str, Any]]
 
 
-def keep(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
+def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
     """Write the records of finished runs.
 
     Args:
         trials: runs of a search whose best value the others use; their losses alone are kept.
     """
-    made, rounds = [], list[dict[str, Any]]()
+    runs, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
-        made.append(
+        runs.append(
             {
                 "run": outcome.directory.name,
-                "axes": outcome.axes,
-                "seed": outcome.seed,
-                "commits": outcome.commits,
-                "digests": outcome.digests,
-                "bytes_down": outcome.bytes_down,
-                "bytes_up": outcome.bytes_up,
-                "memory": outcome.memory,
+                **{name: getattr(outcome, name) for name in RUN_FIELDS},
                 "recipe": recipe,
+                **{name: value for name in PRO_FIELDS if (value := getattr(outcome, name)) is not None},
             }
-            | {name: found for name in DRAWN if (found := getattr(outcome, name)) is not None}
         )
+        columns = {name: getattr(outcome, name) for name in SERIES}
+        columns |= {f"{HELD_OUT}{name}": series for name, series in outcome.scores.items()} | outcome.metrics
         for done in sorted(outcome.clock):
-            row: dict[str, Any] = {"run": outcome.directory.name, "done": done}
-            row |= {name: getattr(outcome, name).get(done) for name in COLUMNS}
-            row |= {f"{HELD_OUT}{name}": found.get(done) for name, found in outcome.scores.items()}
-            rounds.append(row | {name: found.get(done) for name, found in outcome.metrics.items()})
+            numbers = {name: series.get(done) for name, series in columns.items()}
+            rounds.append({"run": outcome.directory.name, "done": done, **numbers})
     searched = [
         {"axes": o.axes, "seed": o.seed, "loss": [o.loss[0], o.loss[o.rounds]], "recipe": recipe}
         for o, recipe in trials
     ]
-    text = json.dumps({"runs": made, "searched": searched}, indent=1, ensure_ascii=False)
-    write_atomically(folder / RUNS, text.encode(), 0o666)
+    text = json.dumps({"runs": runs, "searched": searched}, indent=1, ensure_ascii=False)
+    write_atomically(folder / RUNS_FILE, text.encode(), 0o666)
     lines = StringIO()
-    writer = csv.DictWriter(lines, list(dict.fromkeys(name for row in rounds for name in row)), lineterminator="\n")
+    writer = csv.DictWriter(lines, list(dict.fromkeys(chain(*rounds))), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rounds)
-    write_atomically(folder / ROUNDS, lines.getvalue().encode(), 0o666)
+    write_atomically(folder / ROUNDS_FILE, lines.getvalue().encode(), 0o666)
 
 
-def kept(folder: Path) -> list[RunOutcome]:
+def read_records(folder: Path) -> list[RunOutcome]:
     """The runs of which an experiment's folder has records.
 
     Raises:
         FedKSeedError: there are none, or they are damaged.
     """
-    with border(f"{folder} has no records to draw from ({RUNS} and {ROUNDS})"):
-        runs = json.loads((folder / RUNS).read_text())["runs"]
-        rows = list(csv.DictReader((folder / ROUNDS).read_text().splitlines()))
-    with _undamaged(folder):
-        return [_outcome(folder, run, [row for row in rows if row["run"] == run["run"]]) for run in runs]
+    with border(f"{folder} has no records to draw from ({RUNS_FILE} and {ROUNDS_FILE})"):
+        runs = json.loads((folder / RUNS_FILE).read_text())["runs"]
+        rows = list(csv.DictReader((folder / ROUNDS_FILE).read_text().splitlines()))
+    with _refusing_damage(folder):
+        return [_run_of(folder, run, [row for row in rows if row["run"] == run["run"]]) for run in runs]
 
 
-def found(results: Path, scale: str) -> dict[str, RunOutcome]:
-    """The runs and trials of all experiments at a scale that a folder of results has records of, by `name_of`.
+def read_all(results: Path, scale: str) -> dict[str, RunOutcome]:
+    """The runs and trials of all experiments at a scale that a folder of results has records of, by `recipe_key`.
 
     Raises:
         FedKSeedError: there are none, or some are damaged.
     """
-    known: dict[str, RunOutcome] = {}
-    for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS}")):
-        outcomes = kept(folder)
-        tree = json.loads((folder / RUNS).read_text())
-        with _undamaged(folder):
-            known |= {name_of(run["recipe"]): outcome for run, outcome in zip(tree["runs"], outcomes, strict=True)}
+    recorded: dict[str, RunOutcome] = {}
+    for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS_FILE}")):
+        outcomes = read_records(folder)
+        tree = json.loads((folder / RUNS_FILE).read_text())
+        with _refusing_damage(folder):
+            pairs = zip(tree["runs"], outcomes, strict=True)
+            recorded |= {recipe_key(run["recipe"]): outcome for run, outcome in pairs}
             for trial in tree["searched"]:
                 if recipe := trial.get("recipe"):  # older records have none, and can't be matched
-                    known.setdefault(name_of(recipe), _trial(folder, trial, recipe["training"]["rounds"]))
-    if not known:
-        raise FedKSeedError(f"{results} has no records of runs at the scale {scale} (*/{scale}/{RUNS})")
-    return known
+                    recorded.setdefault(recipe_key(recipe), _trial_of(folder, trial, recipe["training"]["rounds"]))
+    if not recorded:
+        raise FedKSeedError(f"{results} has no records of runs at the scale {scale} (*/{scale}/{RUNS_FILE})")
+    return recorded
 
 
-def name_of(recipe: Mapping[str, Any]) -> str:
+def recipe_key(recipe: Mapping[str, Any]) -> str:
     """A name that two runs share if one can stand for the other: their planned recipe as text, seed included."""
     return json.dumps(recipe, sort_keys=True)
 
@@ -182,14 +180,14 @@ def require_one_model(outcomes: Sequence[Recorded]) -> None:
 
 
 @contextmanager
-def _undamaged(folder: Path) -> Iterator[None]:
+def _refusing_damage(folder: Path) -> Iterator[None]:
     try:
         yield
     except (LookupError, TypeError, ValueError) as damage:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None
 
 
-def _trial(folder: Path, trial: Mapping[str, Any], rounds: int) -> RunOutcome:
+def _trial_of(folder: Path, trial: Mapping[str, Any], rounds: int) -> RunOutcome:
     before, after = trial["loss"]
     return RunOutcome(
         axes=trial["axes"], seed=trial["seed"], loss={0: before, rounds: after}, rouge={}, bytes_down=0, bytes_up=0,
@@ -201,25 +199,19 @@ def _number(text: str) -> float:
     return int(text) if text.isdigit() else float(text)  # a count stays one, so that it is written as it was read
 
 
-def _outcome(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> RunOutcome:
+def _run_of(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> RunOutcome:
     def column(name: str) -> dict[int, float]:
         return {int(row["done"]): _number(row[name]) for row in rows if row[name]}
 
-    others = [name for name in rows[0] if name not in ("run", "done", *COLUMNS)]
+    metrics = [name for name in rows[0] if name not in ("run", "done", *SERIES)]
     return RunOutcome(
-        axes=run["axes"],
-        seed=run["seed"],
-        bytes_down=run["bytes_down"],
-        bytes_up=run["bytes_up"],
-        memory=run["memory"],
         directory=folder / run["run"],  # of which only the name is there
-        commits=run["commits"],
-        digests=run["digests"],
-        **{name: run[name] for name in DRAWN if name in run},
-        metrics={name: column(name) for name in others if not name.startswith(HELD_OUT)},
-        scores={name.removeprefix(HELD_OUT): column(name) for name in others if name.startswith(HELD_OUT)},
         loss=column("loss"),
         rouge=column("rouge"),
         clock=column("clock"),
         virtual=column("virtual"),
+        metrics={name: column(name) for name in metrics if not name.startswith(HELD_OUT)},
+        scores={name.removeprefix(HELD_OUT): column(name) for name in metrics if name.startswith(HELD_OUT)},
+        **{name: run[name] for name in RUN_FIELDS},
+        **{name: run[name] for name in PRO_FIELDS if name in run},
     )

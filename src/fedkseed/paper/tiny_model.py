@@ -14,7 +14,7 @@ from ..files import border
 from ..run.workers import computing_with
 
 VOCABULARY, HIDDEN, CONTEXT = 1024, 64, 512
-STEPS, BATCH, TOKENS, LR = 200, 16, 96, 3e-3  # of its pretraining: eight seconds on one core, loss 6.9 to 4.9
+STEPS, BATCH, TOKENS, LR = 200, 16, 96, 3e-3  # its pretraining takes eight seconds on one core, loss 6.9 to 4.9
 
 
 def make(folder: Path) -> Path:
@@ -27,31 +27,31 @@ def make(folder: Path) -> Path:
     if folder.is_dir():
         return folder
     part = folder.with_name(f".{folder.name}.part")
-    words, made = tokenizer(), model()
+    words, network = tokenizer(), model()
     with computing_with(1):  # sums of several threads differ in their last bits
-        pretrain(made, words)
+        pretrain(network, words)
     with border(f"can't write {folder}"):
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
         words.save_pretrained(part)
-        made.save_pretrained(part)
+        network.save_pretrained(part)
         part.rename(folder)
     return folder
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer, trained on the sample of Dolly."""
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = decoders.ByteLevel()
+    words = Tokenizer(models.BPE())
+    words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    words.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY,
         special_tokens=["<end>"],
         show_progress=False,
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
     )
-    made.train_from_iterator([f"{e.instruction} {e.context} {e.response}" for e in read("dolly-sample")], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<end>", pad_token="<end>")  # noqa: S106 — a token, no password
+    words.train_from_iterator([f"{e.instruction} {e.context} {e.response}" for e in read("dolly-sample")], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="<end>", pad_token="<end>")  # noqa: S106 — a token, no password
 
 
 def model() -> LlamaForCausalLM:
