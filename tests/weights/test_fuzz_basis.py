@@ -5,10 +5,8 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save
-from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError
-from fedkseed.cli import app
 from fedkseed.weights.basis_file import load_basis, save_basis
 from tests.weights import fuzz_basis
 from tests.weights.fuzz_basis import judge, specimen
@@ -80,8 +78,3 @@ def test_what_a_file_says_is_shown_without_its_control_characters(tmp_path):
     (tmp_path / "b").write_bytes(save({"w.left": np.zeros((1, 1), np.int8)}, metadata={"fedkseed": text}))
     with pytest.raises(FedKSeedError, match=r"has format '\\x1b\[2J\\ud800', this program reads 1"):
         load_basis(tmp_path / "b")
-
-
-def test_an_unknown_target_is_refused():
-    done = CliRunner().invoke(app, ["fuzz", "--inputs", "1", "--target", "bees"])
-    assert "nothing to fuzz is called 'bees'; choose messages or bases" in str(done.output) + str(done.exception)
