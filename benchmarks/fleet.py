@@ -1,6 +1,6 @@
-"""A server of a fleet over HTTPS: clients that wait, uploads a second, the time of a round; Flower beside it.
+"""A server of a fleet over HTTPS: clients that wait, uploads a second, the time of a round.
 
-    python benchmarks/fleet.py [--only waiting rounds flower] [--clients 1000 10000] [--waiting 19000] [--json]
+    python benchmarks/fleet.py [--only waiting rounds] [--clients 1000 10000] [--waiting 19000] [--json]
 
 The server is `fedkseed serve` without a model, with its defaults (rule, agreement, signatures, receipts). Clients are
 those of a load generator in two processes of its own: real sockets, TLS, keys, sessions, signed uploads of FedKSeed,
@@ -10,7 +10,6 @@ server (ulimit -Hn).
     waiting   clients that are connected and wait: memory of the server for each, its processor time while they do
     rounds    rounds in which every client takes part and answers at once; the first, in which clients get the recipe,
               is not counted
-    flower    clients that ask Flower's SuperLink for work, as in benchmarks/scale.py
 """
 
 import argparse
@@ -34,7 +33,6 @@ import tomli_w
 
 from bytes import SIZES, STEPS
 from fedkseed import Upload, decode, encode
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make as make_keys
@@ -44,6 +42,7 @@ from fedkseed.run.store import Store
 from fedkseed.wire.delta import restore
 from fedkseed.wire.numbers import scalars
 from fedkseed.wire.records import Broadcast
+from ports import free_port
 from table import Row, show
 
 MB = 1e6
@@ -254,7 +253,7 @@ def rounds(clients: int, keys: Path) -> Row:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("waiting", "rounds", "flower")
+    parts = ("waiting", "rounds")
     parser.add_argument("--only", nargs="+", choices=parts, default=parts)
     parser.add_argument("--clients", type=int, nargs="+", default=[100, 1_000, 10_000])
     parser.add_argument("--waiting", type=int, nargs="+", default=[1_000, 19_000])
@@ -277,10 +276,6 @@ def main() -> None:
         if "rounds" in options.only:
             jobs = [partial(rounds, count, folders[count]) for count in options.clients]
             tables["rounds"] = "rounds over HTTPS", jobs
-        if "flower" in options.only:
-            from scale import polls
-
-            tables["flower"] = "clients that ask Flower's SuperLink for work", [partial(polls, 3, "nginx")]
         for title, jobs in tables.values():
             found = []
             for job in jobs:

@@ -26,7 +26,6 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import tls
 from fedkseed.network.peers.app import application, knowing
@@ -43,6 +42,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.wire.codec import encode
 from fedkseed.wire.records import Run
+from ports import free_port
 from table import Row, show
 from traffic import SIZE, STEPS, Counts, Proxy
 

@@ -1,13 +1,12 @@
 """Bytes of a client and round over a network: those of our messages beside all bytes of the TCP connections.
 
-    python benchmarks/traffic.py [--over flower https] [--only compact …] [--rounds 4] [--idle 90] [--json]
+    python benchmarks/traffic.py [--only compact …] [--rounds 4] [--idle 90] [--json]
 
-Each row is a federation of real processes on loopback: over Flower `fedkseed server` with nginx, Flower's SuperLink and
-its executors, and three times `fedkseed client`; over HTTPS `fedkseed serve` and three times `fedkseed join`. Each
-client's proxy counts the bytes it passes on: TLS, HTTP and Flower's records, without the headers of TCP and IP. Only
-rounds after the first are counted, in which clients have the recipe and the model, and keep the last broadcast. Before
-the first row, two of the three clients wait for the third: their traffic in this time is idle traffic. Over HTTPS a
-client that waits makes a request every 240 s, so that `--idle` should be a multiple of that.
+Each row is a federation of real processes on loopback: `fedkseed serve` and three times `fedkseed join`. Each client's
+proxy counts the bytes it passes on: TLS and HTTP, without the headers of TCP and IP. Only rounds after the first are
+counted, in which clients have the recipe and the model, and keep the last broadcast. Before the first row, two of the
+three clients wait for the third: their traffic in this time is idle traffic. A client that waits makes a request every
+240 s, so that `--idle` should be a multiple of that.
 
 The model has 0.14 million weights. The bytes of FedKSeed do not depend on that number; for algorithms that send
 weights, the column of SmolLM2-135M is computed: 4 bytes a tuned weight down and up.
@@ -23,18 +22,17 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from time import perf_counter
 
 import tomli_w
 
 from fedkseed.data.sources import read
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.protocol.certs import make as make_keys
 from fedkseed.paper.byte_counts import Architecture, communication, kseed
 from fedkseed.paper.tiny_model import model, tokenizer
 from fedkseed.run.store import Store
+from ports import free_port
 from table import Row, show
 
 SMOLLM2 = Architecture(576, 1536, 30, 49152, 576, 192, tied=True)  # SmolLM2-135M
@@ -49,7 +47,6 @@ POLICY = {  # of clients with two dozen rows, for any algorithm and batches of o
         "weights_per_direction": 1,
     },
 }
-COMMANDS = {"flower": ("server", "client"), "https": ("serve", "join")}
 STEPS, SIZE = 200, 4096  # τ and K of the paper
 PATIENCE = 300.0  # seconds until everything is connected, or a round is done, on a busy machine
 SETTLE = 10.0  # seconds from a client's connection until traffic counts as idle
@@ -126,8 +123,7 @@ async def _pass(reader: StreamReader, writer: StreamWriter, count) -> None:
 class Federation:
     """A server and three clients behind proxies, in a folder."""
 
-    def __init__(self, folder: Path, recipe: dict, data: Path, model: Path, over: str) -> None:
-        self.over = over
+    def __init__(self, folder: Path, recipe: dict, data: Path, model: Path) -> None:
         self.folder, self.data, self.model, self.port = folder, data, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         self.proxies = [Proxy(self.port) for _ in range(CLIENTS)]
@@ -146,33 +142,21 @@ class Federation:
             for proxy in self.proxies:
                 await stack.enter_async_context(proxy.running())
             self._stack = stack
-            self._server = await self._start(
-                COMMANDS[self.over][0],
-                self.folder / "recipe.toml",
-                "--certs",
-                self.keys,
-                "--output",
-                self.run,
-                "--port",
-                self.port,
-            )
-            log = self.folder / f"{COMMANDS[self.over][0]}.log"
-            await self._until(lambda: "clients connect to port" in log.read_text(), "a server that listens")
+            own = ("--certs", self.keys, "--output", self.run, "--port", self.port)
+            self._server = await self._start("serve", self.folder / "recipe.toml", *own)
+            await self.until_told("clients connect to port")
             yield
 
     async def join(self, number: int) -> None:
-        address = f"localhost:{self.proxies[number].port}"
-        where = (f"https://{address}",) if self.over == "https" else ("--server", address)
         await self._start(
-            COMMANDS[self.over][1], *where, "--data", self.data / f"{number}.jsonl",
+            "join", f"https://localhost:{self.proxies[number].port}", "--data", self.data / f"{number}.jsonl",
             "--key", self.keys / f"client-{number}", "--ca", self.keys / "ca.pem", "--model", self.model,
             "--state", self.folder / f"c{number}", "--policy", self.folder / "policy.toml",
         )  # fmt: skip
 
     async def until_told(self, text: str) -> None:
         """Wait until the server has said a text."""
-        journal = self.run / "progress.jsonl" if self.over == "flower" else self.folder / "serve.log"
-        await self._until(lambda: journal.exists() and text in journal.read_text(), text)
+        await self._until(lambda: text in (self.folder / "serve.log").read_text(), text)
 
     async def until_done(self, rounds: int) -> list[dict]:
         """Wait until `rounds` rounds are finished, and return their reports."""
@@ -183,7 +167,7 @@ class Federation:
         end = perf_counter() + PATIENCE
         while not condition():
             if perf_counter() > end or self._server.returncode is not None:
-                log = (self.folder / f"{COMMANDS[self.over][0]}.log").read_text()[-2000:]
+                log = (self.folder / "serve.log").read_text()[-2000:]
                 raise TimeoutError(f"not within {PATIENCE:g} s: {what}; the server said: {log}")
             await asyncio.sleep(LOOK)
 
@@ -205,7 +189,7 @@ class Federation:
 
 
 async def measure(
-    folder: Path, training: dict, data: Path, model: Path, rounds: int, idle: float, over: str
+    folder: Path, training: dict, data: Path, model: Path, rounds: int, idle: float
 ) -> tuple[Row, Row | None]:
     """A row of bytes a client and round, and a row of bytes of idle clients, or None if `idle` is 0 seconds."""
     recipe = {
@@ -217,7 +201,7 @@ async def measure(
         "training": {"rounds": rounds, "batch_size": 1, **training},
         "network": {"minimum": CLIENTS},
     }
-    federation = Federation(folder, recipe, data, model, over)
+    federation = Federation(folder, recipe, data, model)
     waiting: Row | None = None
     async with federation.serving():
         for number in range(CLIENTS - 1):
@@ -229,7 +213,6 @@ async def measure(
             await asyncio.sleep(idle)
             found, hours = federation.counts().since(before), (CLIENTS - 1) * idle / 3600
             waiting = {
-                "over": over,
                 "a client that waits, an hour": f"measured for {idle:g} s and multiplied",
                 "TCP down": round(found.down / hours),
                 "TCP up": round(found.up / hours),
@@ -249,7 +232,6 @@ async def measure(
     name, tcp = training["algorithm"], (found.down + found.up) / each
     pooled = name == "fedkseed"
     row: Row = {
-        "over": over,
         "algorithm": name,
         "wire": training.get("wire", "float32"),
         "down": round(down),
@@ -295,7 +277,6 @@ def untrained(folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--over", nargs="+", choices=COMMANDS, default=list(COMMANDS))
     parser.add_argument("--only", nargs="+", choices=TRAININGS, default=list(TRAININGS))
     parser.add_argument("--rounds", type=int, default=4, help="rounds of a row; the first is not counted")
     parser.add_argument("--idle", type=float, default=90.0, help="seconds of idle traffic to measure; 0 for none")
@@ -303,10 +284,9 @@ def main() -> None:
     options = parser.parse_args()
     rows, idle = list[Row](), list[Row]()
     with material() as (data, model):
-        for over, name in product(options.over, options.only):
-            wait = 0.0 if any(one["over"] == over for one in idle) else options.idle
-            folder = data.parent / f"{over}-{name}"
-            row, waiting = asyncio.run(measure(folder, TRAININGS[name], data, model, options.rounds, wait, over))
+        for name in options.only:
+            folder, wait = data.parent / name, 0.0 if idle else options.idle
+            row, waiting = asyncio.run(measure(folder, TRAININGS[name], data, model, options.rounds, wait))
             print(row, file=sys.stderr)
             rows.append(row)
             idle += [waiting] if waiting else []

@@ -1,4 +1,4 @@
-"""The files of deploy/: units, an image and its composition, and the configuration of nginx that a server writes."""
+"""The files of deploy/: a unit, an image and its composition. test_proxy.py has the configuration of nginx."""
 
 import re
 import shutil
@@ -6,11 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
-from fedkseed.network.flower.server.processes import find_nginx, nginx_conf
-from fedkseed.network.protocol.certs import make
+from fedkseed.cli import app
 
-UNITS = ("fedkseed-server.service", "fedkseed-client.service")
+UNIT = "fedkseed@.service"
 
 
 @pytest.fixture
@@ -19,25 +19,36 @@ def deploy(request) -> Path:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_is_exposed_little(deploy, tmp_path, unit):
-    shutil.copy(deploy / unit, tmp_path)
-    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", f"./{unit}"]
+def test_the_unit_is_exposed_little(deploy, tmp_path):
+    shutil.copy(deploy / UNIT, tmp_path / "fedkseed@serve.service")
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "./fedkseed@serve.service"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", done.stdout)
     assert float(exposure) < 3, done.stdout
-    said = re.findall(r"says ([0-9.]+);", (deploy / unit).read_text())
-    assert said == [exposure]
+    assert re.findall(r"says ([0-9.]+);", (deploy / UNIT).read_text()) == [exposure]
 
 
-@pytest.mark.parametrize("unit", UNITS)
-def test_a_unit_keeps_what_it_needs(deploy, unit):
+def test_the_unit_keeps_what_it_needs(deploy):
     """Kernels are compiled while the program runs, GPUs are devices, and state is written."""
-    text = (deploy / unit).read_text()
+    text = (deploy / UNIT).read_text()
     for line in ("MemoryDenyWriteExecute=yes", "PrivateDevices=yes", "ProcSubset=pid", "PrivateNetwork=yes"):
         assert f"\n{line}" not in text
     assert re.search(r"^ReadWritePaths=/srv/fedkseed/\w+$", text, re.MULTILINE)
     assert re.search(r"^User=fedkseed$", text, re.MULTILINE)
+
+
+def test_what_is_deployed_are_commands_with_options_that_they_have(deploy):
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((deploy / "compose.yaml").read_text())["services"]
+    lines = [service["command"] for service in services.values()]
+    lines += zip(
+        ("serve", "join"), re.findall(r"^#     ARGUMENTS=(.*)$", (deploy / UNIT).read_text(), re.M), strict=True
+    )
+    for line in lines:
+        name, *words = (line if isinstance(line, str) else " ".join(line)).split()
+        options = {option for parameter in get_command(app).commands[name].params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, line
+    assert {"serve", "join", "shard", "peer"} <= get_command(app).commands.keys()
 
 
 def test_images_are_named_by_their_digests_and_run_as_a_user(deploy):
@@ -61,28 +72,3 @@ def test_containers_have_no_privileges(deploy):
         volume.split(":")[0] for service in services.values() for volume in service["volumes"] if "state" in volume
     ]
     assert len({*states}) == len(states) == 3, "a client's state is its own"
-
-
-@pytest.mark.skipif(find_nginx() is None, reason="nginx is not installed")
-def test_nginx_takes_the_configuration(tmp_path):
-    make(tmp_path / "keys", 1, ["localhost"], 2)
-    path = tmp_path / "nginx.conf"
-    path.write_text(nginx_conf(tmp_path, tmp_path / "keys", "127.0.0.1", 18443, 18000, 1 << 16))
-    command = [str(find_nginx()), "-t", "-c", str(path), "-e", "stderr"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "[warn]" not in done.stderr
-
-
-def test_nginx_limits_what_an_address_may_do_before_a_key_is_looked_at(deploy):
-    text = (deploy / "nginx.conf").read_text()
-    for directive in (
-        "client_max_body_size 65536;",
-        "client_header_timeout 10s;",
-        "client_body_timeout 10s;",
-        "send_timeout 10s;",
-        "limit_conn connections 128;",
-        "limit_req zone=requests burst=400 delay=200;",
-    ):
-        assert directive in text
-    assert "proxy_set_header x-real-ip $remote_addr;" in text, "a client can't name another address"

@@ -33,17 +33,16 @@ secure.accounting secure.grid secure.masks secure.member secure.noise secure.ser
 recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats data.layouts data.sources
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
-report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page cli.flower
-network.flower.compat cli.network
+report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page
+network.flower.compat network.flower.client_app network.flower.server_app cli.network
 network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
-network.flower.children network.flower.loopback network.flower.server.app network.protocol.server.rounds
-network.protocol.server.clients network.protocol.server.client_numbers network.flower.server.status_file
-network.flower.server.processes
-network.protocol.server.request_limits network.flower.server.superlink network.flower.server.executor
-network.flower.superexec network.protocol.signatures network.protocol.masking_keys network.flower.client.app
-network.protocol.client.recipe_consent network.protocol.client.policy network.flower.client.executor
-network.protocol.client.worker_socket network.flower.client.supervisor network.protocol.client.worker_process
-network.protocol.client.task_handler network.flower.server.carrier network.protocol.server.serving network.protocol
+network.protocol.server.rounds
+network.protocol.server.clients network.protocol.server.client_numbers
+network.protocol.server.request_limits
+network.protocol.signatures network.protocol.masking_keys
+network.protocol.client.recipe_consent network.protocol.client.policy
+network.protocol.client.worker_socket network.protocol.client.worker_process
+network.protocol.client.task_handler network.protocol.server.serving network.protocol
 network.protocol.carrier network.https network.https.task_files network.https.connections network.https.app
 network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server network.https.join
 network.https.shard cli.https network.peers
@@ -55,7 +54,8 @@ HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ra
 
 # Modules that have no test file of their own name, and the file that tests them.
 TESTED_IN = {
-    "__main__": "network/flower/test_network.py",
+    "cli.network": "network/protocol/test_networked_recipe.py",
+    "__main__": "network/https/test_commands.py",
     "data.batches": "data/test_wording.py",
     "data.encoder": "data/test_federated.py",
     "data.held_out": "evaluation/test_sets.py",
@@ -74,25 +74,12 @@ TESTED_IN = {
     "directions.vectors": "directions/test_backends.py",
     "errors": "cli/test_options.py",
     "evaluation.tasks.questions": "tuned/test_lm_eval.py",
-    "network.flower.children": "network/flower/server/test_processes.py",
-    "cli.flower": "network/flower/server/test_processes.py",
-    "cli.network": "network/flower/server/test_processes.py",
     "network.protocol.client.task_handler": "network/protocol/client/test_worker.py",
-    "network.flower.client.app": "network/protocol/client/test_worker.py",
-    "network.flower.client.executor": "network/flower/server/test_processes.py",
     "network.protocol.client.worker_process": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_socket": "network/protocol/client/test_worker.py",
-    "network.flower.client.supervisor": "network/flower/server/test_processes.py",
-    "network.flower.die_with_parent": "network/flower/server/test_processes.py",
-    "network.flower.loopback": "network/protocol/server/test_clients.py",
-    "network.flower.messages": "network/protocol/server/test_clients.py",
-    "network.flower.server.app": "network/protocol/server/test_clients.py",
-    "network.flower.server.carrier": "network/protocol/server/test_clients.py",
-    "network.flower.server.executor": "network/flower/server/test_processes.py",
+    "network.flower.messages": "network/flower/test_client_app.py",
     "network.protocol.server.serving": "network/protocol/server/test_clients.py",
-    "network.flower.server.status_file": "network/flower/server/test_processes.py",
-    "network.flower.superexec": "network/flower/server/test_processes.py",
-    "cli.https": "network/flower/test_network.py",
+    "cli.https": "network/https/test_commands.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",
@@ -122,9 +109,8 @@ TESTED_IN = {
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
-    "run.progress": "network/flower/server/test_processes.py",
+    "run.progress": "network/protocol/server/test_clients.py",
     "network.protocol.carrier": "network/protocol/server/test_clients.py",
-    "network.protocol.addresses": "network/flower/server/test_processes.py",
     "strategies.checks": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "planning.compare": "recipe/test_algorithms.py",
@@ -232,7 +218,7 @@ def test_light_modules_are_imported_without_pytorch_and_without_one_another_s_we
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], *[[c, "--help"] for c in ("rounds", "run", "init", "eval", "server")]]
+    "arguments", [["--help"], *[[c, "--help"] for c in ("rounds", "run", "init", "eval", "serve")]]
 )
 def test_help_needs_neither_pytorch_nor_pydantic(arguments):
     code = "import sys\nsys.argv[0] = 'fedkseed'\nfrom fedkseed.cli import app\n"

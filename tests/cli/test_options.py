@@ -47,7 +47,7 @@ def test_exit_codes_are_in_the_help():
 def test_version_and_help():
     assert fedkseed("--version").output.startswith("fedkseed 0.")
     commands = "run resume rounds rollback eval export generate preview directions report compare tune reproduce "
-    commands += "certs server client"
+    commands += "certs serve join shard peer"
     for command in commands.split():
         assert command in fedkseed("--help").output
         assert fedkseed(command, "--help").exit_code == 0

@@ -11,11 +11,11 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.https.connections import Connections
 
+from ..network.ports import free_port
 from ..report.browser import CHROMIUM, Browser, browser
 
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from fedkseed import Adapter, start
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import join, server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.protocol.certs import add, make
@@ -28,7 +27,8 @@ from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
 from ..network.flower.conftest import OPEN, Notes, Setting
-from ..network.flower.network import network
+from ..network.https.network import network
+from ..network.ports import free_port
 from ..report.browser import Browser, browser
 from .conftest import require_chromium, trusting
 
@@ -184,7 +184,7 @@ def test_a_browser_that_is_stopped_and_opened_again_goes_on(setting, tmp_path):
     require_chromium()
     text = setting.text("minimum = 2", cohort="cohort = 2", rounds="rounds = 4", steps="steps = 12")
     (tmp_path / "profile").mkdir()
-    with network(tmp_path, text, setting.files[:1], setting.model, transport="https") as federation:
+    with network(tmp_path, text, setting.files[:1], setting.model) as federation:
         serving = federation.server("--page", "--model-files", setting.model)
         serving.wait_for("clients in browsers open the same address")
         with browser(tmp_path / "profile", trusting(federation.keys / "server.pem")) as opened:

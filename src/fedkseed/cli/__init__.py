@@ -2,7 +2,7 @@
 
     tune      a run and what comes before it        share     tuned and base models for others
     look      runs and tuned models as they are     research  bases, directions, the paper's experiments
-    certs     keys of a federation                  https, flower, peer: its servers, clients and peers
+    certs     keys of a federation                  https, peer: its servers, clients and peers
 
 Each command imports its modules when it is called: `fedkseed --help` and commands that only read a run load no PyTorch.
 """
@@ -13,7 +13,7 @@ import typer
 
 from .. import __version__
 from ..errors import DIVERGED, INTERRUPTED, REFUSED
-from . import certs, flower, https, look, peer, research, share, tune
+from . import certs, https, look, peer, research, share, tune
 from .options import guarded
 
 COMMANDS = (
@@ -22,7 +22,6 @@ COMMANDS = (
     share.export, share.serve_model, share.pin, share.untie,
     research.basis, research.directions, research.reproduce,
     https.serve, https.shard, https.join,
-    flower.server, flower.client,
     peer.peer,
 )  # fmt: skip
 KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)

@@ -34,7 +34,6 @@ HELP = """Make, request and add the keys of a federation, in four steps.
 4. Both start:
        fedkseed serve RECIPE --certs keys
        fedkseed join https://fl.example.org:8443 --key my-key --ca ca.pem --data FILE
-   or, over Flower, `fedkseed server` and `fedkseed client`
 
 `fedkseed certs DIRECTORY` is short for `fedkseed certs make DIRECTORY`.
 """
@@ -172,7 +171,7 @@ def sign(
 def members(directory: ServerDirectory) -> None:
     """Print the public lines of all clients, in the order of their numbers.
 
-    Clients that give them to `fedkseed client --members FILE` mask their uploads for these keys alone. Get the file
+    Clients that give them to `fedkseed join --members FILE` mask their uploads for these keys alone. Get the file
     from somebody else than the server's owner, or compare it with each other.
     """
     certs = _keys_and_certificates()

@@ -29,7 +29,6 @@ from .network import (
     RecipeFile,
     State,
     begun,
-    owner_of,
     prepare,
 )  # fmt: skip
 from .options import Json, end_run
@@ -96,9 +95,9 @@ def serve(
 ) -> None:
     """Serve a federation over plain HTTPS: wait for clients, run the rounds with them, save the tuned model.
 
-    The same recipe, keys, refusals and digest as over Flower (fedkseed server), in one process, for many clients: each
-    keeps one connection, on which it waits for its task. The command may be stopped or killed at any moment: the same
-    command goes on from the last finished round. docs/session.md has all requests that a client can make.
+    One process serves many clients: each keeps one connection, on which it waits for its task. The command may be
+    stopped or killed at any moment: the same command goes on from the last finished round. docs/session.md has all
+    requests that a client can make.
     """
     require_https()
     _require_loopback(tls, host)
@@ -176,14 +175,16 @@ def join(
 ) -> None:
     """Join a federation over plain HTTPS: train on a file of this machine for a server elsewhere, until stopped.
 
-    As `fedkseed client` does over Flower: the examples stay on this machine, the recipe of the server is followed
-    within the limits of --policy, no program that the server sends is run, and asked.jsonl in the --state directory has
-    every recipe that was asked for. A lost connection is made again, also after this command was killed and called
+    The examples stay on this machine; only the result of training is sent, for FedKSeed one scalar for each direction
+    of a local step. The server's recipe says how to train, within the limits of --policy. It can't name a file, a model
+    or a function of this machine, and no program that the server sends is run. A recipe that asks for more is refused:
+    the server gets one word, as "policy" or "data", and worker.log in the --state directory says why. asked.jsonl there
+    has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
     again.
     """
     require_https()
     from ..network.https.join import HttpsClient, WorkerDesk
-    from ..network.protocol.client.recipe_consent import OwnerSettings
+    from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of
 
     prepare()
     owner = owner_of(data, model, device, policy, basis, members)

@@ -7,10 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ..errors import FedKSeedError
-
 if TYPE_CHECKING:
-    from ..network.protocol.client.recipe_consent import Owner
     from ..recipe.rules import Where
     from ..recipe.schema import Recipe
 
@@ -83,54 +80,11 @@ def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places:
     Raises:
         FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
-    from ..network.protocol.networked_recipe import with_network_defaults
-    from ..recipe.reading import own_recipe
-    from ..recipe.rules import Where, require_legal
-    from ..run.progress import Silent
-    from ..run.store import Store
-    from ..run.trackers import Trackers
+    from ..network.protocol.server.serving import begin
 
-    wanted, directory = (
-        with_network_defaults(own_recipe(recipe, changes or ())).absolute(),
-        output or Path("runs") / recipe.stem,
-    )
-    require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
-    Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
     prepare()
-    if (directory / "recipe.toml").exists():
-        known = Store(directory).load_recipe()
-        if known.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
-            raise FedKSeedError(
-                f"{directory} holds a run of another recipe than {recipe}: undo the change, or choose another "
-                "--output; only [network] and [report] may change"
-            )
-    else:
-        with Store.create(directory, wanted.to_toml()):
-            pass
-    return wanted, directory
-
-
-def owner_of(
-    data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
-) -> "Owner":
-    """The settings that the owner of a client decides.
-
-    Raises:
-        FedKSeedError: there is no such file, or the policy can't be read.
-    """
-    from ..network.protocol.client.policy import Policy, load_policy
-    from ..network.protocol.client.recipe_consent import Owner
-
-    path = Path(data).expanduser()
-    place = Path(model).expanduser() if model is not None else None
-    return Owner(
-        str(path.resolve()) if path.exists() else data,
-        str(place.resolve()) if place is not None and place.exists() else model,
-        device,
-        load_policy(policy) if policy is not None else Policy(),
-        basis=str(basis.expanduser().resolve()) if basis is not None else None,
-        members=str(members.expanduser().resolve()) if members is not None else None,
-    )
+    directory = output or Path("runs") / recipe.stem
+    return begin(recipe, changes or (), directory, *places), directory
 
 
 def prepare() -> None:
@@ -138,7 +92,7 @@ def prepare() -> None:
 
     Ctrl-C ends the children first, and prints a line.
     """
-    os.umask(0o077)  # files of Flower's own: its database, its logs
+    os.umask(0o077)
 
     def stop(number: int, frame: Any) -> None:
         raise KeyboardInterrupt

@@ -10,7 +10,7 @@ from ..errors import INTERRUPTED, FedKSeedError
 from ..network.protocol.addresses import require_files
 from ..report.terminal import console, print_json
 from .https import require_https
-from .network import Authority, BasisFile, Changes, Data, Device, Key, Model, PolicyFile, owner_of, prepare
+from .network import Authority, BasisFile, Changes, Data, Device, Key, Model, PolicyFile, prepare
 from .options import Json
 
 
@@ -73,6 +73,7 @@ def peer(
     """  # noqa: D301 — click keeps the lines after a \b as they are
     require_https()
     from ..network.peers.peer import Files, Place, run
+    from ..network.protocol.client.recipe_consent import owner_of
     from ..recipe.reading import own_recipe
 
     host, _, port = listen.rpartition(":")

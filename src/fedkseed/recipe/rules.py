@@ -363,7 +363,7 @@ RULES: dict[Where, tuple[RecipeRule, ...]] = {
         ),
         RecipeRule(
             lambda r, a: r.directions.informed and r.directions.basis_digest is None,
-            "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed server` writes "
+            "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed serve` writes "
             "it, or `fedkseed pin RECIPE`",
         ),
         RecipeRule(

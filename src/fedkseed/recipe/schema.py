@@ -348,7 +348,7 @@ class PrivacyTable(Table):
 
 
 class TrustTable(Table):
-    """Limits of what one client can do to a run (docs/security.md); `fedkseed server` has stricter defaults."""
+    """Limits of what one client can do to a run (docs/security.md); `fedkseed serve` has stricter defaults."""
 
     rule: Annotated[str, AfterValidator(_known_rule)] = "mean"  # of strategies/robust.py; a server's default: clipped
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2  # share of the clients that may be hostile

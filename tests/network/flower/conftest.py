@@ -15,9 +15,8 @@ pytest.importorskip("flwr", reason="the extra `flower` is not installed")
 from flwr.app import Message
 
 from fedkseed import encode, start
-from fedkseed.network.flower.client.app import client_app
-from fedkseed.network.flower.loopback import Deliver, LoopbackGrid, to_apps
-from fedkseed.network.flower.server.app import serve
+from fedkseed.network.flower.client_app import client_app
+from fedkseed.network.flower.server_app import serve
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
@@ -33,8 +32,9 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 
 from ...conftest import recipe_text, rows
+from .loopback import NODES as NODES
+from .loopback import Deliver, LoopbackGrid, to_apps
 
-NODES = (111, 222, 333)  # as Flower names them
 # Of clients with a dozen rows, which answer whatever the tests of the network ask for.
 POLICY = f"""
 [data]
@@ -95,7 +95,7 @@ class Setting:
             "generated": "generated = 0",
         } | changes
         text = recipe_text(self.model, self.folder / "data", **lines) + f"[network]\n{network}\n{more}"
-        # The defaults of `fedkseed server` are written out, so that a run in one process has them, too.
+        # The defaults of a server are written out, so that a run in one process has them, too.
         resolved = with_network_defaults(parse(loads(text)))
         trust = dumps({"trust": resolved.trust.model_dump(exclude_none=True)}) if resolved.trust != TrustTable() else ""
         clip = f"\nclip = {resolved.training.clip}" if resolved.training.clip else ""
@@ -111,9 +111,9 @@ class Setting:
         )
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
-        """A new run's directory, as `fedkseed server` makes it."""
+        """A new run's directory, as a server makes it."""
         with Store.create(directory, parse(loads(self.text(network, **changes))).to_toml()):
-            ClientNumbers.register(directory, NODES)
+            ClientNumbers.register(directory, range(3))
             return directory
 
     def workers(self) -> dict[int, TaskHandler]:

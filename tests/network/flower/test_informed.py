@@ -10,8 +10,7 @@ import pytest
 
 from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.models.load import load_model
-from fedkseed.network.flower.client.app import client_app
-from fedkseed.network.flower.loopback import to_apps
+from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, accepted_recipe
 from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, recipe_digest
@@ -26,6 +25,7 @@ from fedkseed.weights.layout import Layout
 
 from ...conftest import small_basis, tiny_llama
 from .conftest import NODES, OPEN
+from .loopback import to_apps
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def served(setting, directory: Path, recipe: Recipe, files: list[Path]):
         for node, worker in workers.items()
     }
     with Store.create(directory, recipe.to_toml()):
-        ClientNumbers.register(directory, NODES)
+        ClientNumbers.register(directory, range(3))
     return setting.serve(directory, to_apps(apps, {}))
 
 

@@ -9,7 +9,6 @@ from flwr.app import Array, ArrayRecord, Error, Message
 from flwr.clientapp import ClientApp
 
 from fedkseed import FedKSeedError, Simulation
-from fedkseed.network.flower.loopback import LoopbackGrid, to_apps
 from fedkseed.network.flower.strategy import FedKSeedStrategy, from_arrays, to_arrays, train
 from fedkseed.recipe.reading import parse
 from fedkseed.round import run_round
@@ -17,6 +16,7 @@ from fedkseed.run.cohort import cohort
 from fedkseed.strategies.kseed import State
 
 from .conftest import NODES
+from .loopback import LoopbackGrid, to_apps
 
 ROUNDS = 3
 

@@ -12,13 +12,13 @@ import httpx
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import app, server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
 
+from ..ports import free_port
 from .test_connections import parcel, proof, task
 
 LARGEST = 1000  # bytes of a reply

@@ -7,10 +7,11 @@ import httpx
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import browser_page as page
 from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
+
+from ..ports import free_port
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https import join, server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.join import HttpsClient, WorkerDesk
@@ -19,6 +18,7 @@ from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.signatures import private_key
 
+from ..ports import free_port
 from .test_connections import parcel
 
 LARGEST_REPLY = 500

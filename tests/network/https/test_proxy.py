@@ -10,8 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from fedkseed.network.flower.children import accepts, free_port
-from fedkseed.network.flower.server.processes import find_nginx
 from fedkseed.network.https import server
 from fedkseed.network.https.connections import Connections
 from fedkseed.network.https.task_files import Stub
@@ -19,6 +17,7 @@ from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
 
 from ...report.browser import ended
+from ..ports import accepts, find_nginx, free_port
 from .test_connections import parcel, proof, task
 
 

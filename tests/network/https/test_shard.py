@@ -13,9 +13,9 @@ import pytest
 
 pytest.importorskip("flwr", reason="the extra `flower` is not installed, which the setting of these tests needs")
 
+
 from fedkseed import FedKSeedError, start
 from fedkseed.cli.network import begun
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.connections import StoppableCarrier
 from fedkseed.network.https.registered_keys import FOLDER, keys_of_run, keys_of_shard
 from fedkseed.network.https.shard import Shard, ShardClients, ShardTasks
@@ -38,7 +38,8 @@ from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 
 from ..flower.conftest import OPEN, POLICY, Notes, Setting
-from ..flower.network import Program, kill, processes
+from ..ports import free_port
+from .network import Program, kill, processes
 
 SHARDS = "shards = [2, 1]"
 FIRST = (0, 2)  # numbers of the first clients of the shards

@@ -11,14 +11,14 @@ from typing import Any
 
 import tomli_w
 
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.protocol.certs import add, make, request, sign
 from fedkseed.recipe.reading import parse, tables
 from fedkseed.recipe.schema import Recipe
 
 from ...conftest import recipe_text, rows
 from ..flower.conftest import POLICY
-from ..flower.network import Program, kill, processes
+from ..https.network import Program, kill, processes
+from ..ports import free_port
 
 
 class Peers:

@@ -15,7 +15,6 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed import FedKSeedError
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import gossip, tls
 from fedkseed.network.peers.app import application, knowing, path_of
@@ -26,6 +25,7 @@ from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import add, make, sign
 from fedkseed.network.protocol.signatures import _key_of_a_server, certificate, fingerprint
 
+from ..ports import free_port
 from .synthetic import PEERS, ROUNDS, Federation, line, roster, secret
 
 LARGEST = 1000

@@ -17,8 +17,7 @@ from fedkseed.data.wording import Wording, encode_all
 from fedkseed.evaluation.statistics import Estimate, Gain
 from fedkseed.models.load import load_model, load_tokenizer
 from fedkseed.models.loss import example_losses
-from fedkseed.network.flower.client.app import client_app
-from fedkseed.network.flower.loopback import to_apps
+from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.protocol.client.policy import Policy, Unseen
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
@@ -32,6 +31,7 @@ from fedkseed.wire.codec import sealed
 
 from ...conftest import rows
 from ..flower.conftest import NODES, OPEN, Notes, recorded
+from ..flower.loopback import to_apps
 
 LINES = {"examples": "examples = 8\nclients = 0.5"}
 

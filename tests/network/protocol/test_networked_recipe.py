@@ -1,10 +1,17 @@
 """The defaults over a network, where members may be hostile: docs/security.md names them."""
 
+from tomllib import loads
+
+import numpy as np
 import pytest
 
-from fedkseed.network.protocol.networked_recipe import with_network_defaults
+from fedkseed import FedKSeedError, Pool, encode
+from fedkseed.cli import network
+from fedkseed.network.protocol.carrier import MAX_MESSAGE
+from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe, TrustTable
+from fedkseed.wire.records import Run, Upload
 
 DEFENDED = TrustTable(rule="clipped", agreement=True, most_examples=1)
 
@@ -32,3 +39,39 @@ def test_a_default_is_given_to_those_who_can_follow_it_alone():
     assert with_network_defaults(recipe({"wire": "sign", "lr": 1e-6})).training.clip is None, "a sign is 1"
     weights = with_network_defaults(recipe({"algorithm": "fedavg"}))
     assert (weights.trust, weights.training.clip, weights.training.batch_size) == (TrustTable(), None, 4)
+
+
+@pytest.mark.parametrize("exact", [4096, 100_000])
+def test_the_largest_request_that_is_taken_holds_the_largest_upload_and_not_much_more(setting, exact):
+    """K derivatives, or a scalar for each probe, in float32."""
+    size, steps = 4096, exact // 2
+    wanted = parse(loads(setting.text(steps=f"steps = {steps}\nprobes = 2", size=f"size = {size}")))
+    upload = Upload(Run(Pool(1, size), bytes(32)), 0, 0, 10, 1.0, np.ones(exact, np.float32))
+    data = len(encode(upload))
+    assert data + 4000 < largest_request(wanted) < 3 * data + (1 << 16)
+    weights = wanted.model_copy(update={"training": wanted.training.model_copy(update={"algorithm": "fedavg"})})
+    assert largest_request(weights) > MAX_MESSAGE
+
+
+@pytest.fixture
+def began(monkeypatch):
+    """How a server begins, but for what it does to this process."""
+    monkeypatch.setattr(network, "prepare", lambda: None)
+    return network.begun
+
+
+def test_a_server_refuses_at_once_what_a_network_can_not_follow(setting, tmp_path, began):
+    (tmp_path / "r.toml").write_text(setting.text())
+    with pytest.raises(FedKSeedError, match="draws from the rows of all parties, which no party sees; name a category"):
+        began(tmp_path / "r.toml", ["data.held_out=0.1"], tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_a_run_that_has_begun_only_how_long_is_waited_for_whom_may_change(setting, tmp_path, began):
+    recipe, run = tmp_path / "recipe.toml", tmp_path / "run"
+    for minimum in (3, 2):
+        recipe.write_text(setting.text(f"minimum = {minimum}"))
+        assert began(recipe, None, run)[0].network.minimum == minimum
+    recipe.write_text(setting.text("minimum = 1", rounds="rounds = 7"))
+    with pytest.raises(FedKSeedError, match=r"only \[network\] and \[report\] may change"):
+        began(recipe, None, run)

@@ -24,7 +24,7 @@ from fedkseed.wire.codec import decode
 from fedkseed.wire.delta import restore
 from fedkseed.wire.records import Upload
 
-from ..flower.network import network
+from ..https.network import network
 from . import port, reading
 from .vectors import KEYS, PATH, certificates
 
@@ -102,7 +102,7 @@ def test_a_client_written_from_the_documents_takes_part_beside_ours(setting, tmp
     """Its scalars differ from ours by the rounding of the forward pass, and all parties end with one model."""
     text = setting.text("minimum = 3", algorithm=f'algorithm = "fedkseed"\nwire = "{wire}"\nprobes = 2')
     start(parse(loads(text)), tmp_path / "alone")
-    with network(tmp_path, text, setting.files, setting.model, transport="https") as federation:
+    with network(tmp_path, text, setting.files, setting.model) as federation:
         key = serialization.load_ssh_private_key(federation.key(2).read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         authority = x509.load_pem_x509_certificate((federation.keys / "ca.pem").read_bytes())

@@ -21,8 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkseed import FedKSeedError, decode, encode
-from fedkseed.network.flower.client.app import client_app
-from fedkseed.network.flower.loopback import to_apps
+from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
@@ -53,6 +52,7 @@ from fedkseed.wire.numbers import rounded
 from fedkseed.wire.records import Broadcast, Delta, Lack
 
 from ..flower.conftest import NODES, OPEN, Notes, recorded
+from ..flower.loopback import to_apps
 
 HEAD0 = bytes(32)  # of a task without a history
 NONCE = bytes(range(16))
@@ -353,7 +353,7 @@ def test_the_two_statements_cannot_be_mistaken_for_each_other_or_for_what_tls_si
 
 @pytest.fixture
 def signed_run(setting, keys, tmp_path, monkeypatch) -> Path:
-    """A run's directory, as `fedkseed server` makes it, keys and all."""
+    """A run's directory, as `fedkseed serve` makes it, keys and all."""
     monkeypatch.setattr(remote, "POLL", 0.01)
     monkeypatch.setattr(remote, "LOOK", 0.0)
     directory = setting.begin(tmp_path / "run", "minimum = 2\ndeadline = 60.0\nattempts = 1\npatience = 0.5")

@@ -1,12 +1,11 @@
-"""Rounds over a network, with Flower as the transport. Needs the extra `fedkseed[flower]`.
+"""Flower as its users know it: apps for its SuperLink and SuperNodes. Needs the extra `fedkseed[flower]`.
 
-server/          the server's side: ServerApp, processes
-client/          the client's side: ClientApp, processes
-messages.py      bytes in Flower's messages
-compat.py        workarounds for Flower, with the version that needs each
-children.py      Flower's programs, as child processes that end with their parent
-cli.py           the commands
-simulation.py    many virtual clients on Flower's simulation engine
+server_app.py    the ServerApp: the rounds of a run, over Flower's Grid
+client_app.py    the ClientApp: hands a task to the worker that keeps the model loaded
 strategy.py      our algorithms inside another Flower project
-loopback.py      a Grid in one process
+simulation.py    many virtual clients on Flower's simulation engine
+messages.py      bytes in Flower's messages
+compat.py        the version of Flower, and what it needs
+
+examples/flower is an app that names the first two.
 """

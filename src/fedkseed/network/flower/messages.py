@@ -1,4 +1,4 @@
-"""Packing of bytes into Flower's messages."""
+"""Packing of bytes, and of a client's number, into Flower's messages."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from ...errors import FedKSeedError
 
-RECORD, KEY = "fedkseed", "b"  # one record of one value: the fewest objects that Flower sends
+RECORD, BYTES, NUMBER = "fedkseed", "b", "partition-id"  # one record of one value: the fewest objects that Flower sends
 
 
 def packed(data: bytes) -> RecordDict:
     """A record with bytes, as the content of one of Flower's messages."""
-    return RecordDict({RECORD: ConfigRecord({KEY: data})})
+    return RecordDict({RECORD: ConfigRecord({BYTES: data})})
 
 
 def unpacked(message: Message) -> bytes:
@@ -20,8 +20,29 @@ def unpacked(message: Message) -> bytes:
     Raises:
         FedKSeedError: the message holds something else.
     """
-    record: Any = message.content.get(RECORD) if message.has_content() else None
-    data = record.get(KEY) if isinstance(record, ConfigRecord) else None
+    data = _value(message, BYTES)
     if not isinstance(data, bytes):
-        raise FedKSeedError(f"expected a message with bytes under {RECORD!r}, {KEY!r}; is it of another Flower app?")
+        raise FedKSeedError(f"expected a message with bytes under {RECORD!r}, {BYTES!r}; is it of another Flower app?")
     return data
+
+
+def numbered(client: Any) -> RecordDict:
+    """A record with a client's number; anything else than a number is left out."""
+    return RecordDict({RECORD: ConfigRecord({NUMBER: client} if isinstance(client, int) else {})})
+
+
+def client_number(message: Message) -> int:
+    """The number in a message that holds a record of `numbered`.
+
+    Raises:
+        FedKSeedError: there is none.
+    """
+    number = _value(message, NUMBER)
+    if not isinstance(number, int) or number < 0:
+        raise FedKSeedError("start it with --node-config 'partition-id=K …', K = 0 for the first client")
+    return number
+
+
+def _value(message: Message, name: str) -> Any:
+    record: Any = message.content.get(RECORD) if message.has_content() else None
+    return record.get(name) if isinstance(record, ConfigRecord) else None

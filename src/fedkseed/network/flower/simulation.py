@@ -77,8 +77,8 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
 
     from ..protocol.server.client_numbers import ClientNumbers
     from ..protocol.server.clients import RemoteClients
-    from .client.app import client_app
-    from .server.carrier import GridCarrier
+    from .client_app import client_app
+    from .server_app import GridCarrier
 
     copies = Trackers([*recipe.report.to, *trackers], progress)
     now = ActivityFile(copies)
@@ -98,9 +98,10 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
         @app.main()
         def main(grid: Grid, context: Any) -> None:
             try:
+                ClientNumbers.register(directory, range(count))
                 numbers, text = ClientNumbers(directory, count), recipe.to_toml().encode()
                 remote = RemoteClients(
-                    GridCarrier(grid), numbers, text, count, NetworkTable(deadline=DAY, attempts=1), now
+                    GridCarrier(grid, now.note), numbers, text, count, NetworkTable(deadline=DAY, attempts=1), now
                 )
 
                 def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
@@ -122,10 +123,10 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
             run_simulation(app, client_app(_answer), num_supernodes=count, backend_config=resources)
         except Exception as error:
             outcome.append(error)
-        found = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
-        if isinstance(found, BaseException):
-            raise found
-    return found
+        ended = outcome[0] if outcome else FedKSeedError("Flower's engine ended without a word")
+        if isinstance(ended, BaseException):
+            raise ended
+    return ended
 
 
 def _threads(recipe: Recipe) -> int:

@@ -1,7 +1,7 @@
 """FedKSeed for a Flower project that has its own ServerApp and ClientApp.
 
 The "arrays" of Flower's loop are the server's state: K coefficients, and the statistics of the directions. Saved by an
-`evaluate_fn` and passed back as `initial_arrays`, they let a stopped run continue. docs/deployment.md has an example.
+`evaluate_fn` and passed back as `initial_arrays`, they let a stopped run continue. docs/flower.md has an example.
 """
 
 from collections.abc import Callable, Iterable
@@ -58,11 +58,11 @@ class FedKSeedStrategy(FlowerStrategy):
         drawn = cohort(self.seed, state.round, self.clients, self.size)
         self._asked = {nodes[number]: number for number in drawn if number < len(nodes)}
         messages = self.strategy.broadcast(state, list(self._asked.values()))
-        made = []
+        tasks = []
         for node, number in self._asked.items():
             task = Task(number, self.seconds, NO_RECIPE, b"", encode(messages[number]))
-            made.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(state.round + 1)))
-        return made
+            tasks.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(state.round + 1)))
+        return tasks
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

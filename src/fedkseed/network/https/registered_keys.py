@@ -1,4 +1,4 @@
-"""The clients' public keys, as a server over HTTPS registers them, and takes them up again while it runs.
+"""The clients' public keys, as a server registers them, and one over HTTPS takes up again while it runs.
 
 They are the files client-K.pub in the folder of `fedkseed certs`. A key that is removed or replaced is refused from
 then on, and can't come back to its run.
@@ -39,12 +39,14 @@ class RegisteredKeys:
     Args:
         folder: with the keys.
         files: returns the key file of each client by its number, see `keys_of_run`.
+        transport: folder of the transport in the directory.
     """
 
     directory: Path
     folder: Path
     files: Callable[[], Mapping[int, Path]]
     progress: Progress
+    transport: str = FOLDER
     lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
     registrations: int = 0  # how often keys were registered
     _registered: dict[Path, Stamp] = field(default_factory=dict)
@@ -65,7 +67,7 @@ class RegisteredKeys:
         keys = [tuple(line.split()[:2]) for line in texts.values() if line]
         if len({*keys}) < len(keys):
             raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")
-        signing = self.directory / FOLDER / SIGNING
+        signing = self.directory / self.transport / SIGNING
         former = read_table(signing)["former"] if signing.exists() else []
         revoked = {line for replaced in former for line in replaced}
         for number, line in texts.items():
@@ -130,11 +132,12 @@ class RegisteredKeys:
             raise RekeyedError
 
 
-def keys_of_run(directory: Path, folder: Path, progress: Progress) -> RegisteredKeys:
+def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: str = FOLDER) -> RegisteredKeys:
     """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing.
 
     Args:
         folder: with the keys.
+        transport: folder of the transport in the directory.
     """
 
     def files() -> dict[int, Path]:
@@ -145,7 +148,7 @@ def keys_of_run(directory: Path, folder: Path, progress: Progress) -> Registered
             progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
         return {number: folder / f"client-{number}.pub" for number in range(count)}
 
-    return RegisteredKeys(directory, folder, files, progress)
+    return RegisteredKeys(directory, folder, files, progress, transport)
 
 
 def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress) -> RegisteredKeys:

@@ -1,4 +1,4 @@
-"""A federation of separate machines, whatever carries its bytes: `network/flower` does, and `network/https`.
+"""A federation of separate machines, whatever carries its bytes: `network/https` does, and `network/flower`.
 
 server/              the server's side: the rounds of a run, and the transport to its clients
 client/              the client's side: the worker, the recipe that its owner consents to

@@ -210,7 +210,7 @@ class ServerSigning:
             FedKSeedError: the signature is missing or wrong.
         """
         if signature == UNSIGNED:
-            raise FedKSeedError(f"its answer is not signed; client {client} must run `fedkseed client`, with its key")
+            raise FedKSeedError(f"its answer is not signed; client {client} must be started with its key")
         key = self.clients[client]
         if key is None or not verify(key, upload_statement(self.nonce, client, head, broadcast, upload), signature):
             raise FedKSeedError(
@@ -252,7 +252,7 @@ class ClientSigning:
         and a server that asks again signs another task.
         """
         if task.signature == UNSIGNED:
-            return Reply(Status.REFUSED, text="the task is not signed; this client takes tasks of `fedkseed server`")
+            return Reply(Status.REFUSED, text="the task is not signed; this client takes tasks of a server that signs")
         try:
             server = _certificate(task.certificate) if task.certificate else self._server
             if server is None:

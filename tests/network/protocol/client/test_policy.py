@@ -108,11 +108,10 @@ def test_a_server_keeps_the_columns_of_its_own_file_to_itself():
 
 def test_the_command_refuses_a_policy_that_says_nothing_clear(tmp_path, data_file):
     (tmp_path / "policy.toml").write_text("[data]\nheldout = []")
-    options = {"server": "localhost:1", "data": data_file, "key": "k", "ca": "c", "policy": tmp_path / "policy.toml"}
+    options = {"data": data_file, "key": "k", "ca": "c", "policy": tmp_path / "policy.toml"}
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
-    done = subprocess.run(
-        [sys.executable, "-m", "fedkseed", "client", *arguments], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-m", "fedkseed", "join", "https://localhost:1", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "has no key 'heldout'" in done.stdout + done.stderr
 

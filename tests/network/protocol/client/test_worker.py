@@ -11,19 +11,16 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from tomllib import loads
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
 
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
-from fedkseed.network.flower.client.app import relay
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client import worker as worker_module
-from fedkseed.network.protocol.client import worker_process as client_relay
+from fedkseed.network.protocol.client import worker_process
 from fedkseed.network.protocol.client import worker_socket as sockets
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
@@ -36,6 +33,7 @@ from fedkseed.network.protocol.client.worker import (
     batch_secret,
     serve,
 )
+from fedkseed.network.protocol.client.worker_process import ask_worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.signatures import ServerSigning, certificate, private_key, public_key
@@ -48,10 +46,6 @@ from fedkseed.strategies.masked import simulated_key
 from fedkseed.wire.records import Broadcast, Change, Masked, Upload
 
 from ...flower.conftest import OPEN, recorded
-
-
-def context(directory: Path) -> Context:
-    return Context(run_id=1, node_id=2, node_config={"state": str(directory)}, state=RecordDict(), run_config={})
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +66,7 @@ def directory(owner, tmp_path_factory):
     yield made
     if locked(made / sockets.LOCK):
         os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
-    for process in client_relay._started:  # Python warns of those that nobody has waited for
+    for process in worker_process._started:  # Python warns of those that nobody has waited for
         process.wait(60)
 
 
@@ -92,10 +86,10 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
     expected = TaskHandler(partial(TrainingClient, owner)).reply(first.encode())
     assert expected.status is Status.DONE
-    assert Reply.decode(relay(first.encode(), context(directory))) == expected
+    assert Reply.decode(ask_worker(first.encode(), directory)) == expected
     pid = (directory / sockets.LOCK).read_text()
     without = Task(first.client, first.seconds, first.digest, b"", first.message)
-    assert Reply.decode(relay(without.encode(), context(directory))) == expected
+    assert Reply.decode(ask_worker(without.encode(), directory)) == expected
     assert (directory / sockets.LOCK).read_text() == pid
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / sockets.SOCKET).stat().st_mode) == 0o600
@@ -113,19 +107,19 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
     first = recorded(first)
     try:
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
-            reply = Reply.decode(relay(forged.encode(), context(tmp_path / "c")))
+            reply = Reply.decode(ask_worker(forged.encode(), tmp_path / "c"))
             assert (reply.status, reply.text) == (Status.REFUSED, "task")
         assert "is not signed" in (tmp_path / "c" / sockets.LOG).read_text()
         task = genuine.signed(first)
-        reply = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        reply = Reply.decode(ask_worker(task.encode(), tmp_path / "c"))
         genuine.require(1, task.head, task.message, reply.message, reply.signature)
-        again = Reply.decode(relay(task.encode(), context(tmp_path / "c")))
+        again = Reply.decode(ask_worker(task.encode(), tmp_path / "c"))
         assert (again.status, again.text) == (Status.FAILED, "task")
     finally:
         lock = tmp_path / "c" / sockets.LOCK
         if locked(lock):
             os.kill(int(lock.read_text()), signal.SIGKILL)
-            client_relay._started[-1].wait(60)
+            worker_process._started[-1].wait(60)
 
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
@@ -206,7 +200,7 @@ def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, 
 
 def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(directory, first):
     long, replies = longer(first, 100_000), []
-    thread = threading.Thread(target=lambda: replies.append(Reply.decode(relay(long.encode(), context(directory)))))
+    thread = threading.Thread(target=lambda: replies.append(Reply.decode(ask_worker(long.encode(), directory))))
     thread.start()
     lock = directory / sockets.LOCK
     wait_for(lambda: lock.exists() and locked(lock) and (directory / sockets.SOCKET).exists())
@@ -217,16 +211,16 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
     assert replies[0].text == "worker"
     assert "the worker ended in the middle of a task" in (directory / sockets.LOG).read_text()
     wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
-    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
 
 
 def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):
-    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
     pid = (directory / sockets.LOCK).read_text()
     with sockets.connected(directory, 60) as connection:
         sockets.send(connection, longer(first, 1_000_000).encode(), 60)
         time.sleep(1)
-    assert Reply.decode(relay(first.encode(), context(directory))).status is Status.DONE
+    assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
     assert (directory / sockets.LOCK).read_text() == pid
 
 
@@ -278,19 +272,16 @@ def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_
 
 def test_a_worker_that_cannot_start_says_why(tmp_path):
     (tmp_path / "c").mkdir()
-    reply = Reply.decode(relay(Task(0, 1.0, bytes(16), b"", b"").encode(), context(tmp_path / "c")))
+    reply = Reply.decode(ask_worker(Task(0, 1.0, bytes(16), b"", b"").encode(), tmp_path / "c"))
     assert (reply.status, reply.text) == (Status.FAILED, "worker")
     assert "the worker ended with code 1: fedkseed: can't read" in (tmp_path / "c" / sockets.LOG).read_text()
 
 
-def test_a_node_without_a_directory_or_with_too_long_a_path_is_refused(tmp_path, first, capsys):
-    bare = Context(run_id=1, node_id=2, node_config={}, state=RecordDict(), run_config={})
+def test_a_directory_with_too_long_a_path_is_refused(tmp_path, first):
     refused = Reply(Status.REFUSED, text="worker")
-    assert Reply.decode(relay(first.encode(), bare)) == refused
-    assert "started without --node-config" in capsys.readouterr().err
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
-    assert Reply.decode(relay(first.encode(), context(deep))) == refused
+    assert Reply.decode(ask_worker(first.encode(), deep)) == refused
     assert "too long for a socket" in (deep / sockets.LOG).read_text()
 
 
@@ -456,11 +447,11 @@ def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in
 def test_the_relay_sends_no_text_of_the_systems_either(first, tmp_path):
     """A directory that is not there any more: the system's error names its path."""
     gone = tmp_path / "secret-project"
-    assert Reply.decode(relay(first.encode(), context(gone))) == Reply(Status.FAILED, text="worker")
+    assert Reply.decode(ask_worker(first.encode(), gone)) == Reply(Status.FAILED, text="worker")
 
 
 def test_a_task_of_another_release_is_refused_as_such(first, tmp_path):
     (tmp_path / "c").mkdir()
     other = bytearray(first.encode())
     other[4] += 1
-    assert Reply.decode(relay(bytes(other), context(tmp_path / "c"))) == Reply(Status.REFUSED, text="release")
+    assert Reply.decode(ask_worker(bytes(other), tmp_path / "c")) == Reply(Status.REFUSED, text="release")

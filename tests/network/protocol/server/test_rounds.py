@@ -15,8 +15,7 @@ from fedkseed import Adapter, FedKSeedError, apply, load_recipe, start
 from fedkseed.data.federated import digest, own_share, share_out
 from fedkseed.files import read_table
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.network.flower.client.app import client_app
-from fedkseed.network.flower.loopback import to_apps
+from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.messages import unpacked
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.policy import Policy
@@ -40,28 +39,44 @@ from fedkseed.wire.codec import kind_of
 from fedkseed.wire.records import Survivors
 
 from ...flower.conftest import NODES, OPEN, Owner
+from ...flower.loopback import to_apps
 
 SERVER = """
 import sys
 from multiprocessing.connection import Client
 from pathlib import Path
 
-from flwr.app import Message
-
-from fedkseed.network.flower.loopback import LoopbackGrid
-from fedkseed.network.flower.messages import packed, unpacked
-from fedkseed.network.flower.server.app import serve
+from fedkseed.network.protocol.carrier import Arrival
+from fedkseed.network.protocol.server.serving import serve
 from fedkseed.run.loop import peak_memory
+from fedkseed.run.progress import Silent
 
-directory, address, *nodes = sys.argv[1:]
-with Client(address) as clients:
 
-    def deliver(message):
-        clients.send((message.metadata.dst_node_id, unpacked(message)))
-        yield Message(packed(clients.recv()), reply_to=message)
+class Pipe:
+    # Carries tasks to the process of this test.
 
-    result = serve(Path(directory), LoopbackGrid(lambda: [int(node) for node in nodes], deliver))
-    clients.send(None)
+    name, largest = "a pipe", 1 << 30
+
+    def __init__(self, connection):
+        self.connection, self.answers = connection, {}
+
+    def nodes(self):
+        return [0, 1, 2]
+
+    def send(self, parcels):
+        for parcel in parcels:
+            self.connection.send((parcel.node, parcel.data))
+            self.answers[str(id(parcel))] = Arrival(str(id(parcel)), parcel.node, self.connection.recv())
+        return list(self.answers)[-len(parcels):]
+
+    def arrived(self, keys):
+        return [self.answers.pop(key) for key in keys if key in self.answers]
+
+
+directory, address = sys.argv[1:]
+with Client(address) as connection:
+    result = serve(Path(directory), Pipe(connection), "flower", Silent())
+    connection.send(None)
 assert result.digest is None and result.weights is None and not result.before.losses
 print([name for name in ("torch", "numba", "transformers") if name in sys.modules], peak_memory())
 """
@@ -80,17 +95,17 @@ def pinned(setting, tmp_path_factory) -> str:
 
 
 def test_a_server_without_a_model_imports_no_pytorch_and_stays_under_200_mb(setting, undisturbed, pinned, tmp_path):
-    """The process that Flower starts for the server's side, but for its SuperLink, whose part this test plays."""
+    """Clients are workers of this process, behind a pipe."""
     with Store.create(tmp_path / "run", parse(loads(pinned)).to_toml()):
-        ClientNumbers.register(tmp_path / "run", NODES)
+        ClientNumbers.register(tmp_path / "run", range(3))
     workers = setting.workers()
     with Listener(family="AF_UNIX") as listener:
-        command = [sys.executable, "-c", SERVER, tmp_path / "run", listener.address, *map(str, NODES)]
+        command = [sys.executable, "-c", SERVER, tmp_path / "run", listener.address]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             with listener.accept() as connection:
                 while (asked := connection.recv()) is not None:
-                    node, task = asked
-                    connection.send(workers[node].reply(task).encode())
+                    client, task = asked
+                    connection.send(workers[NODES[client]].reply(task).encode())
             printed, _ = server.communicate(timeout=60)
     assert server.returncode == 0
     loaded, used = printed.strip().splitlines()[-1].rsplit(" ", 1)

@@ -19,7 +19,7 @@ from ....recipe.schema import Recipe
 from ..envelope import Code, RefusedError, printable, recipe_digest, refusing
 from ..run_history import RunHistory
 from ..signatures import ClientSigning, certificate, private_key
-from .policy import Policy, RowView
+from .policy import Policy, RowView, load_policy
 
 SETTINGS, ASKED = "owner.json", "asked.jsonl"  # in the directory of a client
 MAX_ASKED = 1 << 24  # bytes of a journal: 10,000 recipes of usual size
@@ -48,6 +48,26 @@ class Owner:
         path = Path(self.data).expanduser()
         if self.data not in SAMPLES and not path.is_file() and not is_saved(path):  # and so never a name on the hub
             raise FedKSeedError(f"a client's data is a file of its own, there is none at {self.data}")
+
+
+def owner_of(
+    data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
+) -> Owner:
+    """The settings that the owner of a client decides, with paths that hold in any directory.
+
+    Raises:
+        FedKSeedError: there is no such file, or the policy can't be read.
+    """
+    path = Path(data).expanduser()
+    place = Path(model).expanduser() if model is not None else None
+    return Owner(
+        str(path.resolve()) if path.exists() else data,
+        str(place.resolve()) if place is not None and place.exists() else model,
+        device,
+        load_policy(policy) if policy is not None else Policy(),
+        basis=str(basis.expanduser().resolve()) if basis is not None else None,
+        members=str(members.expanduser().resolve()) if members is not None else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The worker: a client's long-lived process, which keeps the model loaded and answers tasks.
 
-Flower starts a new process for every message; that process hands the bytes to the worker and waits.
+Its transport's process hands it the bytes of a task and waits.
 
     python -m fedkseed.network.protocol.client.worker DIRECTORY
 

@@ -1,6 +1,7 @@
 """The remaining rounds of a run with clients on other machines, whatever carries its messages."""
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,13 @@ from typing import Any
 from ....errors import FedKSeedError
 from ....evaluation.statistics import Gain
 from ....recipe.algorithms import algorithm_of
+from ....recipe.reading import own_recipe
+from ....recipe.rules import Where, require_legal
 from ....recipe.schema import Recipe
 from ....run.activity import ActivityFile
 from ....run.loop import NEWCOMER, Result, work
 from ....run.privacy_plan import kept_secret, with_noise
-from ....run.progress import Progress
+from ....run.progress import Progress, Silent
 from ....run.store import GAINS, NONCES, Store
 from ....run.trackers import Trackers
 from ....strategies.tree import Tree
@@ -20,11 +23,38 @@ from ....strategy import Strategy
 from ....wire.codec import encode
 from ..carrier import Carrier
 from ..envelope import NO_NONCE
-from ..networked_recipe import recipe_for_clients
+from ..networked_recipe import recipe_for_clients, with_network_defaults
 from ..signatures import ServerSigning
 from .client_numbers import ClientNumbers
 from .clients import RemoteClients
 from .rounds import federation
+
+
+def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -> Recipe:
+    """The recipe of a server; its run's directory is made, or holds the same run, which can go on.
+
+    Args:
+        file: of the recipe.
+        changes: values in place of the recipe's, as `training.rounds=20`.
+        places: of the server, whose rules hold beside those of a network.
+
+    Raises:
+        FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
+    """
+    wanted = with_network_defaults(own_recipe(file, changes)).absolute()
+    require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
+    Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
+    if (directory / "recipe.toml").exists():
+        known = Store(directory).load_recipe()
+        if known.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
+            raise FedKSeedError(
+                f"{directory} holds a run of another recipe than {file}: undo the change, or choose another "
+                "directory for the run; only [network] and [report] may change"
+            )
+    else:
+        with Store.create(directory, wanted.to_toml()):
+            pass
+    return wanted
 
 
 def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) -> Result:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fedkseed.network.flower.children import free_port
 from fedkseed.network.protocol.certs import add, make, request
 from fedkseed.run.store import Store
 
-from .conftest import POLICY
+from ..flower.conftest import POLICY
+from ..ports import free_port
 
 START = 240.0  # seconds until everything is up on a busy machine with two cores
 
@@ -74,19 +74,11 @@ class Network:
 
     Args:
         model: of the clients; None where an installed package carries the recipe's, and the default policy holds.
-        transport: that carries the messages, "flower" or "https".
     """
 
     def __init__(
-        self,
-        folder: Path,
-        recipe: str,
-        files: list[Path],
-        model: Path | None,
-        hosts: Sequence[str] = (),
-        transport: str = "flower",
+        self, folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = ()
     ) -> None:
-        self.transport = transport
         self.folder, self.files, self.model, self.port = folder, files, model, free_port()
         self.run, self.keys = folder / "run", folder / "keys"
         (folder / "recipe.toml").write_text(recipe)
@@ -99,18 +91,15 @@ class Network:
 
     def server(self, *more: object, within: Sequence[str] = ()) -> Program:
         arguments = ("--certs", self.keys, "--output", self.run, "--port", self.port, *more)
-        command = "serve" if self.transport == "https" else "server"
-        return self._start(within, "server.log", command, self.folder / "recipe.toml", *arguments)
+        return self._start(within, "server.log", "serve", self.folder / "recipe.toml", *arguments)
 
     def client(self, number: int, *more: object, within: Sequence[str] = (), host: str = "localhost") -> Program:
         keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
         if self.model is not None:
             own += ("--model", self.model, "--policy", self.folder / "policy.toml")
-        address = ("client", "--server", f"{host}:{self.port}")
-        if self.transport == "https":
-            address = ("join", f"https://{host}:{self.port}")
-        return self._start(within, f"client-{number}.log", *address, *keys, *own, *more)
+        address = f"https://{host}:{self.port}"
+        return self._start(within, f"client-{number}.log", "join", address, *keys, *own, *more)
 
     def cut_power(self, client: Program, number: int) -> None:
         """All processes of a client are no more, the worker too, and had no time for a word."""
@@ -158,12 +147,11 @@ def network(
     model: Path | None,
     hosts: Sequence[str] = (),
     limit: int = 900,
-    transport: str = "flower",
 ) -> Iterator[Network]:
     """A federation whose processes end with the test, after `limit` seconds at the latest; its logs are shown if the
     test fails.
     """
-    made = Network(folder, recipe, files, model, hosts, transport)
+    made = Network(folder, recipe, files, model, hosts)
 
     def late(number: int, frame: object) -> None:
         raise AssertionError(f"the test took more than {limit} s")
@@ -198,14 +186,13 @@ def kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:
 
 
 def processes(kind: str, folder: Path) -> list[int]:
-    """Of this machine, those whose command holds a text, and whose command or FLWR_HOME lies in a folder."""
+    """Processes of this machine whose command holds a text and names a folder."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_text().replace("\0", " ")
-            home = f"FLWR_HOME={folder}" in (path / "environ").read_text(errors="replace")
         except OSError:
             continue
-        if kind in command and (home or str(folder) in command) and int(path.name) != os.getpid():
+        if kind in command and str(folder) in command and int(path.name) != os.getpid():
             found.append(int(path.name))
     return sorted(found)
