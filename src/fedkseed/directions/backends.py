@@ -183,8 +183,8 @@ def example(family: str, size: int) -> Pool:
         return Pool(key, size, family).fitted(shapes)
     rng = np.random.default_rng(1)
     u, v = (rng.integers(-127, 128, (n, r)).astype(np.int8) for n, r in ((rows, 5), (columns, 3)))
-    left, right = ((rng.random(r) / 64 + 2**-8).astype(np.float32) for r in (5, 3))
-    basis = Basis({"5": Factor(rows, columns, 0, u, v, left, right)})
+    left_scale, right_scale = ((rng.random(r) / 64 + 2**-8).astype(np.float32) for r in (5, 3))
+    basis = Basis({"5": Factor(rows, columns, 0, u, v, left_scale, right_scale)})
     return Pool(key, size, family, basis.digest()).fitted(shapes, basis)
 
 

@@ -111,14 +111,14 @@ class Basis:
 
     def digest(self) -> bytes:
         """The SHA-256 of everything that directions depend on: names, shapes, factors and scales."""
-        made = hashlib.sha256()
+        sha = hashlib.sha256()
         for name, factor in self.factors.items():
-            made.update(f"{name} {factor.rows} {factor.columns} {factor.ranks[0]} {factor.ranks[1]}\n".encode())
+            sha.update(f"{name} {factor.rows} {factor.columns} {factor.ranks[0]} {factor.ranks[1]}\n".encode())
             for part, kind in (
                 (factor.left, "i1"), (factor.right, "i1"), (factor.left_scale, "<f4"), (factor.right_scale, "<f4"),
             ):  # fmt: skip
-                made.update(np.ascontiguousarray(part, kind).tobytes())
-        return made.digest()
+                sha.update(np.ascontiguousarray(part, kind).tobytes())
+        return sha.digest()
 
     def __iter__(self) -> Iterator[tuple[str, Factor]]:
         return iter(self.factors.items())

@@ -96,8 +96,8 @@ def numbered(number: int) -> Family:
     for family in FAMILIES.values():
         if family.number == number:
             return family
-    known = ", ".join(f"{family.number} {family.name}" for family in FAMILIES.values())
-    raise FedKSeedError(f"the message names direction family number {number}; this program knows {known}")
+    numbered = ", ".join(f"{family.number} {family.name}" for family in FAMILIES.values())
+    raise FedKSeedError(f"the message names direction family number {number}; this program knows {numbered}")
 
 
 add_family(Family("gaussian", 0, reference.gaussian))

@@ -35,8 +35,8 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
             more = None if addend is None else addend[begin:end].cpu().numpy()
             total = ref.total(pool, directions, coefficients, tensor, start + begin, start + end, more)
             w = ref.combine(base[begin:end].float().cpu().numpy(), total, str(base.dtype).removeprefix("torch."))
-            made = torch.from_numpy(w.view(np.int16)).view(base.dtype) if w.itemsize == 2 else torch.from_numpy(w)
-            out[begin:end] = made.to(out.device)
+            weights = torch.from_numpy(w.view(np.int16)).view(base.dtype) if w.itemsize == 2 else torch.from_numpy(w)
+            out[begin:end] = weights.to(out.device)
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:

@@ -133,8 +133,8 @@ class Pool:
 
     def factor(self, tensor: int) -> Factor | None:
         """The factors of a tensor in a pool of the family `informed`; None: no direction touches it."""
-        found = self.matrix(tensor)
-        return found if isinstance(found, Factor) else None
+        matrix = self.matrix(tensor)
+        return matrix if isinstance(matrix, Factor) else None
 
     @property
     def key_words(self) -> tuple[int, int]:

@@ -78,8 +78,8 @@ def signs(pool: PoolNumbers, stream: int, tensor: int, direction: int, positions
     group, word = positions // BLOCK, positions // QUARTER % 4
     bit, lane = positions // LANES % 32, positions % LANES
     words = np.stack(philox((group * LANES + lane, tensor, direction, stream), pool.key_words))
-    taken = np.take_along_axis(words, word[None], axis=0)[0] >> bit.astype(np.uint32) & np.uint32(1)
-    return np.float32(1) - np.float32(2) * taken.astype(np.float32)
+    bits = np.take_along_axis(words, word[None], axis=0)[0] >> bit.astype(np.uint32) & np.uint32(1)
+    return np.float32(1) - np.float32(2) * bits.astype(np.float32)
 
 
 def normals(x: Words) -> tuple[Floats, Floats]:
@@ -92,18 +92,18 @@ def normals(x: Words) -> tuple[Floats, Floats]:
     are minimax fits: √(−ln u) is within 3.2e-6, sin a within 6.1e-7, cos a within 1.3e-5, far
     below the steps of 3.8e-4 in the angle.
     """
-    one = np.float32(1)
+    unit = np.float32(1)
     u = np.float32(2) - (x >> np.uint32(9) & np.uint32(0x7FFFE0) | np.uint32(0x3F800010)).view(np.float32)
     # u = 2^e (1 + t) with 1 + t in [√½, √2)
     shifted = u.view(np.int32) - np.int32(0x3F3504F3)
     exponent = (shifted >> np.int32(23)).astype(np.float32)
-    t = ((shifted & np.int32(0x7FFFFF)) + np.int32(0x3F3504F3)).view(np.float32) - one
+    t = ((shifted & np.int32(0x7FFFFF)) + np.int32(0x3F3504F3)).view(np.float32) - unit
     p = (((t * LOG[4] + LOG[3]) * t + LOG[2]) * t + LOG[1]) * t + LOG[0]
-    radius = np.sqrt((p * t - one) * t - exponent * LN2)
+    radius = np.sqrt((p * t - unit) * t - exponent * LN2)
     a = (x << np.uint32(9) & np.uint32(0x7FF800) | np.uint32(0x3F800400)).view(np.float32) - np.float32(1.5)
     s = a * a
     sine = ((s * SIN[2] + SIN[1]) * s + SIN[0]) * a
-    cosine = (s * COS[1] + COS[0]) * s + one
+    cosine = (s * COS[1] + COS[0]) * s + unit
     first, second = radius * (cosine - sine), radius * (cosine + sine)
     return (
         (first.view(np.uint32) ^ x << np.uint32(31)).view(np.float32),
@@ -217,9 +217,9 @@ class TransformDefinition:
 
 
 def factored(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
-    one = np.zeros(pool.size, np.float32)
-    one[direction] = 1
-    return total(pool, np.arange(pool.size, dtype=np.uint32), one, tensor, start, stop)
+    unit_vector = np.zeros(pool.size, np.float32)
+    unit_vector[direction] = 1
+    return total(pool, np.arange(pool.size, dtype=np.uint32), unit_vector, tensor, start, stop)
 
 
 def separable_core(c: Floats) -> Floats:
@@ -282,16 +282,16 @@ def informed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> 
     """The K inner products with some rows of a tensor: Q[x, b] = Σ_y v[x, y] V[y, b] in float32 by halves, then
     Σ_x U[x, a] Q[x, b] in float64 by halves, times both scales.
     """
-    factor, found = pool.factor(tensor), np.zeros(pool.size)
+    factor, products = pool.factor(tensor), np.zeros(pool.size)
     if factor is None:
-        return found
+        return products
     left = factor.left[rows.start : rows.stop].astype(np.float64)
     for b, column in enumerate(factor.right.T.astype(np.float32)):
         q = halved(v * column).astype(np.float64)
         for a in range(factor.ranks[0]):
             scale = np.float64(factor.left_scale[a]) * np.float64(factor.right_scale[b])
-            found[factor.first + a * factor.ranks[1] + b] = halved(left[:, a] * q) * scale
-    return found
+            products[factor.first + a * factor.ranks[1] + b] = halved(left[:, a] * q) * scale
+    return products
 
 
 def mixed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
@@ -361,10 +361,10 @@ def total(
     the others transform c and add the result to the addend.
     """
     start_from = np.zeros(stop - start, np.float32) if addend is None else addend.copy()
-    of = pool.record.transform
+    transformed = pool.record.transform
     if pool.record.factored is not None:
         return _factored_total(pool, directions, coefficients, tensor, start, stop, start_from)
-    if of is None:
+    if transformed is None:
         for direction, coefficient in zip(directions, coefficients, strict=True):
             start_from = start_from + coefficient * elements(pool, int(direction), tensor, start, stop)
         return start_from
@@ -372,7 +372,7 @@ def total(
     c[directions] = coefficients
     first, last = start // pool.size, -(-stop // pool.size)  # whole blocks
     positions = np.arange(first * pool.size, last * pool.size, dtype=np.int64)
-    return start_from + of.total(pool, c, tensor, positions)[start - positions[0] : stop - positions[0]]
+    return start_from + transformed.total(pool, c, tensor, positions)[start - positions[0] : stop - positions[0]]
 
 
 def _factored_total(
@@ -414,7 +414,7 @@ def project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np
     """
     if pool.record.factored is not None:
         return _factored_project(pool, v, tensor, start)
-    unit, of = pool.unit, pool.record.transform
+    unit, transformed = pool.unit, pool.record.transform
     first, last = start // unit, -(-(start + v.size) // unit)
     whole = np.zeros((last - first) * unit, np.float32)
     whole[start - first * unit :][: v.size] = v
@@ -425,7 +425,7 @@ def project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np
         for number in range(max(first, segment * per_segment), min(last, (segment + 1) * per_segment)):
             for block in products(pool, whole[(number - first) * unit :][:unit], tensor, number * unit):
                 partial = partial + block
-        result += transform(partial) if of is not None and of.at_end else partial
+        result += transform(partial) if transformed is not None and transformed.at_end else partial
     return result
 
 
@@ -436,24 +436,24 @@ def _factored_project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> 
     rows = matrix.rows_of(start, start + v.size)
     first, last = rows.start // ROWS * ROWS, rows.stop
     for begin in range(first, last, ROWS):
-        some = range(begin, min(begin + ROWS, matrix.rows))
-        whole = np.zeros(len(some) * matrix.columns, np.float32)
+        band = range(begin, min(begin + ROWS, matrix.rows))
+        whole = np.zeros(len(band) * matrix.columns, np.float32)
         low = max(start, begin * matrix.columns)
-        high = min(start + v.size, some.stop * matrix.columns)
+        high = min(start + v.size, band.stop * matrix.columns)
         whole[low - begin * matrix.columns :][: high - low] = v[low - start : high - start]
-        result += pool.record.factored.project(pool, whole.reshape(len(some), -1), tensor, some)
+        result += pool.record.factored.project(pool, whole.reshape(len(band), -1), tensor, band)
     return result
 
 
 def products(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> Floats:
     """The inner products with one unit, block by block, shape (blocks, K)."""
-    of = pool.record.transform
-    if of is not None:
-        return of.products(pool, v, tensor, np.arange(start, start + v.size, dtype=np.int64))
-    made = np.empty((1, pool.size), np.float32)
+    transformed = pool.record.transform
+    if transformed is not None:
+        return transformed.products(pool, v, tensor, np.arange(start, start + v.size, dtype=np.int64))
+    in_blocks = np.empty((1, pool.size), np.float32)
     for j in range(pool.size):
         x = elements(pool, j, tensor, start, start + v.size) * v
         while x.size > 1:  # halves onto each other: 2048, 1024, …
             x = x[: x.size // 2] + x[x.size // 2 :]
-        made[0, j] = x[0]
-    return made
+        in_blocks[0, j] = x[0]
+    return in_blocks

@@ -22,7 +22,7 @@ from .factors import Factor, Matrix
 from .pool import BLOCK, Pool
 
 CHUNK = 1 << 20  # positions or inner products made at a time, a segment at most: 8 MiB an int64 tensor
-LOG, SIN, COS, LN2 = ([float(x) for x in some] for some in (ref.LOG, ref.SIN, ref.COS, [ref.LN2]))
+LOG, SIN, COS, LN2 = ([float(x) for x in constants] for constants in (ref.LOG, ref.SIN, ref.COS, [ref.LN2]))
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -175,13 +175,13 @@ def informed_total(pool: Pool, core: Tensor, tensor: int, rows: range, factor: F
 
 
 def informed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
-    found, (_, right) = np.zeros(pool.size), held(factor, v.device)
+    products, (_, right) = np.zeros(pool.size), held(factor, v.device)
     left = factor.left[rows.start : rows.stop].astype(np.float64)
     q = np.stack([_halved(v * right[:, b]).cpu().numpy().astype(np.float64) for b in range(factor.ranks[1])])
     scales = factor.left_scale.astype(np.float64)[:, None] * factor.right_scale.astype(np.float64)
     sums = np.stack([ref.halved(left[:, a] * q) for a in range(factor.ranks[0])])
-    found[factor.directions] = (sums * scales).reshape(-1)
-    return found
+    products[factor.directions] = (sums * scales).reshape(-1)
+    return products
 
 
 def mixed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
@@ -259,15 +259,15 @@ def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
     """Prepare a sum for `combine`: the pool, c or H c on the device, and (direction, coefficient) pairs."""
-    made = KERNELS[pool.family]
-    if not isinstance(made, TransformOperations | FactoredOperations):
+    kernels = KERNELS[pool.family]
+    if not isinstance(kernels, TransformOperations | FactoredOperations):
         return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
-    if isinstance(made, FactoredOperations):
+    if isinstance(kernels, FactoredOperations):
         return pool, torch.from_numpy(np.ascontiguousarray(pool.record.core(c))).to(device), []
     table = torch.from_numpy(c).to(device)
-    return pool, transform(table) if made.once else table, []
+    return pool, transform(table) if kernels.once else table, []
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
@@ -277,16 +277,16 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
         for piece in pieces:
             _combine_rows(pool, table, *piece)
         return
-    made = BY_POSITION[pool.family]
+    kernels = BY_POSITION[pool.family]
     for tensor, start, base, out, addend in pieces:
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
-            if isinstance(made, TransformOperations):
-                total = total + made.total(pool, table, tensor, groups)[inside]
+            if isinstance(kernels, TransformOperations):
+                total = total + kernels.total(pool, table, tensor, groups)[inside]
             else:
                 for j, coefficient in pairs:
-                    total = total + coefficient * made(pool, j, tensor, groups, base.device)[inside]
+                    total = total + coefficient * kernels(pool, j, tensor, groups, base.device)[inside]
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
 
 
@@ -300,16 +300,15 @@ def _combine_rows(
         return
     rows, step = matrix.rows_of(start, stop), max(1, CHUNK // matrix.columns)
     for first in range(rows.start, rows.stop, step):
-        some = range(first, min(first + step, rows.stop))
-        low, high = max(start, first * matrix.columns), min(stop, some.stop * matrix.columns)
-        sums, inside = base.new_zeros(len(some) * matrix.columns, dtype=torch.float32), slice(low - start, high - start)
+        band = range(first, min(first + step, rows.stop))
+        low, high = max(start, first * matrix.columns), min(stop, band.stop * matrix.columns)
+        sums = base.new_zeros(len(band) * matrix.columns, dtype=torch.float32)
+        inside = slice(low - start, high - start)
         within = slice(low - first * matrix.columns, high - first * matrix.columns)
         if addend is not None:
             sums[within] = addend[inside]
-        total = (
-            BY_ROWS[pool.family].total(pool, core, tensor, some, matrix, sums.view(len(some), -1)).reshape(-1)[within]
-        )
-        out[inside] = (base[inside].to(torch.float32) + total).to(base.dtype)
+        total = BY_ROWS[pool.family].total(pool, core, tensor, band, matrix, sums.view(len(band), -1))
+        out[inside] = (base[inside].to(torch.float32) + total.reshape(-1)[within]).to(base.dtype)
 
 
 def _project_rows(pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.float64]:
@@ -318,11 +317,11 @@ def _project_rows(pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.
         return total
     rows = matrix.rows_of(start, stop)
     for first in range(rows.start // ref.ROWS * ref.ROWS, rows.stop, ref.ROWS):
-        some = range(first, min(first + ref.ROWS, matrix.rows))
-        low, high = max(start, first * matrix.columns), min(stop, some.stop * matrix.columns)
-        whole = v.new_zeros(len(some) * matrix.columns)
+        band = range(first, min(first + ref.ROWS, matrix.rows))
+        low, high = max(start, first * matrix.columns), min(stop, band.stop * matrix.columns)
+        whole = v.new_zeros(len(band) * matrix.columns)
         whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
-        total += BY_ROWS[pool.family].products(pool, whole.view(len(some), -1), tensor, some, matrix)
+        total += BY_ROWS[pool.family].products(pool, whole.view(len(band), -1), tensor, band, matrix)
     return total
 
 
@@ -350,18 +349,18 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
 
 
 def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
-    made = BY_POSITION[pool.family]
-    return ref.transform(partial) if isinstance(made, TransformOperations) and made.once else partial
+    kernels = BY_POSITION[pool.family]
+    return ref.transform(partial) if isinstance(kernels, TransformOperations) and kernels.once else partial
 
 
 def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
     """The float32 inner products with blocks, in ascending order, shape (blocks, K)."""
-    made = BY_POSITION[pool.family]
-    if isinstance(made, TransformOperations):
-        return made.products(pool, v, tensor, groups).cpu().numpy()
+    kernels = BY_POSITION[pool.family]
+    if isinstance(kernels, TransformOperations):
+        return kernels.products(pool, v, tensor, groups).cpu().numpy()
     products = np.empty((len(groups), pool.size), np.float32)
     for j in range(pool.size):
-        x = made(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
+        x = kernels(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
         while x.shape[1] > 1:
             half = x.shape[1] // 2
             x = x[:, :half] + x[:, half:]

@@ -170,10 +170,10 @@ def _store(out, base, total, offset, size):
         bits = _bits(_float(w.to(tl.uint32) << 16) + total)
         rounded = bits + 0x7FFF + (bits >> 16 & 1) >> 16
         nan = (bits & 0x7FFFFFFF) > 0x7F800000
-        made = tl.where(nan, bits >> 16 | 0x40, rounded).to(tl.uint16)
+        moved = tl.where(nan, bits >> 16 | 0x40, rounded).to(tl.uint16)
     else:
-        made = (w.to(tl.float32) + total).to(out.dtype.element_ty)
-    tl.store(out + offset, made, mask=(offset >= 0) & (offset < size))
+        moved = (w.to(tl.float32) + total).to(out.dtype.element_ty)
+    tl.store(out + offset, moved, mask=(offset >= 0) & (offset < size))
 
 
 # --- kernels ------------------------------------------------------------------------------------
@@ -357,14 +357,14 @@ def plan(
     pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
 ) -> tuple[Any, ...]:
     """Prepare a sum for the kernels: (pool, directions, coefficients, their number), or (pool, table)."""
-    made = KERNELS[pool.family]
-    if isinstance(made, Direct):
+    kernels = KERNELS[pool.family]
+    if isinstance(kernels, Direct):
         return pool, _upload(directions.view(np.int32), device), _upload(coefficients, device), directions.size
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
     with _on(device):
         table = _upload(c, device)
-        if made.once:
+        if kernels.once:
             _transform_(table, pool.size)
     return pool, table
 
@@ -386,10 +386,10 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 def _combine_piece(piece: tuple[Any, ...], groups: range, pool: Pool, inputs: tuple[Any, ...]) -> None:
     here = (*piece, groups[0], *_key(pool), *inputs)
-    made = KERNELS[pool.family]
-    if isinstance(made, Direct):
-        _combine_sum[(len(groups),)](*here, FAMILY=made.branch, num_warps=4, **EXACT)
-    elif (way := made.way(pool)) is None:
+    kernels = KERNELS[pool.family]
+    if isinstance(kernels, Direct):
+        _combine_sum[(len(groups),)](*here, FAMILY=kernels.branch, num_warps=4, **EXACT)
+    elif (way := kernels.way(pool)) is None:
         _combine_made(piece, groups, pool, *inputs)
     else:
         _combine_transformed[(len(groups) * BLOCK // way["N"],)](*here, 0, **way, **EXACT)
@@ -401,8 +401,8 @@ def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) 
     y = torch.empty(min(each, len(groups)) * BLOCK, device=c.device)
     for group in groups[::each]:
         count = min(each, groups.stop - group)
-        of = (tensor, group, *_key(pool))
-        _signed[(count,)](y, c, 0, 0, *of, STREAM=ref.HADAMARD_BLOCK, PERIOD=pool.size, **EXACT)
+        place = (tensor, group, *_key(pool))
+        _signed[(count,)](y, c, 0, 0, *place, STREAM=ref.HADAMARD_BLOCK, PERIOD=pool.size, **EXACT)
         _transform_(y[: count * BLOCK], pool.size)
         _combine_transformed[(count,)](
             *piece, group, *_key(pool), y, group, WAY="made", SIZE=pool.size, STAGES=0, N=BLOCK, num_warps=4, **EXACT
@@ -424,8 +424,8 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
 
     SCRATCH limits the number of blocks at a time.
     """
-    start, v, unit, made = piece[1], piece[2], pool.unit, KERNELS[pool.family]
-    rows = unit // pool.size if isinstance(made, TransformKernels) else 1  # of K products, made from one unit
+    start, v, unit, kernels = piece[1], piece[2], pool.unit, KERNELS[pool.family]
+    rows = unit // pool.size if isinstance(kernels, TransformKernels) else 1  # of K products, made from one unit
     segment = max(1, ref.SEGMENT // unit)  # units
     each = max(1, min(SCRATCH // (rows * pool.size), 1 << 15))  # units at a time; a grid's second axis is short
     batch = max(1, each // segment)  # segments side by side
@@ -440,7 +440,7 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
                 partial, _blocks(piece, pool, begin, count), (begin - first) * rows, count * rows, pool.size,
                 PER_SEGMENT=segment * rows, COLUMNS=COLUMNS, num_warps=COLUMNS // 32, **EXACT,
             )  # fmt: skip
-        for row in transform(partial) if isinstance(made, TransformKernels) and made.once else partial:
+        for row in transform(partial) if isinstance(kernels, TransformKernels) and kernels.once else partial:
             result += row
     return result
 
@@ -451,15 +451,15 @@ def _blocks(piece: tuple[int, int, Tensor], pool: Pool, first: int, count: int) 
     groups = count * pool.unit // BLOCK
     group = first * pool.unit // BLOCK
     arguments = (v, start, v.numel(), tensor, group, *_key(pool))
-    made = KERNELS[pool.family]
-    if isinstance(made, Direct):
+    kernels = KERNELS[pool.family]
+    if isinstance(kernels, Direct):
         products = torch.empty(groups * pool.size, device=v.device)
         _products[(-(-pool.size // EACH), groups)](
-            products, *arguments, pool.size, EACH=EACH, FAMILY=made.branch, num_warps=4, **EXACT
+            products, *arguments, pool.size, EACH=EACH, FAMILY=kernels.branch, num_warps=4, **EXACT
         )
         return products
     products = torch.empty(groups * BLOCK, device=v.device)
-    if (way := made.way(pool)) is not None:
+    if (way := kernels.way(pool)) is not None:
         _project_transformed[(groups * BLOCK // way["N"],)](products, *arguments, **way, **EXACT)
     else:
         _signed[(groups,)](products, *arguments, STREAM=ref.HADAMARD_ROW, PERIOD=0, **EXACT)

@@ -35,8 +35,8 @@ def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     addend = _float32(case["addend"]) if "addend" in case else None
     w = torch.from_numpy(base).to(getattr(torch, dtype)).to(device)
     more = None if addend is None else torch.from_numpy(addend).to(device)
-    made = backends.load(backend)
-    made.combine([(case["tensor"], start, w, w, more)], made.plan(pool, directions, coefficients, w.device))
+    kernels = backends.load(backend)
+    kernels.combine([(case["tensor"], start, w, w, more)], kernels.plan(pool, directions, coefficients, w.device))
     bits = w.cpu().view(BITS[dtype]).numpy()
     digits = 8 if dtype == "float32" else 4
     return "".join(f"{int(b):0{digits}x}" for b in bits)
@@ -93,9 +93,11 @@ def _pool(case: dict[str, Any]) -> Pool:
 
 def basis_of(case: dict[str, Any]) -> Basis:
     """The basis of a case: factors of its one tensor, in rows, and scales in bits."""
-    left, right = (np.array(case[name], np.int8) for name in ("left", "right"))
+    left_factor, right_factor = (np.array(case[name], np.int8) for name in ("left", "right"))
     scales = (_float32(case[name]) for name in ("left scale", "right scale"))
-    return Basis({f"{case['tensor']:04}": Factor(len(left), len(right), 0, left, right, *scales)})
+    return Basis(
+        {f"{case['tensor']:04}": Factor(len(left_factor), len(right_factor), 0, left_factor, right_factor, *scales)}
+    )
 
 
 def _coefficients(case: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

@@ -200,8 +200,10 @@ KERNELS: dict[str, Kernel] = {
 
 def plan(pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> Plan:
     """Choose the kernel of a sum and make the table that the kernel reads."""
-    made = KERNELS[pool.family]
-    kind, table = made.table(pool, directions, coefficients) if made.table else (made.kind, np.empty(0, np.float32))
+    family = KERNELS[pool.family]
+    kind, table = family.kind, np.empty(0, np.float32)
+    if family.table:
+        kind, table = family.table(pool, directions, coefficients)
     return Plan(pool, kind, directions, coefficients, table)
 
 

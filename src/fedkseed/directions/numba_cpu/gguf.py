@@ -33,13 +33,13 @@ def widen_block(kind, at, out, marker):
         low, high = (low ^ words(0x80)) - words(0x80), (high ^ words(0x80)) - words(0x80)
         a, b = signed_floats(low) * d, signed_floats(high) * d
     elif kind == Q4_0:
-        both = load_bytes(at + 2)
-        a = signed_floats((both & words(15)) - words(8)) * d
-        b = signed_floats((both >> words(4)) - words(8)) * d
+        nibbles = load_bytes(at + 2)
+        a = signed_floats((nibbles & words(15)) - words(8)) * d
+        b = signed_floats((nibbles >> words(4)) - words(8)) * d
     else:
-        both, m = load_bytes(at + 4), from_half(words(short_at(at + 2)))
-        a = signed_floats(both & words(15)) * d + m
-        b = signed_floats(both >> words(4)) * d + m
+        nibbles, m = load_bytes(at + 4), from_half(words(short_at(at + 2)))
+        a = signed_floats(nibbles & words(15)) * d + m
+        b = signed_floats(nibbles >> words(4)) * d + m
     put_rounded(out, a, marker, False)
     put_rounded(out + half, b, marker, False)
 

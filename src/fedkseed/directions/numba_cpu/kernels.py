@@ -110,11 +110,11 @@ def make_signs(signs, block, directions, count, tensor, k0, k1):
 def add_rademacher(acc, block, directions, coefficients, count, signs, tensor, k0, k1):
     """Add Σ c z over one block to acc; `signs` has room for the sign words of SOME directions."""
     for first in range(0, count, SOME):
-        some = min(SOME, count - first)
-        make_signs(signs, block, directions + 4 * first, some, tensor, k0, k1)
+        present = min(SOME, count - first)
+        make_signs(signs, block, directions + 4 * first, present, tensor, k0, k1)
         for p in range(0, BLOCK, TILE):
             tile = take(acc + 4 * p, 4 * ROW)
-            for k in range(some):
+            for k in range(present):
                 tile = plus_signed(tile, float_at(coefficients + 4 * (first + k)), signs + SIGNS * k, p)
             put(acc + 4 * p, 4 * ROW, tile)
 
@@ -248,19 +248,19 @@ def project_segment(kind, v, start, count, pool_size, unit_size, tensor, k0, k1,
     """
     stop = start + count
     result[:] = 0
-    one, unity = np.empty(1, np.uint32), np.ones(1, np.float32)
+    index, unity = np.empty(1, np.uint32), np.ones(1, np.float32)
     for unit in range(start // unit_size, (stop + unit_size - 1) // unit_size):
         low, high = max(start - unit * unit_size, 0), min(stop - unit * unit_size, unit_size)
         clear(acc, 4 * unit_size)
         copy(acc + 4 * low, v + 4 * (unit * unit_size + low - start), 4 * (high - low))
         if kind <= RADEMACHER:
             for j in range(pool_size):
-                one[0] = j
+                index[0] = j
                 clear(products, 4 * BLOCK)
                 if kind == GAUSSIAN:
-                    add_gaussian(products, unit, 0, BLOCK, data_of(one), data_of(unity), 1, tensor, k0, k1)
+                    add_gaussian(products, unit, 0, BLOCK, data_of(index), data_of(unity), 1, tensor, k0, k1)
                 else:
-                    add_rademacher(products, unit, data_of(one), data_of(unity), 1, signs, tensor, k0, k1)
+                    add_rademacher(products, unit, data_of(index), data_of(unity), 1, signs, tensor, k0, k1)
                 result[j] += _inner(products, acc)
         else:
             project_unit(kind, acc, unit, unit_size, pool_size, tensor, k0, k1, result, signs)

@@ -184,12 +184,12 @@ data_of, address_of = _address(1), _address(64)
 
 
 @intrinsic
-def copy(typingctx: Any, to: Any, of: Any, count: Any) -> Any:
+def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
     """Copy `count` bytes."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, of = (builder.inttoptr(address, BYTES) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, of, args[2], 1)
+        to, source = (builder.inttoptr(address, BYTES) for address in args[:2])
+        cgutils.raw_memcpy(builder, to, source, args[2], 1)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), code
@@ -230,12 +230,12 @@ def _storer(memory: ir.Type | None = None, *, around_caches: bool = False) -> An
     @intrinsic
     def store(typingctx: Any, address: Any, value: Any) -> Any:
         def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            made = args[1] if memory is None else builder.trunc(args[1], memory)
-            pointer = builder.inttoptr(args[0], made.type.as_pointer())
-            done = builder.store(made, pointer, align=LANES * 4 if around_caches else 2)
+            narrowed = args[1] if memory is None else builder.trunc(args[1], memory)
+            pointer = builder.inttoptr(args[0], narrowed.type.as_pointer())
+            done = builder.store(narrowed, pointer, align=LANES * 4 if around_caches else 2)
             if around_caches:
-                one = builder.module.add_metadata([ir.Constant(INDEX, 1)])
-                done.set_metadata("nontemporal", one)
+                flag = builder.module.add_metadata([ir.Constant(INDEX, 1)])
+                done.set_metadata("nontemporal", flag)
             return context.get_dummy_value()
 
         return types.void(types.int64, value), code
@@ -410,8 +410,8 @@ def flipped_columns(typingctx: Any, tile: Any, signs: Any, p: Any) -> Any:
         rows = []
         for r, value in enumerate(_vectors(builder, tile)):
             pair = _load(builder, builder.add(first, ir.Constant(number, 8 * r)), ir.IntType(64))
-            both = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
-            rows.append(_flip(builder, value, both, shift))
+            words_of_pair = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
+            rows.append(_flip(builder, value, words_of_pair, shift))
         return _tile(builder, rows)
 
     return TILE(TILE, types.int64, types.int64), code
@@ -478,5 +478,5 @@ def _shuffle(builder: Any, a: Any, b: Any, lanes: Any) -> Any:
 
 
 def _splat(builder: Any, value: Any, kind: ir.VectorType) -> Any:
-    one = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INDEX, 0))
-    return _shuffle(builder, one, one, [0] * kind.count)
+    lane = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.Constant(INDEX, 0))
+    return _shuffle(builder, lane, lane, [0] * kind.count)
