@@ -85,7 +85,8 @@ def check_all_readers(metric: Metric, run: Path, monkeypatch) -> None:
         phrase = metric.phrase.format(value) if metric.phrase else f"{metric.title} {text}"
         assert phrase in on_terminal(LATE)
     assert table_of_rounds(run, monkeypatch)[metric.title] == text
-    assert (metric.name, 1, 8.25, value) in list(trackers.scalars(Store(run)))
+    after = trackers.curves(Store(run))[1]
+    assert (after.done, after.seconds, after.values[metric.name]) == (1, 8.25, value)
     page = embedded(run)
     shown = {"name": metric.name, "title": metric.title, "unit": metric.unit, "always": metric.always}
     assert shown in page["metrics"]
@@ -119,8 +120,8 @@ def test_names_and_titles_are_told_apart():
 
 
 def test_event_files_add_up_what_was_sent(run):
-    found = {name: value for name, _, _, value in trackers.scalars(Store(run))}
-    assert (found["bytes/down"], found["bytes/up"]) == (9001, 17_248 - 9001)
+    sent = trackers.curves(Store(run))[1].values
+    assert (sent["bytes/down"], sent["bytes/up"]) == (9001, 17_248 - 9001)
 
 
 def test_the_line_of_a_plain_round_is_short():
@@ -141,7 +142,7 @@ def test_a_round_without_a_finite_loss_says_so(run, monkeypatch):
     with Store(run).locked():
         Store(run).commit(State(1, np.zeros(4), np.zeros(4), np.zeros(4, np.int64)), replace(LATE, loss=float("nan")))
     assert table_of_rounds(run, monkeypatch)["local loss"] == "none finite"
-    assert "loss/local" not in {name for name, *_ in trackers.scalars(Store(run))}
+    assert not any("loss/local" in points for _, _, points in trackers.curves(Store(run)))
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

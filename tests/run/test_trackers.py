@@ -19,7 +19,7 @@ from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import Report
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
-from fedkseed.run.trackers import PACKAGES, TRACKED, TRACKERS, About, Point, Trackers, scalars, settings
+from fedkseed.run.trackers import TRACKED, TRACKERS, RoundValues, Trackers, curves, settings
 from fedkseed.strategies.kseed import State, importance
 
 from ..conftest import recipe_text
@@ -67,14 +67,14 @@ def reader(run: Path):
     return events
 
 
-def curves(run: Path) -> dict[str, list[tuple[int, float]]]:
+def drawn(run: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard would draw: name -> (rounds done, value)."""
     events = reader(run)
     return {name: [(e.step, e.value) for e in events.Scalars(name)] for name in events.Tags()["scalars"]}
 
 
 def test_every_number_is_that_of_the_store(finished):
-    read, store = curves(finished), Store(finished)
+    read, store = drawn(finished), Store(finished)
     reports, scores = store.reports(), store.evaluations()
     sent = [r["total_down"] for r in reports]
     expected = {
@@ -116,7 +116,7 @@ def test_a_resumed_run_has_every_round_once(finished, copy):
     fedkseed("rollback", copy, "--to", 1)
     assert fedkseed("resume", copy, "--tensorboard").exit_code == 0
     assert len(list((copy / "tensorboard").iterdir())) == 1
-    before, after = curves(finished), curves(copy)
+    before, after = drawn(finished), drawn(copy)
     for name in set(before) - {"seconds of a round", "processor seconds of a round"}:
         assert after[name] == before[name]
     assert [done for done, _ in after["seconds of a round"]] == [1, 2, 3]
@@ -125,7 +125,7 @@ def test_a_resumed_run_has_every_round_once(finished, copy):
 def test_a_finished_run_gets_its_files_later(finished, copy):
     shutil.rmtree(copy / "tensorboard")
     assert fedkseed("resume", copy, "--tensorboard").exit_code == 0
-    assert curves(copy) == curves(finished)
+    assert drawn(copy) == drawn(finished)
 
 
 def test_a_run_without_the_option_has_no_event_files(copy):
@@ -216,8 +216,9 @@ READERS = {"mlflow": of_mlflow, "wandb": of_wandb, "trackio": of_trackio}
 
 def expected(run: Path) -> Curves:
     found: Curves = {}
-    for name, done, _, value in scalars(Store(run)):
-        found.setdefault(name, []).append((done, value))
+    for done, _, points in curves(Store(run)):
+        for name, value in points.items():
+            found.setdefault(name, []).append((done, value))
     return found
 
 
@@ -239,7 +240,7 @@ def hand_on(name: str, run: Path) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # MLflow calls what SQLAlchemy 2.1 deprecates
 @pytest.mark.parametrize("name", READERS)
 def test_a_tracker_has_every_round_once_however_often_the_run_goes_on(copy, name):
-    pytest.importorskip(PACKAGES[name][0])
+    pytest.importorskip(TRACKERS[name].module)
     fedkseed("rollback", copy, "--to", 1)
     hand_on(name, copy)
     ((first, curves),) = copies(name, copy).items()
@@ -260,7 +261,7 @@ def test_a_tracker_has_every_round_once_however_often_the_run_goes_on(copy, name
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", READERS)
 def test_after_a_rollback_a_tracker_gets_another_copy(copy, name):
-    pytest.importorskip(PACKAGES[name][0])
+    pytest.importorskip(TRACKERS[name].module)
     hand_on(name, copy)
     (first,) = copies(name, copy)
     fedkseed("rollback", copy, "--to", 1)
@@ -277,7 +278,6 @@ def added(monkeypatch):
 
     def add(kind: type) -> str:
         monkeypatch.setitem(TRACKERS, "added", kind)
-        monkeypatch.setitem(PACKAGES, "added", ("json", ""))
         return "added"
 
     return add
@@ -287,12 +287,12 @@ def test_a_round_is_handed_on_with_its_evaluation(copy, added):
     handed: list[list[int] | bool] = []
 
     class Kept:
-        id = "one"
+        module, install, id = "json", "", "one"
 
-        def __init__(self, about: About, known: str | None) -> None: ...
+        def __init__(self, store: Store, continued: str | None) -> None: ...
 
-        def write(self, points: Sequence[Point]) -> None:
-            handed.append(sorted({point.done for point in points}))
+        def write(self, rounds: Sequence[RoundValues]) -> None:
+            handed.append([values.done for values in rounds])
 
         def close(self, ended: bool) -> None:
             handed.append(ended)
@@ -317,11 +317,11 @@ def test_a_round_is_handed_on_with_its_evaluation(copy, added):
 
 def test_a_tracker_that_fails_does_not_stop_the_run_and_is_named(copy, added):
     class Failing:
-        id = "one"
+        module, install, id = "json", "", "one"
 
-        def __init__(self, about: About, known: str | None) -> None: ...
+        def __init__(self, store: Store, continued: str | None) -> None: ...
 
-        def write(self, points: Sequence[Point]) -> None:
+        def write(self, rounds: Sequence[RoundValues]) -> None:
             raise ConnectionError("no way to the server\nand more")
 
         def close(self, ended: bool) -> None: ...
@@ -354,7 +354,7 @@ def test_a_tracker_whose_package_is_missing_is_refused_with_the_line_that_instal
     result = fedkseed("run", finished.parent / "recipe.toml", *chosen)
     assert result.exit_code == 2
     assert f"{name} needs a package that is missing" in result.stderr
-    assert PACKAGES[name][1] in result.stderr
+    assert TRACKERS[name].install in result.stderr
     assert not (tmp_path / "run").exists()
 
 

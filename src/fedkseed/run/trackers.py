@@ -4,6 +4,9 @@ The copies are made of what is in the store, as metrics.jsonl is, so a tracker h
 killed and resumed: the store keeps, as the fact TRACKED, what each tracker is known to have and up to which head of
 the chain. After a rollback the head is another, and the copy begins anew, under another id.
 
+The callbacks of transformers can't serve here: they load PyTorch, send a model's configuration along with the numbers,
+and know no run that goes on after a rollback.
+
 By default all of it stays on this machine. What a tracker's own environment variables say comes first: WANDB_MODE,
 MLFLOW_TRACKING_URI, TRACKIO_DIR. A tracker that fails is left out for the rest of the process, and the run goes on.
 """
@@ -12,9 +15,8 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from dataclasses import dataclass
 from importlib import import_module
 from itertools import accumulate
 from pathlib import Path
@@ -32,7 +34,7 @@ from .store import Store
 
 CURVES = {"loss": "loss/held-out", "rouge": "Rouge-L"}  # other metrics: held-out/TITLE
 TRACKED = "tracked"  # the fact with the id, the number of rounds and the head of each tracker's copy
-QUIET = {  # settings by which packages would send word of their use
+NO_TELEMETRY = {  # settings by which packages would send word of their use
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "WANDB_ERROR_REPORTING": "false",
     "GRADIO_ANALYTICS_ENABLED": "False",
@@ -40,38 +42,25 @@ QUIET = {  # settings by which packages would send word of their use
 }
 
 
-class Point(NamedTuple):
-    """A point of a curve."""
+class RoundValues(NamedTuple):
+    """The numbers of a run after some rounds."""
 
-    name: str
     done: int  # rounds
     seconds: float  # of training by then
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """The description of a run that a tracker gets."""
-
-    name: str
-    project: str
-    directory: Path
-    settings: dict[str, Any]  # of the recipe, without paths
-    began: float  # seconds since 1970
-
-    @classmethod
-    def of(cls, store: Store) -> "About":
-        recipe, place = store.load_recipe(), store.directory.resolve()
-        return cls(place.name, recipe.report.project, place, settings(recipe), store.recipe.stat().st_mtime)
+    values: dict[str, float]  # by the name of a curve
 
 
 class Tracker(Protocol):
-    """One copy: made or, by its id, continued for a run."""
+    """One copy of a run's numbers: made or, by its id, continued."""
 
+    module: str  # that it needs
+    install: str  # the line that installs it
     id: str
 
-    def write(self, points: Sequence[Point]) -> None:
-        """Add points, of whole rounds and in their order."""
+    def __init__(self, store: Store, continued: str | None) -> None: ...
+
+    def write(self, rounds: Sequence[RoundValues]) -> None:
+        """Add the numbers of rounds, in their order."""
         ...
 
     def close(self, ended: bool) -> None: ...
@@ -93,7 +82,7 @@ class Trackers(Passing):
         super().__init__(inner)
         self.names = list(dict.fromkeys(names))
         for name in self.names:
-            require(name)
+            _require_package(name)
         self._open: dict[str, Tracker] = {}
         self._store: Store | None = None
 
@@ -107,121 +96,118 @@ class Trackers(Passing):
             ended = True
         finally:
             for name, tracker in self._open.items():
-                self._try(name, lambda tracker=tracker: tracker.close(ended))
+                with self._without_failing(name):
+                    tracker.close(ended)
             self._open, self._store = {}, None
 
     def round_done(self, report: Report) -> None:
         super().round_done(report)
-        if self._store is not None and self.names:
+        if self._store is not None:
             self._hand_on(self._store, whole=False)
 
     def _hand_on(self, store: Store, whole: bool) -> None:
         """Give each tracker the rounds that it lacks; `whole`: also the last one."""
         if not self.names or not store.begun:
             return
-        known, points = store.recall(TRACKED) or {}, list(scalars(store))
+        copies, rounds = store.recall(TRACKED) or {}, curves(store)
         last = store.rounds - (not whole)
         for name in list(self.names):
-            before = _sound(store, known.get(name))
-            after = -1 if before is None else before["done"]
-            new = [point for point in points if after < point.done <= last]
-            if name not in self._open:
-                identity = None if before is None else before["id"]
-                made = self._try(name, lambda name=name, identity=identity: TRACKERS[name](About.of(store), identity))
-                if made is None:
-                    continue
-                self._open[name] = made
-                if made.id != identity:
-                    new = [point for point in points if point.done <= last]
-            tracker = self._open[name]
-            if not new or self._try(name, lambda tracker=tracker, new=new: tracker.write(new) or True):
-                known[name] = {"id": tracker.id, "done": last, "head": store.head(last).hex()}
-        store.remember(TRACKED, known)
+            id_, copied = _copied(store, copies.get(name))
+            with self._without_failing(name):
+                if name not in self._open:
+                    self._open[name] = TRACKERS[name](store, id_)
+                tracker = self._open[name]
+                if tracker.id != id_:
+                    copied = -1
+                if lacking := [values for values in rounds if copied < values.done <= last]:
+                    tracker.write(lacking)
+                copies[name] = {"id": tracker.id, "done": last, "head": store.head(last).hex()}
+        store.remember(TRACKED, copies)
 
-    def _try(self, name: str, call: Callable[[], Any]) -> Any:
-        """The result of a call of a package; None and no further calls if it fails."""
+    @contextmanager
+    def _without_failing(self, name: str) -> Iterator[None]:
+        """Leave a tracker out from now on if its package fails, whatever the error: the run is worth more."""
         try:
-            return call()
-        except Exception as error:  # of any kind: the run is worth more than its copy
+            yield
+        except Exception as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
             self.note(f"{name} gets no more numbers ({text[0][:200]}); `fedkseed resume` hands on what it lacks")
             self.names = [other for other in self.names if other != name]
-            return None
 
 
-def _sound(store: Store, known: Any) -> Any:
-    """The account of a copy, if its rounds are still those of the run."""
-    if known is None or not -1 < known["done"] <= store.rounds:
-        return None
-    return known if store.head(known["done"]).hex() == known["head"] else None
+def _copied(store: Store, copy: dict[str, Any] | None) -> tuple[str | None, int]:
+    """The id of a copy and the rounds that it has; None and -1 if they are no longer those of the run."""
+    if copy is None or not -1 < copy["done"] <= store.rounds or store.head(copy["done"]).hex() != copy["head"]:
+        return None, -1
+    return copy["id"], copy["done"]
 
 
-def require(name: str) -> None:
+def _require_package(name: str) -> None:
     """Refuse a tracker whose package is missing, with the line that installs it."""
-    module, line = PACKAGES[name]
-    os.environ.update({key: os.environ.get(key, value) for key, value in QUIET.items()})  # before the import reads them
+    for variable, silent in NO_TELEMETRY.items():  # before the import, which reads them
+        os.environ.setdefault(variable, silent)
     try:
-        import_module(module)
+        import_module(TRACKERS[name].module)
     except ImportError as error:
+        line = TRACKERS[name].install
         raise FedKSeedError(f"{name} needs a package that is missing ({error}); install it with: {line}") from error
 
 
-def scalars(store: Store) -> Iterator[Point]:
-    """All points of a run's curves, in the order of the rounds."""
+def curves(store: Store) -> list[RoundValues]:
+    """The points of all curves of a run, in the order of the rounds; those of 0 rounds are the base model's."""
     reports = store.reports()
-    scores = {done: Evaluation.of(found).means for done, found in store.evaluations().items()}
-    elapsed = [0.0, *accumulate(report.get("seconds", 0.0) for report in reports)]
-    sums = {metric.name: 0.0 for metric in SUMS}
+    means = {done: Evaluation.of(scores).means for done, scores in store.evaluations().items()}
+    elapsed = accumulate((report.get("seconds", 0.0) for report in reports), initial=0.0)
+    sums, rounds = {metric.name: 0.0 for metric in SUMS}, list[RoundValues]()
     for done, seconds in enumerate(elapsed):
-        found: dict[str, float] = {}
+        points: dict[str, float] = {}
         if done:
             report = reports[done - 1]
-            for metric in SUMS:
-                sums[metric.name] += metric.value(report) or 0
-            found = values(report) | sums
-        means = scores.get(done, {})
-        found |= {CURVES.get(name, f"held-out/{title_of(name)}"): mean for name, mean in means.items()}
-        for name, value in found.items():
-            yield Point(name, done, seconds, value)
+            sums = {metric.name: sums[metric.name] + (metric.value(report) or 0) for metric in SUMS}
+            points = values(report) | sums
+        scores = means.get(done, {})
+        points |= {CURVES.get(name, f"held-out/{title_of(name)}"): mean for name, mean in scores.items()}
+        rounds.append(RoundValues(done, seconds, points))
+    return rounds
 
 
 def settings(recipe: Recipe) -> dict[str, Any]:
     """The values of a recipe that a reader compares runs by; of paths, the last part."""
-    table, found = recipe.model_dump(exclude_none=True, mode="json"), dict[str, Any](seed=recipe.seed)
+    table, numbers_and_names = recipe.model_dump(exclude_none=True, mode="json"), dict[str, Any](seed=recipe.seed)
     for part in ("model", "data", "clients", "directions", "training"):
         for key, value in table[part].items():
             if isinstance(value, str | int | float):
-                found[f"{part}.{key}"] = Path(value).name if isinstance(value, str) and "/" in value else value
-    return found
+                name = Path(value).name if isinstance(value, str) and "/" in value else value
+                numbers_and_names[f"{part}.{key}"] = name
+    return numbers_and_names
 
 
-def _by_round(points: Sequence[Point]) -> dict[int, dict[str, float]]:
-    rounds: dict[int, dict[str, float]] = {}
-    for point in points:
-        rounds.setdefault(point.done, {})[point.name] = point.value
-    return rounds
+def _began(store: Store) -> float:
+    """The time at which a run began, in seconds since 1970."""
+    return store.recipe.stat().st_mtime
 
 
 class TensorBoard:
     """Event files in the folder `tensorboard` of the run's directory; each process replaces those of the one before."""
 
-    def __init__(self, about: About, known: str | None) -> None:
+    module, install = "torch.utils.tensorboard", "pip install 'fedkseed[plots]'"
+
+    def __init__(self, store: Store, continued: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self.id, folder = secrets.token_hex(4), about.directory / "tensorboard"  # never the known one
+        self.id, folder = secrets.token_hex(4), store.directory.resolve() / "tensorboard"  # never that of before
         for old in folder.glob("events.out.tfevents.*"):
             old.unlink()
-        self._began = about.began
         self._writer: Any = SummaryWriter(str(folder), purge_step=0)  # lets a running TensorBoard drop old data
-        store = Store(about.directory)
         algorithm = store.load_recipe().training.algorithm
-        self._states = store if algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled else None
+        self._began, self._store = _began(store), store
+        self._draws = algorithm in ALGORITHMS and ALGORITHMS[algorithm].pooled  # directions, by their importance
 
-    def write(self, points: Sequence[Point]) -> None:
-        for point in points:
-            self._writer.add_scalar(point.name, point.value, point.done, self._began + point.seconds)
-        for done, seconds in {point.done: point.seconds for point in points if point.done}.items():
-            state = self._states.state(State, done) if self._states else None
+    def write(self, rounds: Sequence[RoundValues]) -> None:
+        for done, seconds, points in rounds:
+            for name, value in points.items():
+                self._writer.add_scalar(name, value, done, self._began + seconds)
+            state = self._store.state(State, done) if self._draws and done else None
             if state is not None:
                 self._writer.add_histogram(
                     "directions/probability", importance(state), done, "auto", self._began + seconds
@@ -235,30 +221,36 @@ class TensorBoard:
 class MLflow:
     """A run of MLflow; the project is its experiment. A point that comes twice is one there."""
 
-    def __init__(self, about: About, known: str | None) -> None:
+    module, install = "mlflow", "pip install 'fedkseed[trackers]'"
+
+    def __init__(self, store: Store, continued: str | None) -> None:
         from mlflow import MlflowClient
         from mlflow.entities import Param
         from mlflow.exceptions import MlflowException
 
-        self._client, self._began = MlflowClient(), about.began
-        if known is not None:
-            self.id = known
+        self._client, self._began = MlflowClient(), _began(store)
+        if continued is not None:
+            self.id = continued
             with suppress(MlflowException):  # MLflow's own store may be another one than before
-                self._client.update_run(known, status="RUNNING")
+                self._client.update_run(continued, status="RUNNING")
                 return
-        found = self._client.get_experiment_by_name(about.project)
-        experiment = self._client.create_experiment(about.project) if found is None else found.experiment_id
-        self.id = self._client.create_run(experiment, run_name=about.name).info.run_id
-        params = [Param(name, str(value)) for name, value in about.settings.items()]
+        recipe = store.load_recipe()
+        experiment = self._client.get_experiment_by_name(recipe.report.project)
+        number = experiment.experiment_id if experiment else self._client.create_experiment(recipe.report.project)
+        self.id = self._client.create_run(number, run_name=store.directory.resolve().name).info.run_id
+        params = [Param(name, str(value)) for name, value in settings(recipe).items()]
         for k in range(0, len(params), 100):  # its limit
             self._client.log_batch(self.id, params=params[k : k + 100])
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, rounds: Sequence[RoundValues]) -> None:
         from mlflow.entities import Metric
 
         allowed = re.compile(r"[^\w\-. :/]", re.ASCII)  # it refuses names with other characters
-        named = [(allowed.sub("_", p.name), p.value, int(1000 * (self._began + p.seconds)), p.done) for p in points]
-        metrics = [Metric(*one) for one in named]
+        metrics = [
+            Metric(allowed.sub("_", name), value, int(1000 * (self._began + seconds)), done)
+            for done, seconds, points in rounds
+            for name, value in points.items()
+        ]
         for k in range(0, len(metrics), 1000):  # its limit
             self._client.log_batch(self.id, metrics=metrics[k : k + 1000])
 
@@ -269,36 +261,41 @@ class MLflow:
 class Trackio:
     """A run of Trackio, whose name is its id."""
 
-    def __init__(self, about: About, known: str | None) -> None:
-        trackio = import_module("trackio")
-        self.id = known or f"{about.name}-{secrets.token_hex(2)}"
+    module, install = "trackio", "pip install trackio"
+
+    def __init__(self, store: Store, continued: str | None) -> None:
+        self._trackio, recipe = import_module("trackio"), store.load_recipe()
+        self.id = continued or f"{store.directory.resolve().name}-{secrets.token_hex(2)}"
         with redirect_stdout(io.StringIO()):  # it prints greetings, and stdout may be a JSON document
-            self._run: Any = trackio.init(
-                about.project, name=self.id, resume="allow", config=about.settings, embed=False, auto_log_gpu=False,
-                auto_log_cpu=False,
+            self._run: Any = self._trackio.init(
+                recipe.report.project, name=self.id, resume="allow", config=settings(recipe), embed=False,
+                auto_log_gpu=False, auto_log_cpu=False,
             )  # fmt: skip
 
-    def write(self, points: Sequence[Point]) -> None:
-        for done, found in _by_round(points).items():
-            self._run.log(found, step=done)
+    def write(self, rounds: Sequence[RoundValues]) -> None:
+        for done, _, points in rounds:
+            self._run.log(points, step=done)
 
     def close(self, ended: bool) -> None:
-        trackio = import_module("trackio")
         with redirect_stdout(io.StringIO()):
-            trackio.finish()  # of this run; the run's own leaves it to be finished again, aloud, when the process ends
+            # of this run; the run's own leaves it to be finished again, aloud, when the process ends
+            self._trackio.finish()
 
 
 class WandB:
     """A run of Weights & Biases: offline, in the folder `wandb` of the run's directory, unless WANDB_MODE says else."""
 
-    def __init__(self, about: About, known: str | None) -> None:
+    module, install = "wandb", "pip install 'fedkseed[trackers]'"
+
+    def __init__(self, store: Store, continued: str | None) -> None:
         import wandb
 
-        self.id = known or secrets.token_hex(4)
+        self.id = continued or secrets.token_hex(4)
+        directory, recipe = store.directory.resolve(), store.load_recipe()
         mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
-            project=about.project, name=about.name, id=self.id, resume="allow", config=about.settings,
-            mode=mode, dir=os.environ.get("WANDB_DIR", about.directory),
+            project=recipe.report.project, name=directory.name, id=self.id, resume="allow", config=settings(recipe),
+            mode=mode, dir=os.environ.get("WANDB_DIR", directory),
             # Neither the terminal's text nor the machine's programs and its load, which nobody has asked for.
             settings=wandb.Settings(
                 silent=True, console="off", disable_git=True, disable_code=True, x_disable_stats=True,
@@ -306,23 +303,17 @@ class WandB:
             ),
         )  # fmt: skip
 
-    def write(self, points: Sequence[Point]) -> None:
-        for done, found in _by_round(points).items():
-            self._run.log(found, step=done)
+    def write(self, rounds: Sequence[RoundValues]) -> None:
+        for done, _, points in rounds:
+            self._run.log(points, step=done)
 
     def close(self, ended: bool) -> None:
         self._run.finish(exit_code=0 if ended else 1)
 
 
-TRACKERS: dict[str, Callable[[About, str | None], Tracker]] = {
+TRACKERS: dict[str, type[Tracker]] = {
     "tensorboard": TensorBoard,
     "trackio": Trackio,
     "mlflow": MLflow,
     "wandb": WandB,
-}
-PACKAGES = {  # of each tracker: the module it needs, and the line that installs it
-    "tensorboard": ("torch.utils.tensorboard", "pip install 'fedkseed[plots]'"),
-    "trackio": ("trackio", "pip install trackio"),
-    "mlflow": ("mlflow", "pip install 'fedkseed[trackers]'"),
-    "wandb": ("wandb", "pip install 'fedkseed[trackers]'"),
 }
