@@ -7,7 +7,7 @@ import pytest
 
 from fedkseed.data.federated import share_out
 from fedkseed.models.load import load_tokenizer
-from fedkseed.planning.init import RATES, Look, draft, look
+from fedkseed.planning.init import RATES, DataSummary, draft, summary
 from fedkseed.recipe.algorithms import ALGORITHMS, ONE, TWO
 from fedkseed.recipe.reading import own_recipe
 from fedkseed.recipe.rules import checked_algorithm
@@ -57,8 +57,8 @@ def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_each_algorithm_has_a_recipe_without_a_setting_that_it_would_ignore(tmp_path, algorithm):
-    found = Look(rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
-    (tmp_path / "r.toml").write_text(draft("rows", {}, "model", found, "labels", algorithm))
+    data = DataSummary("rows", {}, rows=600, categories={}, labels=2, tokens=(10, 20, 30), files=3)
+    (tmp_path / "r.toml").write_text(draft(data, "model", "labels", algorithm))
     recipe = own_recipe(tmp_path / "r.toml")  # refuses what would change nothing
     checked_algorithm(recipe)
     assert recipe.training.algorithm == algorithm
@@ -77,7 +77,7 @@ def test_the_algorithm_that_is_named_is_the_recipes(data_file, model_folder, tmp
 
 
 def test_lengths_are_those_of_the_tokens(data_file, model_folder):
-    found = look(str(data_file), {}, load_tokenizer(str(model_folder)))
+    found = summary(str(data_file), {}, load_tokenizer(str(model_folder)))
     usual, long, longest = found.tokens
     assert 0 < usual <= long <= longest
     assert found.categories == {"colour": 12, "number": 12, "capital": 12}
@@ -127,7 +127,7 @@ def test_what_is_lacking_is_said_and_nothing_is_written(tmp_path, data_file, mod
 def test_a_column_that_looks_like_the_owner_of_a_row_is_found(tmp_path, model_folder, more, owners):
     made = [{**row, **more(k)} for k, row in enumerate(rows())]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
-    assert look(str(tmp_path / "a.jsonl"), {}, load_tokenizer(str(model_folder))).owners == owners
+    assert summary(str(tmp_path / "a.jsonl"), {}, load_tokenizer(str(model_folder))).owners == owners
 
 
 def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_path, model_folder):

@@ -102,36 +102,23 @@ def init(
     The data is read: its rows, lengths and categories decide the recipe's numbers. On a terminal, data and model are
     asked for if they are not given.
     """
-    from tomllib import loads
-
-    from ..data.federated import share_out
     from ..files import write_atomically
-    from ..models.load import load_tokenizer
     from ..planning.forecast import forecast
-    from ..planning.init import TASKS, draft, look
-    from ..recipe.algorithms import algorithm_of
-    from ..recipe.reading import parse
+    from ..planning.init import first_recipe
     from ..report.tables import print_forecast
 
     require_new(output)
-    if task not in (None, *TASKS):
-        raise FedKSeedError(f"no task is called {task!r}; choose {' or '.join(TASKS)}")
-    algorithm_of(algorithm)  # refuses what is none
     columns = dict(_field_and_name(text) for text in column or ())
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
-    tokenizer = load_tokenizer(name)
-    found = look(source, columns, tokenizer)
-    text = draft(source, columns, name, found, task or found.task, algorithm, clients)
-    recipe = parse(loads(text))
-    share_out(recipe, tokenizer)  # refuses what a run would refuse
+    summary, text, recipe = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
     costs = None
     if estimate:
         with Bars(0) as bars:
             costs = forecast(recipe, bars)
     write_atomically(output, text.encode(), 0o666)
     if as_json:
-        print_json({"output": str(output), "data": asdict(found), "costs": costs and asdict(costs)})
+        print_json({"output": str(output), "data": asdict(summary), "costs": costs and asdict(costs)})
         return
     say(text)
     if costs is not None:
