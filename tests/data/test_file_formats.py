@@ -63,8 +63,7 @@ def found(path: Path | str) -> list[dict[str, str]]:
 
 
 def places(path: Path | str) -> list[str]:
-    rows = open_rows(str(path))
-    return [rows.place(number).removeprefix(f"{path}, ") for number, _ in rows.rows]
+    return [place for place, _ in open_rows(str(path)).rows]
 
 
 @pytest.mark.parametrize("packing", ["", *PACKINGS])

@@ -198,6 +198,11 @@ def test_the_task_of_the_documentation_is_scored(run, tmp_path, monkeypatch):
 
 
 def test_what_is_missing_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch):
+    from lm_eval.tasks import TaskManager
+
+    # The harness's own folder has thousands of files, which take ten seconds to read: here it is an empty one.
+    monkeypatch.setitem(TaskManager.__init__.__globals__, "__file__", str(tmp_path / "own" / "manager.py"))
+    (tmp_path / "own").mkdir()
     nowhere = open_tuned(run, "/no/such/model")
     with pytest.raises(FedKSeedError, match=r"no task is called 'general_knowlege'; near to it are general_knowledge"):
         harness.scores(nowhere, ["general_knowlege"])

@@ -38,19 +38,15 @@ HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
 UNREADABLE = (OSError, EOFError, zlib.error)  # of a file that is damaged
 
-Numbered: TypeAlias = Iterator[tuple[int, Any]]  # number of the line or row, from 1, and the row
+Placed: TypeAlias = Iterator[tuple[str, Any]]  # place of a row, as "line 1" or "row 1", and the row
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedRows:
-    """The rows of a source, each with its number; they are read as they are asked for."""
+class PlacedRows:
+    """The rows of a source, each with its place; they are read as they are asked for."""
 
     source: str
-    unit: str  # of the numbers: line or row
-    rows: Numbered
-
-    def place(self, number: int) -> str:
-        return f"{self.source}, {self.unit} {number}"
+    rows: Placed
 
 
 def format_of(name: str) -> tuple[str, str] | None:
@@ -67,7 +63,7 @@ def is_saved(path: Path) -> bool:
     return path.is_dir() and any(all((path / name).is_file() for name in names) for names in (one, several))
 
 
-def open_rows(source: str) -> NumberedRows:
+def open_rows(source: str) -> PlacedRows:
     """The rows of a sample, of a file, of a saved data set's folder, or of a data set on the hub.
 
     Raises:
@@ -78,11 +74,11 @@ def open_rows(source: str) -> NumberedRows:
     if source in SAMPLES:
         path = Path(str(files("fedkseed.data") / f"{source}.jsonl.gz"))
     if is_saved(path):
-        return NumberedRows(str(path), "row", _table(partial(_open_saved, path), str(path)))
+        return PlacedRows(str(path), _table(partial(_open_saved, path), str(path)))
     if not path.is_file():
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
         if HUB_NAME.fullmatch(source) and format_of(source) is None and not path.parent.exists():
-            return NumberedRows(source, "row", _table(partial(_open_on_hub, source), source))
+            return PlacedRows(source, _table(partial(_open_on_hub, source), source))
         raise FedKSeedError(
             f"no data file at {path}; give a file ({READABLE}), a folder that `save_to_disk` wrote, or one of "
             f"{', '.join(SAMPLES)}"
@@ -91,10 +87,8 @@ def open_rows(source: str) -> NumberedRows:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
     ending, packing = formatted
     if ending == PARQUET:
-        return NumberedRows(str(path), "row", _table(partial(_open_parquet, path), str(path)))
-    is_array = ending == ".json" and _first_byte(path, packing) == b"["
-    reader = _json_array if is_array else _json_lines if ending in (".json", ".jsonl") else _separated_values
-    return NumberedRows(str(path), "row" if is_array else "line", _unpacked_rows(path, packing, reader))
+        return PlacedRows(str(path), _table(partial(_open_parquet, path), str(path)))
+    return PlacedRows(str(path), _unpacked_rows(path, ending, packing))
 
 
 def decode(content: bytes, where: str) -> str:
@@ -159,7 +153,7 @@ class _Unpacked:
             )
 
 
-def _open(path: Path, packing: str) -> io.BufferedIOBase:
+def _open(path: Path, packing: str) -> Any:  # a buffered reader
     match packing:
         case ".gz":
             return gzip.open(path, "rb")
@@ -211,18 +205,11 @@ class _Zstandard(io.RawIOBase):
         super().close()
 
 
-def _first_byte(path: Path, packing: str) -> bytes:
-    """The first byte of a file that is no space."""
+def _unpacked_rows(path: Path, ending: str, packing: str) -> Placed:
     try:
         with _open(path, packing) as file:
-            return file.read(4096).removeprefix(BOM).lstrip()[:1]
-    except UNREADABLE:
-        return b""  # read again from its beginning, it is refused
-
-
-def _unpacked_rows(path: Path, packing: str, reader: Callable[[_Unpacked], Numbered]) -> Numbered:
-    try:
-        with _open(path, packing) as file:
+            is_array = ending == ".json" and file.peek(4096).removeprefix(BOM).lstrip()[:1] == b"["
+            reader = _json_array if is_array else _json_lines if ending in (".json", ".jsonl") else _separated_values
             yield from reader(_Unpacked(path, packing, file))
     except UNREADABLE as error:
         raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
@@ -231,13 +218,13 @@ def _unpacked_rows(path: Path, packing: str, reader: Callable[[_Unpacked], Numbe
 # --- text ---------------------------------------------------------------------------------------
 
 
-def _json_lines(unpacked: _Unpacked) -> Numbered:
+def _json_lines(unpacked: _Unpacked) -> Placed:
     for number, line in unpacked.lines():
         if line.strip():
-            yield number, parse(line, unpacked.place(number), "mend or remove the line")
+            yield f"line {number}", parse(line, unpacked.place(number), "mend or remove the line")
 
 
-def _json_array(unpacked: _Unpacked) -> Numbered:
+def _json_array(unpacked: _Unpacked) -> Placed:
     """The rows of a JSON array, parsed one by one, so that an error can name its row."""
     try:
         text = unpacked.whole().decode("utf-8-sig")
@@ -256,7 +243,7 @@ def _json_array(unpacked: _Unpacked) -> Numbered:
                 raise _broken_row(unpacked, number, _reason(error, begin)) from error
             if end - begin > MAX_LINE:
                 raise _broken_row(unpacked, number, f"a row has at most {MAX_LINE:,} characters")
-            yield number, row
+            yield f"row {number}", row
             at = _skip_space(text, end)
             if at == len(text):
                 raise _broken_row(unpacked, number, "the file ends in the middle of the array")
@@ -278,7 +265,7 @@ def _broken_row(unpacked: _Unpacked, number: int, reason: str) -> FedKSeedError:
     return FedKSeedError(f"{unpacked.place(number, 'row')}: not valid JSON ({reason}); mend or remove the row")
 
 
-def _separated_values(unpacked: _Unpacked) -> Numbered:
+def _separated_values(unpacked: _Unpacked) -> Placed:
     """Rows of CSV, by the names in the first line: separated by commas, or, where it has none, semicolons or tabs."""
     lines = (decode(line, unpacked.place(number)) for number, line in unpacked.lines())
     first = next(lines, "")
@@ -299,7 +286,7 @@ def _separated_values(unpacked: _Unpacked) -> Numbered:
                     f"({', '.join(header)}); put fields that hold {separator!r}, quotes or line breaks into quotes"
                 )
             if not is_blank:
-                yield number, dict(zip(header, row, strict=True))
+                yield f"line {number}", dict(zip(header, row, strict=True))
             number = reader.line_num + 1
     except csv.Error as error:
         if "field larger" in str(error):
@@ -325,12 +312,12 @@ def _separator(first_line: str, name: str) -> str:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _table(open_table: Callable[[], Any], source: str) -> Numbered:
+def _table(open_table: Callable[[], Any], source: str) -> Placed:
     """The rows of a data set of the package `datasets`."""
     try:
         table = open_table().with_format(None)  # a saved one may give its rows as tensors
         _require_size(source, table.num_rows, table.data.nbytes)
-        yield from enumerate(table, 1)
+        yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
     except FedKSeedError:
         raise
     except ImportError as error:

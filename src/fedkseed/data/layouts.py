@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
@@ -38,15 +38,16 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The columns of a kind of rows.
+    """The columns of a kind of rows, by their usual names or by those that a file has.
 
     Attributes:
         title: the layout in words, after "rows as".
-        columns: field -> the name of its column, where a recipe names no other; the required ones first.
+        columns: field -> the name of its column; the required ones first.
         required: number of columns that must be there.
         make: makes an example of a row's values by field; it has no response where there is nothing to learn.
     """
 
+    name: str
     title: str
     columns: Mapping[str, str]
     required: int
@@ -54,7 +55,36 @@ class RowLayout:
 
     @property
     def needed(self) -> list[str]:
+        """The required fields."""
         return list(self.columns)[: self.required]
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return tuple(self.columns[field] for field in self.needed)
+
+    def count_in(self, row: Mapping[str, Any]) -> int:
+        """The number of needed columns that a row has."""
+        return sum(column in row for column in self.needed_columns)
+
+    def example(self, row: Mapping[str, Any], where: str) -> Example:
+        """The example of a row; it has no response where there is nothing to learn.
+
+        Raises:
+            FedKSeedError: a column is missing, or a value is not what the layout has there.
+        """
+        if missing := [column for column in self.needed_columns if column not in row]:
+            raise FedKSeedError(
+                f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
+                f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
+                "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
+                "response=answer"
+            )
+        return self.make(RowValues(row, self.columns, where))
+
+    def client(self, row: Mapping[str, Any]) -> str:
+        """The name of the client that a row belongs to; empty where none is given."""
+        value = row.get(self.columns["client"])
+        return str(value).strip() if isinstance(value, str | int) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,78 +163,29 @@ def _text(values: RowValues) -> Example:
     return Example("", values.text("text"), category=values.text("category"), plain=True)
 
 
+def _instruction_layout(name: str, title: str, instruction: str, response: str, context: str) -> RowLayout:
+    columns = {"instruction": instruction, "response": response, "context": context, **COMMON}
+    return RowLayout(name, title, columns, 2, _instruction)
+
+
 COMMON = {"category": "category", "client": "client"}
 CONVERSATIONS = ("chat", "sharegpt")
 # Of layouts that fit a file, the first wins, since files with its columns were always read by it, and the last loses:
 # Alpaca's own file has a column `text` beside the others.
 LAYOUTS = {
-    "instruction": RowLayout(
-        "instruction and response",
-        {"instruction": "instruction", "response": "response", "context": "context", **COMMON},
-        2,
-        _instruction,
-    ),
-    "alpaca": RowLayout(
-        "instruction, input and output",
-        {"instruction": "instruction", "response": "output", "context": "input", **COMMON},
-        2,
-        _instruction,
-    ),
-    "prompt-completion": RowLayout(
-        "prompt and completion",
-        {"instruction": "prompt", "response": "completion", "context": "context", **COMMON},
-        2,
-        _instruction,
-    ),
-    "chat": RowLayout("conversations", {"messages": "messages", **COMMON}, 1, _conversation),
-    "sharegpt": RowLayout("conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
-    "text": RowLayout("plain text", {"text": "text", **COMMON}, 1, _text),
+    layout.name: layout
+    for layout in (
+        _instruction_layout("instruction", "instruction and response", "instruction", "response", "context"),
+        _instruction_layout("alpaca", "instruction, input and output", "instruction", "output", "input"),
+        _instruction_layout("prompt-completion", "prompt and completion", "prompt", "completion", "context"),
+        RowLayout("chat", "conversations", {"messages": "messages", **COMMON}, 1, _conversation),
+        RowLayout("sharegpt", "conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
+        RowLayout("text", "plain text", {"text": "text", **COMMON}, 1, _text),
+    )
 }
 REQUIRED = {field for layout in LAYOUTS.values() for field in layout.needed}
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
-EXPECTED = ", or ".join(
-    f"{' and '.join(layout.columns[field] for field in layout.needed)} ({name})" for name, layout in LAYOUTS.items()
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Fitted:
-    """A layout with the names that its columns have in a file."""
-
-    name: str
-    columns: Mapping[str, str]
-
-    @property
-    def layout(self) -> RowLayout:
-        return LAYOUTS[self.name]
-
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return tuple(self.columns[field] for field in self.layout.needed)
-
-    def count_in(self, row: Mapping[str, Any]) -> int:
-        """The number of needed columns that a row has."""
-        return sum(column in row for column in self.needed_columns)
-
-    def example(self, row: Mapping[str, Any], where: str) -> Example:
-        """The example of a row; it has no response where there is nothing to learn.
-
-        Raises:
-            FedKSeedError: a column is missing, or a value is not what the layout has there.
-        """
-        if missing := [column for column in self.needed_columns if column not in row]:
-            raise FedKSeedError(
-                f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
-                f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
-                "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
-                "response=answer"
-            )
-        return self.layout.make(RowValues(row, self.columns, where))
-
-    def client(self, row: Mapping[str, Any]) -> str:
-        """The name of the client that a row belongs to; empty where none is given."""
-        value = row.get(self.columns["client"])
-        return str(value).strip() if isinstance(value, str | int) else ""
+EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
 
 def normalised(column: str) -> str:
@@ -212,7 +193,7 @@ def normalised(column: str) -> str:
     return column.strip().casefold()
 
 
-def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> Fitted:
+def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, where: str) -> RowLayout:
     """The layout of a file by the columns of its first row; names of columns are compared as `normalised`.
 
     Args:
@@ -225,26 +206,27 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     """
     if unknown := sorted(set(named) - set(FIELDS)):
         raise FedKSeedError(f"[data] columns: no field is called {unknown[0]!r}; fields are {', '.join(FIELDS)}")
-    alike = {normalised(str(column)): column for column in reversed(list(row))}
-    exact = {field: name if name in row else alike.get(normalised(name), name) for field, name in named.items()}
-    there = {field for field, column in exact.items() if column in row}
-    candidates = [
-        _with_columns(name, exact, alike, row)
+    named = _as_written(named, row)
+    there = {field for field, column in named.items() if column in row}
+    usual = [
+        replace(candidate, columns=_as_written(candidate.columns, row))
         for name, candidate in LAYOUTS.items()
         if layout in (None, name) and there <= set(candidate.columns)
     ]
-    if not candidates:
+    if not usual:
         which = f"the layout {layout!r} has" if layout else "one layout has"
         raise FedKSeedError(f"[data] columns names {', '.join(sorted(there))}, and not {which} all of these fields")
-    fitting = [fitted for fitted in candidates if fitted.count_in(row) == fitted.layout.required]
+    candidates = [_renamed(candidate, named) for candidate in usual]
+    fitting = [candidate for candidate in candidates if candidate.count_in(row) == candidate.required]
     if not fitting and not there & REQUIRED:
-        optional = {field: column for field, column in exact.items() if field not in REQUIRED}
-        usual = [_with_columns(fitted.name, optional, alike, row) for fitted in candidates]
-        fitting = [fitted for fitted in usual if fitted.count_in(row) == fitted.layout.required]
+        optional = {field: column for field, column in named.items() if field not in REQUIRED}
+        fitting = [
+            _renamed(candidate, optional) for candidate in usual if candidate.count_in(row) == candidate.required
+        ]
     if not fitting:
-        return max(candidates, key=lambda fitted: fitted.count_in(row))  # which names what is missing, at this row
+        return max(candidates, key=lambda candidate: candidate.count_in(row))  # which names what is missing
     # Two that take the same columns, as a recipe may name them, are one.
-    different = {fitted.needed_columns: fitted.name for fitted in reversed(fitting)}
+    different = {candidate.needed_columns: candidate.name for candidate in reversed(fitting)}
     names = [name for name in reversed(different.values()) if name != "text"]
     if fitting[0].name != "instruction" and len(names) > 1:
         raise FedKSeedError(
@@ -254,10 +236,11 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
     return fitting[0]
 
 
-def _with_columns(name: str, exact: Mapping[str, str], alike: Mapping[str, str], row: Mapping[str, Any]) -> Fitted:
-    """A layout with the columns that a recipe names, and its usual ones, as a file writes them, for the others."""
-    usual = LAYOUTS[name].columns
-    written = {
-        field: column if column in row else alike.get(normalised(column), column) for field, column in usual.items()
-    }
-    return Fitted(name, {field: exact.get(field, column) for field, column in written.items()})
+def _as_written(columns: Mapping[str, str], row: Mapping[str, Any]) -> dict[str, str]:
+    """Names of columns as a file writes them, where it has columns of these names."""
+    written = {normalised(str(column)): column for column in reversed(list(row))}
+    return {field: name if name in row else written.get(normalised(name), name) for field, name in columns.items()}
+
+
+def _renamed(layout: RowLayout, named: Mapping[str, str]) -> RowLayout:
+    return replace(layout, columns={field: named.get(field, column) for field, column in layout.columns.items()})

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
-from .layouts import CONVERSATIONS, LAYOUTS, Example, fit, normalised
+from .layouts import CONVERSATIONS, LAYOUTS, Example, RowLayout, fit, normalised
 
 
 @dataclass(slots=True)
@@ -15,10 +15,9 @@ class DataFile:
 
     name: str  # of the file, from the source on
     source: str
-    unit: str  # of the numbers in `places`: line or row
-    layout: str = ""  # a name of `LAYOUTS`
+    layout: RowLayout = LAYOUTS["instruction"]
     examples: list[Example] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)  # of each example: the number of its row or line
+    places: list[str] = field(default_factory=list)  # of each example: its row or line, as "line 3"
     clients: list[str] = field(default_factory=list)  # of each example: the client that its row names; "": none
     empty: int = 0  # rows left out because there is nothing to learn
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
@@ -26,11 +25,11 @@ class DataFile:
 
     def place(self, index: int) -> str:
         """The place of an example, for an error."""
-        return f"{self.source}, {self.unit} {self.places[index]}"
+        return f"{self.source}, {self.places[index]}"
 
     @property
     def conversations(self) -> bool:
-        return self.layout in CONVERSATIONS
+        return self.layout.name in CONVERSATIONS
 
     def summary(self, *more: str) -> str:
         """One line on the file: its rows and layout, rows without a response, and `more`."""
@@ -40,7 +39,7 @@ class DataFile:
             f"{repeated:,} repeated" if repeated else "",
             *more,
         ]
-        rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {LAYOUTS[self.layout].title}"
+        rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {self.layout.title}"
         return f"{self.name}: {rows}" + (f"; {', '.join(filter(None, remarks))}" if any(remarks) else "")
 
 
@@ -64,29 +63,28 @@ class Reader:
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        numbered, fitted = open_rows(source), None
-        file = DataFile(name or (source if source in SAMPLES else Path(source).name), numbered.source, numbered.unit)
-        numbers: dict[Example, int] = {}
+        opened = open_rows(source)
+        file = DataFile(name or (source if source in SAMPLES else Path(source).name), opened.source)
+        first_places: dict[Example, str] = {}
         lacking = {normalised(column): column for column in self.columns.values()}
-        for number, row in numbered.rows:
-            where = numbered.place(number)
+        for place, row in opened.rows:
+            where = f"{file.source}, {place}"
             if not isinstance(row, dict):
                 raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
-            if fitted is None:
-                fitted = fit(row, self.columns, self.layout, where)
-                file.layout, file.columns = fitted.name, [*map(str, row)]
+            if not file.columns:
+                file.layout, file.columns = fit(row, self.columns, self.layout, where), [*map(str, row)]
             for column in map(normalised, map(str, row)) if lacking else ():
                 lacking.pop(column, None)
-            example = fitted.example(row, where)
+            example = file.layout.example(row, where)
             if not example.response.strip():
                 self._refuse(where, "the response is empty, so there is nothing to learn")
                 file.empty += 1
                 continue
-            if self.strict and numbers.setdefault(example, number) != number:
-                self._refuse(where, f"the row is the same as that of {file.unit} {numbers[example]}")
+            if self.strict and first_places.setdefault(example, place) != place:
+                self._refuse(where, f"the row is the same as that of {first_places[example]}")
             file.examples.append(example)
-            file.places.append(number)
-            file.clients.append(fitted.client(row))
+            file.places.append(place)
+            file.clients.append(file.layout.client(row))
         file.lacking = list(lacking.values())
         if not file.examples:
             reason = f" to learn from: none of its {file.empty:,} rows has a response" if file.empty else ""

@@ -138,7 +138,7 @@ CONVERSATION = Template(
 )
 
 
-class Exchange(NamedTuple):
+class PromptedResponse(NamedTuple):
     """A text that the loss skips, and the response to it, which the loss counts."""
 
     prompt: str
@@ -163,20 +163,20 @@ class Wording:
         if self.template not in TEMPLATES:
             raise FedKSeedError(f"no template is called {self.template!r}; choose one of {', '.join(TEMPLATES)}")
 
-    def exchanges(self, example: Example, tokenizer: Any) -> list[Exchange]:
+    def exchanges(self, example: Example, tokenizer: Any) -> list[PromptedResponse]:
         """The example as texts: one exchange for each answer in it. A chat template brings its own separator."""
         if example.plain:
-            return [Exchange("", example.response)]
+            return [PromptedResponse("", example.response)]
         if self.template == "chat":
             return _answers(example, tokenizer)
         if not example.turns:
-            return [Exchange(prompt_of(self.template, example) + self.separator, example.response)]
-        exchanges, questions, system = list[Exchange](), list[str](), list[str]()
+            return [PromptedResponse(prompt_of(self.template, example) + self.separator, example.response)]
+        exchanges, questions, system = list[PromptedResponse](), list[str](), list[str]()
         for role, text in chain(example.turns, [(ASSISTANT, example.response)]):
             if role == ASSISTANT and text.strip():
                 request = Example("\n\n".join(questions), "", "\n\n".join(system))
                 prompt = self._later(request) if exchanges else prompt_of(self.template, request)
-                exchanges.append(Exchange(prompt + self.separator, text))
+                exchanges.append(PromptedResponse(prompt + self.separator, text))
                 questions, system = [], []
             elif role != ASSISTANT:
                 (system if role == SYSTEM else questions).append(text)
@@ -227,7 +227,7 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def _answers(example: Example, tokenizer: Any) -> list[Exchange]:
+def _answers(example: Example, tokenizer: Any) -> list[PromptedResponse]:
     """The exchanges of an example in the text that the chat template makes of it.
 
     Each answer begins where the template, given the messages before it, asks for one. The end of text is counted where
@@ -237,7 +237,7 @@ def _answers(example: Example, tokenizer: Any) -> list[Exchange]:
         FedKSeedError: the template writes earlier answers elsewhere, or otherwise than they are.
     """
     messages, end = _messages(example), tokenizer.eos_token
-    whole, exchanges, at = _rendered(messages, tokenizer), list[Exchange](), 0
+    whole, exchanges, at = _rendered(messages, tokenizer), list[PromptedResponse](), 0
     for k, message in enumerate(messages):
         text = message["content"]
         if message["role"] != ASSISTANT or not text.strip() or k == 0:
@@ -251,9 +251,9 @@ def _answers(example: Example, tokenizer: Any) -> list[Exchange]:
                 "and the loss could not find it; use the template 'paper' or 'alpaca'"
             )
         ended = whole.startswith(end, begin + len(answer))
-        exchanges.append(Exchange(whole[at:begin], answer, ended))
+        exchanges.append(PromptedResponse(whole[at:begin], answer, ended))
         at = begin + len(answer) + len(end) * ended
-    return [*exchanges, Exchange(whole[at:], example.response)]
+    return [*exchanges, PromptedResponse(whole[at:], example.response)]
 
 
 def encode(example: Example, tokenizer: Any, wording: Wording) -> Encoded:
