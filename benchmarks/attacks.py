@@ -51,6 +51,7 @@ from fedkseed.randomness import draw_directions
 from fedkseed.recipe.reading import parse
 from fedkseed.run.setup import WithModel
 from fedkseed.run.simulation import Simulation
+from fedkseed.strategies.uploads import largest_change
 from fedkseed.wire.numbers import rounded, scalar
 from fedkseed.wire.records import Change
 from table import commit
@@ -120,7 +121,7 @@ def run(options: dict[str, Any]) -> dict[str, Any]:
 
         simulation.carry = transport
         scores, apart = (WithModel(simulation.setup, rows) for rows in (simulation.shares.held_out, kept))
-        state = simulation.strategy.init()
+        state = simulation.strategy.server.init()
         losses = [float(np.mean(scores.evaluate(state, "before", False).losses))]
         own = [float(np.mean(apart.evaluate(state, "before", False).losses))] if kept else []
         try:
@@ -148,7 +149,7 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
     if attack == "inflated counts":
         return replace(forged(own, honest, "sign flip", strategy), examples=MOST_EXAMPLES)
     if isinstance(own, Change):
-        most = strategy.most(own.round)
+        most = largest_change(strategy.settings, own.round)
         rows = np.array([reply.values for reply in honest], np.float64)
         rng = np.random.default_rng([own.round, own.client])
         sent = {
@@ -178,7 +179,7 @@ def forged(own: Any, honest: Sequence[Any], attack: str, strategy: Any) -> Any:
         "mimic": lambda: honest[0].scalars,
         "NaN": lambda: np.full(size, np.nan),
     }[attack]()
-    return replace(own, scalars=np.array([scalar(x, strategy.local.clip, own.wire) for x in sent], np.float32))
+    return replace(own, scalars=np.array([scalar(x, strategy.settings.local.clip, own.wire) for x in sent], np.float32))
 
 
 def _drawn(run: Any, upload: Upload) -> Any:

@@ -4,7 +4,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedkseed import KSeed, LocalWork, Pool, Run, State, Upload, encode
+from fedkseed import KSeed, LocalWork, Pool, Run, Settings, State, Strategy, Upload, encode
+from fedkseed.strategies.uploads import wire_of
 from fedkseed.wire.delta import shorten
 from fedkseed.wire.numbers import WIRES, scalars
 
@@ -20,7 +21,7 @@ def main() -> None:
     for name in SIZES:
         for wire in WIRES:
             strategy = made(name, wire)
-            down = len(encode(strategy.broadcast(strategy.init(), [0])[0]))
+            down = len(encode(strategy.server.broadcast(strategy.server.init())))
             up = len(encode(upload(strategy, 0, 0)))
             cells = (name, str(SIZES[name]), wire, f"{down:,}", f"{up:,}", f"{down + up:,}", f"{PAPER[name]:,}")
             table.add_row(*cells)
@@ -36,23 +37,25 @@ def main() -> None:
     Console().print(table)
 
 
-def made(name: str, wire: str) -> KSeed:
+def made(name: str, wire: str) -> Strategy[State]:
     run = Run(Pool(0, SIZES[name], "hadamard"), bytes(32))
-    return KSeed(run, LocalWork(BEFORE + 1, steps=STEPS), importance=name == "fedkseed-pro", wire=wire)
+    settings = Settings(run, LocalWork(BEFORE + 1, steps=STEPS), wire=wire)
+    return KSeed.make(settings, importance=name == "fedkseed-pro")
 
 
-def upload(strategy: KSeed, round_: int, client: int) -> Upload:
+def upload(strategy: Strategy[State], round_: int, client: int) -> Upload:
     """An upload with scalars from Student's t with 4 degrees of freedom, of which a few are large, as in training."""
-    found = scalars(8 * np.random.default_rng([round_, client]).standard_t(4, STEPS), strategy.wire)
-    return Upload(strategy.run, round_, client, 10, 1.0, found, strategy.wire)
+    wire = wire_of(strategy.settings)
+    found = scalars(8 * np.random.default_rng([round_, client]).standard_t(4, STEPS), wire)
+    return Upload(strategy.run, round_, client, 10, 1.0, found, wire)
 
 
-def difference(strategy: KSeed, cohort: int) -> tuple[int, int]:
+def difference(strategy: Strategy[State], cohort: int) -> tuple[int, int]:
     """Bytes of a broadcast to a client that has not kept the last broadcast, and to a client that has."""
-    state: State = strategy.init()
+    state: State = strategy.server.init()
     sent = before = b""
     for round_ in range(BEFORE + 1):
-        sent, before = encode(strategy.broadcast(state, [0])[0]), sent
+        sent, before = encode(strategy.server.broadcast(state)), sent
         state = strategy.aggregate(state, [upload(strategy, round_, client) for client in range(cohort)])
     return len(sent), len(shorten(sent, before))
 

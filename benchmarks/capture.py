@@ -66,7 +66,9 @@ def main() -> None:
         batches = [[everyone[i] for i in order[k * size : (k + 1) * size]] for k in range(options.batches)]
         places = {entry.name: entry.places[0] for entry in setup.weights.layout.tuned}
         for rounds in options.rounds:
-            state = store.state(simulation.strategy.state, rounds) if rounds else simulation.strategy.init()
+            state = (
+                store.state(simulation.strategy.server.state, rounds) if rounds else simulation.strategy.server.init()
+            )
             setup.load(state)
             found = {name: module._parameters[own_name] for name, (module, own_name) in places.items()}
             tensors = {name: tensor.requires_grad_() for name, tensor in found.items() if tensor is not None}

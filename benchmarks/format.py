@@ -52,9 +52,9 @@ def main() -> None:
             some = groups.setdefault(everyone[i].example.category, [])
             if len(some) < options.each:
                 some.append(everyone[i])
-        simulation.setup.load(simulation.strategy.init())
+        simulation.setup.load(simulation.strategy.server.init())
         before = {name: parts(simulation, some) for name, some in groups.items()}
-        simulation.setup.load(store.state(simulation.strategy.state))
+        simulation.setup.load(store.state(simulation.strategy.server.state))
         for name, some in groups.items():
             pairs = zip(before[name], parts(simulation, some), strict=True)
             changes = [[b - a for a, b in zip(one, other, strict=True)] for one, other in pairs]

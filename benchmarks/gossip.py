@@ -109,8 +109,8 @@ class Peers:
         whens = np.sort(rng.uniform(0.0, 0.4 * self.seconds, self.count)) + self.roster.opens(round_)
         for number, when in zip(rng.permutation(self.count).tolist(), whens.tolist(), strict=True):
             time.sleep(max(0.0, when - time.time()))
-            differentiates = self.rule.strategy.derivatives is not None
-            own = self.rule.strategy.example(
+            differentiates = self.rule.strategy.settings.derivatives is not None
+            own = self.rule.strategy.client.example(
                 round_, number, 100, differentiates, np.random.default_rng([round_, number])
             )
             made = SignedUpload(round_, self.rule.base(self.copies[number].state(round_)), encode(own))

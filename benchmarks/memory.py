@@ -188,9 +188,9 @@ def write_message(case: Case, model: str, device: str, file: Path) -> None:
     """Write the broadcast of the second round: that of the first has coefficients of 0, which nothing is made of."""
     server = party(case, model, device, serves=True)
     differentiates = server.graph_of(0, 1) is not None
-    upload = server.strategy.example(0, 0, 1, differentiates, generator(0, Purpose.BATCHES))
-    state = server.strategy.aggregate(server.strategy.init(), [upload])
-    file.write_bytes(encode(server.strategy.broadcast(state, [0])[0]))
+    upload = server.strategy.client.example(0, 0, 1, differentiates, generator(0, Purpose.BATCHES))
+    state = server.strategy.aggregate(server.strategy.server.init(), [upload])
+    file.write_bytes(encode(server.strategy.server.broadcast(state)))
 
 
 def warm_up(case: Case, device: str) -> None:

@@ -8,7 +8,7 @@ takes part or sends zeros by the toss of a fair coin, and whoever reads the nois
 changes of the ten other clients. From the right guesses follows what epsilon is at least, at a confidence of 95 %.
 `one round` has many orthogonal canaries at once (K = 4,096); the bound holds for any algorithm, and is far from tight.
 `many rounds` have one canary (K = 64); the bound is for noise with the trade-off of a Gaussian, as ours claims to be,
-and close. Sums come from `Noised.aggregate`, as it is, and with either of two faults that the audit must find.
+and close. Sums come from `NoisedAggregator`, as it is, and with either of two faults that the audit must find.
 
 `members` has a server with texts of which it wants to know whether they were in a client's batch. It computes what each
 text would have added and compares that with what it received, by a likelihood ratio. Members were in the batch of the
@@ -30,27 +30,28 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.stats import beta, binom, norm, rankdata
 
-from fedkseed import LocalWork, Pool, Run, decode, encode
+from fedkseed import LocalWork, Pool, Run, decode
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.models.loss import graph_loss, graph_losses
 from fedkseed.paper.tiny_model import make
-from fedkseed.randomness import draw_directions
 from fedkseed.recipe.reading import parse
+from fedkseed.round import Round
 from fedkseed.run.simulation import Simulation
 from fedkseed.secure.accounting import epsilon_of, noise_for
 from fedkseed.secure.member import MaskingClient
 from fedkseed.strategies.checks import NONE
 from fedkseed.strategies.kseed import KSeed, State
-from fedkseed.strategies.masked import MaskedKSeed, simulated_key
-from fedkseed.strategies.noised import Noised
-from fedkseed.strategy import Masking, Noise, Settings
+from fedkseed.strategies.masked import Masks, masked, simulated_key
+from fedkseed.strategies.noised import noised
+from fedkseed.strategies.uploads import change_of, change_of_probes, drawn_directions
+from fedkseed.strategy import Masking, Noise, Settings, Strategy
 from fedkseed.wire.records import Change, Secured, Upload
 from table import Row, commit, machine, markdown
 
@@ -81,28 +82,27 @@ def audit(options: argparse.Namespace) -> Iterator[Row]:
             }
 
 
-def private(epsilon: float, size: int) -> Noised:
+def private(epsilon: float, size: int) -> Strategy[State]:
     """FedKSeed with the noise of a unit that takes part once."""
     run = Run(Pool(0, size, "hadamard"), bytes(32))
     work = LocalWork(rounds=1, lr=1.0)
     noise = Noise(noise_for(epsilon, DELTA, 1), norm=1.0, secret=SECRET)
-    settings = Settings(run, run.pool, work, wire="exact", noise=noise)
-    return Noised(KSeed.make(settings), noise)
+    return noised(KSeed.make(Settings(run, work, wire="exact")), noise)
 
 
-def with_fault(strategy: Noised, fault: str) -> Noised:
+def with_fault(strategy: Strategy[State], fault: str) -> Strategy[State]:
     """The same algorithm with a fault, or without."""
-    noise = strategy.noise
+    aggregator: Any = strategy.aggregator
+    noise = aggregator.noise
     match fault:
         case "noise halved":
-            return replace(strategy, noise=replace(noise, multiplier=noise.multiplier / 2))
+            noise = replace(noise, multiplier=noise.multiplier / 2)
         case "no clipping":  # noise of the same size; what is cut is beyond a canary's norm
-            return replace(strategy, noise=replace(noise, norm=OVER * noise.norm, multiplier=noise.multiplier / OVER))
-        case _:
-            return strategy
+            noise = replace(noise, norm=OVER * noise.norm, multiplier=noise.multiplier / OVER)
+    return replace(strategy, aggregator=replace(aggregator, noise=noise))
 
 
-def released(strategy: Noised, state: State, changes: Floats) -> tuple[State, Floats]:
+def released(strategy: Strategy[State], state: State, changes: Floats) -> tuple[State, Floats]:
     """The state after a round with these changes of c, and what it says of their sum."""
     uploads = [
         Change(strategy.run, state.round, client, 1, 1.0, 0, values.astype(np.float32), NONE, "exact")
@@ -118,12 +118,12 @@ def others(size: int, rng: np.random.Generator) -> Floats:
     return found / np.linalg.norm(found, axis=1, keepdims=True) / 2
 
 
-def one_round(strategy: Noised, canaries: int) -> float:
+def one_round(strategy: Strategy[State], canaries: int) -> float:
     """A lower bound on ε from one round with many canaries."""
     size, rng = strategy.run.pool.size, np.random.default_rng(1)
     along = np.linalg.qr(rng.normal(size=(size, canaries)))[0].T  # (canaries, K), orthonormal
     there, honest = rng.integers(0, 2, canaries).astype(bool), others(size, rng)
-    _, total = released(strategy, strategy.init(), np.concatenate([OVER * there[:, None] * along, honest]))
+    _, total = released(strategy, strategy.server.init(), np.concatenate([OVER * there[:, None] * along, honest]))
     order = np.argsort(along @ (total - honest.sum(0)))
     counts = [round(share * canaries) for share in GUESSES]
     right = [int(there[order[-k:]].sum() + (~there[order[:k]]).sum()) for k in counts]
@@ -154,10 +154,10 @@ def bound(canaries: int, guesses: int, right: int, delta: float, error: float) -
     return low
 
 
-def many_rounds(strategy: Noised, rounds: int) -> float:
+def many_rounds(strategy: Strategy[State], rounds: int) -> float:
     """A lower bound on ε from many rounds with one canary, for noise with the trade-off of a Gaussian."""
     size, rng = strategy.run.pool.size, np.random.default_rng(2)
-    state, scores, coins = strategy.init(), np.empty(rounds), rng.integers(0, 2, rounds).astype(bool)
+    state, scores, coins = strategy.server.init(), np.empty(rounds), rng.integers(0, 2, rounds).astype(bool)
     for done, there in enumerate(coins):
         along, honest = rng.normal(size=size), others(size, rng)
         along /= np.linalg.norm(along)
@@ -257,8 +257,7 @@ Found = dict[str, tuple[Floats, Floats]]  # what the server has -> evidence abou
 def round_of(simulation: Simulation, clients: int) -> list[Any]:
     """The uploads of a round, by real messages."""
     strategy, cohort = simulation.strategy, range(clients)
-    sent = strategy.broadcast(strategy.init(), cohort)
-    replies = dict(simulation.transport({client: encode(message) for client, message in sent.items()}))
+    replies = dict(simulation.transport(Round.begin(strategy, strategy.server.init(), cohort).whole))
     return [decode(replies[client], Upload, Change) for client in cohort]
 
 
@@ -270,12 +269,11 @@ def outsiders(simulation: Simulation, clients: int) -> Iterator[Encoded]:
 def scalars(simulation: Simulation, name: str, clients: int) -> Found:
     """Evidence from scalars: those of one client, or the sum of all, with masks or noise or both."""
     strategy, uploads = simulation.strategy, round_of(simulation, clients)
-    assert isinstance(strategy, KSeed)
-    pool, work, strangers = strategy.run.pool, strategy.local, outsiders(simulation, clients)
+    settings, work, strangers = strategy.settings, strategy.settings.local, outsiders(simulation, clients)
     compared: list[Compared] = []
     for upload in uploads:
-        simulation.setup.load(strategy.init())
-        drawn = draw_directions(pool.key, 0, strategy.drawer(upload.client), work.steps, pool.size, None)
+        simulation.setup.load(strategy.server.init())
+        drawn = drawn_directions(settings, 0, upload.client, work.steps, None)
         for step, batch in enumerate(islice(simulation.client(upload.client).batches(0), work.steps)):
             inside = list(batch.examples)
             rows = inside + list(islice(strangers, max(4, 2 * len(inside))))
@@ -290,7 +288,7 @@ def scalars(simulation: Simulation, name: str, clients: int) -> Found:
     found = {title: separate(compared, lambda one: (float(uploads[one.client].scalars[one.step]), 1, 0.0))}
     if name in BATCHES:
         return found
-    draws = np.bincount([one.direction for one in compared], minlength=pool.size)
+    draws = np.bincount([one.direction for one in compared], minlength=settings.run.pool.size)
     for title, total, noise in sums(simulation, strategy, uploads):
         in_scalars = -total / work.learning_rate(0)
 
@@ -324,10 +322,9 @@ def slopes_along(simulation: Simulation, direction: int, rows: Sequence[Encoded]
 def dense(simulation: Simulation, name: str, clients: int) -> Found:
     """Evidence from K numbers: how far they lie, of all texts' mean, in the direction of one text."""
     strategy, uploads, setup = simulation.strategy, round_of(simulation, clients), simulation.setup
-    assert isinstance(strategy, KSeed)
-    assert strategy.derivatives is not None
-    work, strangers = strategy.derivatives, outsiders(simulation, clients)
-    setup.load(strategy.init())
+    work, strangers = strategy.settings.derivatives, outsiders(simulation, clients)
+    assert work is not None
+    setup.load(strategy.server.init())
     weights: Any = setup.weights
 
     def slope(row: Encoded) -> Floats:
@@ -362,33 +359,30 @@ def dense(simulation: Simulation, name: str, clients: int) -> Found:
     return found
 
 
-def sums(simulation: Simulation, strategy: KSeed, uploads: Sequence[Any]) -> Iterator[tuple[str, Floats, float]]:
+def sums(
+    simulation: Simulation, strategy: Strategy[State], uploads: Sequence[Any]
+) -> Iterator[tuple[str, Floats, float]]:
     """The sum of the changes of c as a server learns it: with masks, noise or both; and the variance of its error."""
-    before, count = strategy.init(), len(uploads)
-    message = strategy.broadcast(before, [0])[0]
-    changes = [strategy.change(message, upload) for upload in uploads]
+    before, count = strategy.server.init(), len(uploads)
+    settings = strategy.settings
+    apart = settings.shared and isinstance(uploads[0], Upload)
+    changes = [(change_of_probes if apart else change_of)(settings, upload) for upload in uploads]
     limit = float(np.median([np.linalg.norm(change) for change in changes]))
-    settings = Settings(
-        strategy.run,
-        strategy.run.pool,
-        strategy.local,
-        strategy.derivatives,
-        wire=strategy.wire,
-        shared=strategy.shared,
-    )
     keys = {client: MaskingClient(client, simulated_key(0, client)).public for client in range(count)}
     masking = Masking(limit, keys=keys)
     for epsilon in (None, *EPSILONS):
         noise = None if epsilon is None else Noise(noise_for(epsilon, DELTA, 1), limit, secret=SECRET)
-        secure = MaskedKSeed.make(replace(settings, secure=masking, noise=noise))
+        secure = masked(KSeed.make(replace(settings, secure=masking, noise=noise)))
         total = unmasked(secure, changes)
-        variance = (secure.variance(count) + 1 / 6) * count * secure.grid.step**2  # of noise, and of rounding
+        masks: Masks = cast("Any", secure.aggregator).masks
+        variance = (masks.variance(count) + 1 / 6) * count * masks.grid.step**2  # of noise, and of rounding
         yield "masked" + ("" if epsilon is None else f", epsilon {epsilon:g}"), total, variance
         if noise is not None:
-            server = Noised(strategy, noise)
-            grid = server.grid(strategy.run.pool.size)
-            after = server.aggregate(server.init(), uploads)
-            variance = (server.variance(grid) + count / 6) * grid.step**2
+            noisy = noised(strategy, noise)
+            aggregator: Any = noisy.aggregator
+            grid = aggregator.grid(strategy.run.pool.size)
+            after = noisy.aggregate(before, uploads)
+            variance = (aggregator.variance(grid) + count / 6) * grid.step**2
             yield (
                 f"noise by the server, epsilon {epsilon:g}",
                 (after.coefficients - before.coefficients) * count,
@@ -396,24 +390,22 @@ def sums(simulation: Simulation, strategy: KSeed, uploads: Sequence[Any]) -> Ite
             )
 
 
-def unmasked(secure: MaskedKSeed, changes: Sequence[Floats]) -> Floats:
+def unmasked(secure: Strategy[State], changes: Sequence[Floats]) -> Floats:
     """The sum of a round with masks, by both of its legs."""
     members = [MaskingClient(client, simulated_key(0, client)) for client in range(len(changes))]
-    before = secure.init()
-    messages: Any = secure.broadcast(before, range(len(changes)))
-    message = messages[0]
-    assert isinstance(message, Secured)
-    roster, count = secure._roster(message, b""), len(changes)
-    uploads = []
+    before, count, aggregator = secure.server.init(), len(changes), cast("Any", secure.aggregator)
+    message = decode(Round.begin(secure, before, range(count)).whole[0], Secured)
+    masks: Masks = aggregator.masks
+    roster, accumulator = masks.roster(message, b""), aggregator.start(before, dict.fromkeys(range(count), message))
     for client, change in enumerate(changes):
-        codes = secure.grid.coded(change, 0, client)
-        if variance := secure.variance(count):
+        codes = masks.grid.coded(change, 0, client)
+        if variance := masks.variance(count):
             codes = codes + members[client].noise(roster, variance, codes)
-        uploads.append(members[client].masked(secure.run, roster, codes, secure.width(count)))
-    answers = [
-        members[client].shares(request, roster) for client, request in secure.requests(messages, uploads).items()
-    ]
-    after = secure.aggregate(before, [secure.combined(messages, uploads, answers)])
+        upload = members[client].masked(secure.run, roster, codes, masks.width(count))
+        aggregator.add_(accumulator, upload)
+    for client, request in aggregator.requests(accumulator).items():
+        aggregator.add_shares_(accumulator, members[client].shares(request, roster))
+    after = aggregator.finish(accumulator)
     return (after.coefficients - before.coefficients) * count
 
 

@@ -89,7 +89,7 @@ def main() -> None:
         if len(everyone) < options.pairs * size:
             parser.error(f"{options.pairs} batches of {size} take more than the clients' {len(everyone)} examples")
         order, directions = rng.permutation(len(everyone)), rng.integers(pool.size, size=options.pairs).tolist()
-        setup.load(simulation.strategy.init())
+        setup.load(simulation.strategy.server.init())
         line = Line(setup.model, [entry.name for entry in setup.weights.layout.tuned])
         exact, own = [], []
         for pair, direction in enumerate(directions):

@@ -20,14 +20,15 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from time import process_time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bytes import SIZES, made, upload
-from fedkseed import KSeed, Upload, decode, encode
+from fedkseed import Upload, decode, encode
+from fedkseed.round import Broadcasts
 from fedkseed.strategies.checks import drawn_by
-from fedkseed.strategies.sums import Contribution, Sum, require_summable, summed
+from fedkseed.strategies.sums import Contribution, Sum
 from fedkseed.wire.records import Subtotal
 
 if TYPE_CHECKING:  # a process that aggregates imports no PyTorch; others do so in their functions
@@ -40,7 +41,7 @@ MB = 1e6
 def aggregation(clients: int) -> "Row":
     """A row about a round's work on the clients' uploads."""
     strategy = made("fedkseed", "compact")
-    state = strategy.init()
+    state = strategy.server.init()
     replies = {client: encode(upload(strategy, 0, client)) for client in range(clients)}
     before, begin = peak_memory(), process_time()
     uploads = [decode(data, Upload) for data in replies.values()]
@@ -103,14 +104,14 @@ def rounds(clients: int, model: Path) -> "Row":
         numbers = ClientNumbers(Path(name), None)
         remote = RemoteClients(carrier, numbers, b"[model]", clients, NetworkTable(), Silent())
         server = federation(recipe, remote)
-        strategy = cast("KSeed", server.strategy)
-        state, report, before, begin = strategy.init(), None, 0, 0.0
+        strategy, broadcasts = server.strategy, Broadcasts(server.strategy.server)
+        state, report, before, begin = strategy.server.init(), None, 0, 0.0
         for round_ in range(2):
             for client in range(clients):
                 carrier.answers[client] = Reply(Status.DONE, encode(upload(strategy, round_, client))).encode()
             before = before or peak_memory()
             begin = process_time()
-            state, report = server.round(state, {}.__getitem__)  # synchronous: no earlier state is asked for
+            state, report = server.round(state, {}.__getitem__, broadcasts)  # synchronous: no earlier state is needed
         seconds = process_time() - begin
         used = peak_memory() - before
     assert report is not None
@@ -134,13 +135,12 @@ def shards(count: int, clients: int) -> "Row":
         Contribution.of_scalars(one.client, one.examples, drawn_by(one, strategy.run, None), one.scalars[one.found])
         for one in uploads
     ]
-    require_summable(taken)
     groups = [taken[s * clients // count : (s + 1) * clients // count] for s in range(count)]
-    whole, tree = summed(taken, size), Sum(np.zeros(size, np.int64), 0)
+    whole, tree = Sum.of(taken, size), Sum.of([], size)
     for group in groups:
-        tree = tree + summed(group, size)
-    floats = np.sum([summed(group, size).values * 1e-9 for group in groups], 0)  # as float64 would have it
-    first, members = summed(groups[0], size), np.arange(len(groups[0]), dtype=np.uint32)
+        tree = tree + Sum.of(group, size)
+    floats = np.sum([Sum.of(group, size).values * 1e-9 for group in groups], 0)  # as float64 would have it
+    first, members = Sum.of(groups[0], size), np.arange(len(groups[0]), dtype=np.uint32)
     none, drawn = np.zeros(size, np.int64), np.zeros(size, np.uint32)
     handed = Subtotal(strategy.run, 0, 0, members, first.weight, 0.0, 0, first.values, none, drawn)
     return {

@@ -8,16 +8,20 @@ with an epsilon are of [privacy], of clients that take part ten times: noise mak
 
 import time
 from itertools import product
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from fedkseed import LocalWork, Pool, Run, encode
+from fedkseed import LocalWork, Pool, Run, decode, encode
+from fedkseed.round import Round
 from fedkseed.secure.accounting import noise_for
 from fedkseed.secure.member import MaskingClient
-from fedkseed.strategies.masked import MaskedKSeed, simulated_key
+from fedkseed.strategies.kseed import KSeed
+from fedkseed.strategies.masked import Masks, masked, simulated_key
 from fedkseed.strategy import Masking, Noise, Settings
+from fedkseed.wire.numbers import rounded
 from fedkseed.wire.records import Change, Secured
 
 K, STEPS = 4096, 200
@@ -39,9 +43,9 @@ def main() -> None:
             table.add_row(*round_of(clients, shared, None, epsilon))
     Console(width=120).print(table)
     rng = np.random.default_rng(0)
-    strategy = MaskedKSeed.make(settings(False, {}, None, None)).inner
-    clear = Change(RUN, 0, 1, 1, 1.0, 0, strategy.rounded(rng.normal(size=K)), np.empty(0, np.uint32), "compact")
-    down, up = len(encode(strategy.broadcast(strategy.init(), [0])[0])), len(encode(clear))
+    strategy = KSeed.make(settings(False, {}, None, None))
+    clear = Change(RUN, 0, 1, 1, 1.0, 0, rounded(rng.normal(size=K), "compact"), np.empty(0, np.uint32), "compact")
+    down, up = len(encode(strategy.server.broadcast(strategy.server.init()))), len(encode(clear))
     print(f"clear: down {down:,}, up {up:,} (K numbers), all {down + up:,}")
 
 
@@ -49,32 +53,39 @@ def settings(shared: bool, keys: dict[int, bytes], neighbours: int | None, epsil
     work = LocalWork(rounds=1, steps=STEPS)
     noise = None if epsilon is None else Noise(noise_for(epsilon, DELTA, TIMES))
     masking = Masking(1.0, 8, neighbours, keys)
-    return Settings(RUN, RUN.pool, work, wire="compact", shared=shared, secure=masking, noise=noise)
+    return Settings(RUN, work, wire="compact", shared=shared, secure=masking, noise=noise)
 
 
 def round_of(clients: int, shared: bool, neighbours: int | None, epsilon: float | None = None) -> list[str]:
     """A row of the table."""
     members = {n: MaskingClient(n, simulated_key(0, n)) for n in range(clients)}
-    strategy = MaskedKSeed.make(settings(shared, {n: one.public for n, one in members.items()}, neighbours, epsilon))
-    state, rng = strategy.init(), np.random.default_rng(0)
-    message = strategy.broadcast(state, range(clients))[0]
-    assert isinstance(message, Secured)
-    roster = strategy._roster(message, b"")
-    width, variance, took, uploads = strategy.width(clients), strategy.variance(clients), 0.0, []
+    keys = {n: one.public for n, one in members.items()}
+    strategy = masked(KSeed.make(settings(shared, keys, neighbours, epsilon)))
+    state, rng = strategy.server.init(), np.random.default_rng(0)
+    aggregator: Any = strategy.aggregator
+    masks: Masks = aggregator.masks
+    message = decode(Round.begin(strategy, state, range(clients)).whole[0], Secured)
+    roster = masks.roster(message, b"")
+    width, variance, took, uploads = masks.width(clients), masks.variance(clients), 0.0, []
     for number in range(max(clients // 10, clients > 3), clients):
-        change = rng.normal(size=strategy.grid.size) / strategy.grid.size
+        change = rng.normal(size=masks.grid.size) / masks.grid.size
         begin = time.process_time()
-        codes = strategy.grid.coded(change, 0, number)
+        codes = masks.grid.coded(change, 0, number)
         if variance:
             codes = codes + members[number].noise(roster, variance, codes)
         uploads.append(members[number].masked(RUN, roster, codes, width))
         took = max(took, time.process_time() - begin)
-    requests = strategy.requests(dict.fromkeys(members, message), uploads)
+    accumulator = aggregator.start(state, dict.fromkeys(members, message))
+    for upload in uploads:
+        aggregator.add_(accumulator, upload)
+    requests = aggregator.requests(accumulator)
     begin = time.process_time()
     answers = [members[number].shares(request, roster) for number, request in requests.items()]
     took += (time.process_time() - begin) / len(answers)
     begin = time.process_time()
-    strategy.combined({0: message}, uploads, answers)
+    for answer in answers:
+        aggregator.add_shares_(accumulator, answer)
+    aggregator.finish(accumulator)
     server = time.process_time() - begin
     sizes = [max(len(encode(one)) for one in leg) for leg in ([message], uploads, requests.values(), answers)]
     kind = "shared directions" if shared else "K numbers"

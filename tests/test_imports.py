@@ -28,9 +28,10 @@ WITHOUT_TORCH = words("""
 errors randomness files directions directions.pool directions.families directions.reference wire wire.records
 wire.codec wire.numbers wire.int8 wire.delta weights.adapter weights.basis_file local.client local.work
 local.zeroth_order local.derivatives local.optimizers local.private_steps local.schedules strategy strategies.kseed
-strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised strategies.tree secure
-secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round recipe.basis_digest
-recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats data.layouts data.sources
+strategies.kseed_client strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked
+strategies.noised strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise
+secure.server round recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading
+data.file_formats data.layouts data.sources
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
 report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page
@@ -112,6 +113,8 @@ TESTED_IN = {
     "run.progress": "network/protocol/server/test_clients.py",
     "network.protocol.carrier": "network/protocol/server/test_clients.py",
     "strategies.checks": "strategies/test_kseed.py",
+    "strategies.kseed_client": "test_round.py",
+    "strategies.uploads": "strategies/test_kseed.py",
     "strategy": "test_round.py",
     "planning.compare": "recipe/test_algorithms.py",
     "report.terminal": "cli/test_options.py",

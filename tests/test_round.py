@@ -3,29 +3,32 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from tomllib import loads
 
 import numpy as np
 import pytest
 import torch
 
-from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round
+from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round, start
 from fedkseed.data.batches import Batch
 from fedkseed.models.loss import batch_loss, graph_loss, output_loss
 from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
+from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import ClientsTable, DerivativesTable, DirectionsTable, ModelTable, Recipe, TrainingTable
-from fedkseed.round import decode_once
-from fedkseed.run.loop import NEWCOMER
+from fedkseed.round import Round, decode_once
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
 from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.numbers import WIRES, scalar
-from fedkseed.wire.records import Change, History, Values
+from fedkseed.wire.records import Change, Delta, History, Masked, Secured, Shares, Survivors, Values
 
-from .conftest import EVERYWHERE, tiny_llama
+from .conftest import EVERYWHERE, recipe_text, tiny_llama
+from .wire.codec_calls import counted
 
+NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round
 MIXED = "mixed"  # fedkseed, where clients 5 and 7 backpropagate and the others run the model forward
 OWN = str(Path(__file__).parents[1] / "docs" / "examples" / "strategy.py:median")  # a stranger's, see docs/extending.md
 every_algorithm = pytest.mark.parametrize("name", [*ALGORITHMS, MIXED, OWN], ids=lambda name: Path(name).name)
@@ -94,13 +97,19 @@ class Federation:
         return replies.items()
 
     def run(self, rounds: int, cohort: tuple[int, ...] = (2, 3, 5, 7), state=None):
-        state = self.strategy.init() if state is None else state
+        state = self.strategy.server.init() if state is None else state
         for _ in range(rounds):
             state, report = run_round(self.strategy, state, [n for n in self.clients if n in cohort], self.transport)
         return state, report
 
     def message(self, state, client: int = 5) -> bytes:
-        return encode(self.strategy.broadcast(state, [client])[client])
+        return Round.begin(self.strategy, state, [client]).whole[client]
+
+
+def changed(federation: Federation, **changes):
+    """The federation's strategy with other local steps."""
+    settings = federation.strategy.settings
+    return federation.algorithm.strategy_of(replace(settings, local=replace(settings.local, **changes)))
 
 
 def same(one, other) -> bool:
@@ -123,7 +132,7 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
         trained = federation.clients[number].weights
         tuned = ["lm_head*"] if federation.algorithm.tuned == "output" else ["*"]
         rebuilt = hold(tiny_llama().to(dtype), federation.pool, tuned, "materialized")
-        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.replies)
+        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.aggregator.replies)
         c = down.coefficients.copy()
         if isinstance(up, Change):
             c += up.values
@@ -141,15 +150,14 @@ def test_the_model_rebuilt_from_messages_is_the_one_that_the_client_trained(name
 def test_server_and_clients_hold_the_same_model_whatever_numbers_travel_like(name, wire):
     """Replayed from messages alone, a client's steps end at its c; the server's next c is the mean of those."""
     federation = Federation(name)
-    federation.strategy = replace(
-        federation.strategy, wire=wire, local=replace(federation.strategy.local, lr=1e-2 if wire == "sign" else 1e-3)
-    )
+    settings = changed(federation, lr=1e-2 if wire == "sign" else 1e-3).settings
+    federation.strategy = federation.algorithm.strategy_of(replace(settings, wire=wire))
     before, _ = federation.run(1)
     after, report = federation.run(1, state=before)
     messages, replies = federation.messages[-1]
     ended, size = {}, federation.pool.size
     for number, reply in replies.items():
-        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.replies)
+        down, up = decode(messages[number], Broadcast), decode(reply, *federation.strategy.aggregator.replies)
         c = down.coefficients.copy()
         if isinstance(up, Change):
             c += up.values
@@ -177,13 +185,15 @@ def test_pairs_and_shared_scalars_rebuild_the_model_of_the_client_that_sent_them
     messages, replies = federation.messages[-1]
     for number, reply in replies.items():
         rebuilt = federation.client(number).weights
-        if isinstance(federation.strategy, Replay):
-            federation.strategy.sync(federation.strategy.broadcast(after_one, [NEWCOMER])[NEWCOMER], rebuilt)
+        if isinstance(federation.strategy.server, Replay):
+            federation.strategy.load(after_one, rebuilt)
         else:
-            federation.strategy.sync(decode(messages[number], federation.strategy.message), rebuilt)
-        up = decode(reply, *federation.strategy.replies)
+            federation.strategy.client.sync(decode(messages[number], federation.strategy.client.message), rebuilt)
+        up = decode(reply, *federation.strategy.aggregator.replies)
         if isinstance(up, Change):
-            pairs = zip(federation.strategy.implied(1, slice(0, 6)).tolist(), up.values.tolist(), strict=True)
+            pairs = zip(
+                federation.strategy.client.directions.implied(1, slice(0, 6)).tolist(), up.values.tolist(), strict=True
+            )
         else:
             drawn = draw_directions(federation.pool.key, 1, number, 6, federation.pool.size, None)
             pairs = zip(drawn.tolist(), up.scalars.tolist(), strict=True)
@@ -223,7 +233,8 @@ def test_weights_sent_are_those_that_the_client_trained(name):
         sent = decode(reply, Change).values
         assert sent.tobytes() == federation.clients[number].weights.values().tobytes()
         assert (
-            sent.tobytes() != decode(federation.messages[-1][0][number], federation.strategy.message).values.tobytes()
+            sent.tobytes()
+            != decode(federation.messages[-1][0][number], federation.strategy.client.message).values.tobytes()
         )
 
 
@@ -254,14 +265,14 @@ def test_a_message_tells_of_the_rounds_that_its_client_missed_and_no_others(name
     federation = Federation(name)
     state, _ = federation.run(1)
     state, _ = federation.run(3, (3, 7), state)
-    messages = federation.strategy.broadcast(state, [3, 5, NEWCOMER])
+    messages = federation.strategy.server.addressed(state, [3, 5, NEWCOMER])
     assert [messages[n].since for n in (3, 5, NEWCOMER)] == [3, 0, 0]
     state, report = federation.run(1, (3, 5), state)
-    assert federation.strategy.broadcast(state, [5])[5].since == 4
+    assert federation.strategy.server.addressed(state, [5])[5].since == 4
     down = {n: decode(m, History) for n, m in federation.messages[-1][0].items()}
     assert report.replayed == down[5].coefficients.size > 2 * down[3].coefficients.size
     with pytest.raises(FedKSeedError, match="holds the model after 0 rounds, the message tells of rounds 3 to 4"):
-        federation.strategy.sync(messages[3], federation.client(3).weights)
+        federation.strategy.client.sync(messages[3], federation.client(3).weights)
 
 
 @every_algorithm
@@ -284,7 +295,7 @@ def test_a_state_comes_back_from_the_store_as_it_was(name, tmp_path):
         for done in range(state.round):
             store.commit(replace(state, round=done), None)
         store.commit(state, report)
-        assert same(store.state(federation.strategy.state), state)
+        assert same(store.state(federation.strategy.server.state), state)
 
 
 @every_algorithm
@@ -298,11 +309,11 @@ def test_one_client_cannot_make_the_reported_loss_what_it_likes(name):
 
         def lying(messages, federation=federation, most=most, lie=lie):
             for client, reply in federation.transport(messages):
-                upload = decode(reply, *federation.strategy.replies)
+                upload = decode(reply, *federation.strategy.aggregator.replies)
                 most[0] = max(most[0], upload.loss if client != 7 else 0.0)
                 yield client, reply if client != 7 else encode(replace(upload, examples=(1 << 32) - 1, loss=lie))
 
-        state = federation.strategy.init()
+        state = federation.strategy.server.init()
         _, report = run_round(federation.strategy, state, [*federation.clients], lying)
         assert 0 < report.loss <= most[0], "between those of the others"
         assert report.loss == pytest.approx(expected.loss, rel=0.1)
@@ -314,7 +325,7 @@ def test_the_model_moves_and_the_local_loss_is_reported(name):
     before = federation.client(2)
     start = before.weights.digest()
     state, report = federation.run(1)
-    federation.strategy.sync(federation.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], before.weights)
+    federation.strategy.load(state, before.weights)
     assert before.weights.digest() != start
     assert report.loss == pytest.approx(np.log(400), rel=0.1)  # a random model knows nothing of 400 tokens
 
@@ -322,7 +333,7 @@ def test_the_model_moves_and_the_local_loss_is_reported(name):
 @every_algorithm
 def test_a_client_of_another_base_model_is_refused_and_unchanged(name):
     federation = Federation(name)
-    message = federation.message(federation.strategy.init())
+    message = federation.message(federation.strategy.server.init())
     stranger = Federation(name, dtype=torch.bfloat16).clients[2]
     before = stranger.weights.digest()
     with pytest.raises(FedKSeedError, match=f"digest {federation.strategy.run.base.hex()}.*{before.hex()}"):
@@ -332,7 +343,7 @@ def test_a_client_of_another_base_model_is_refused_and_unchanged(name):
 
 def test_a_message_is_decoded_again_only_where_other_bytes_came_between():
     federation = Federation("fedavg")
-    data, read = federation.message(federation.strategy.init()), decode_once()
+    data, read = federation.message(federation.strategy.server.init()), decode_once()
     first = read(data, Values)
     assert read(data, Values) is first
     np.testing.assert_array_equal(first.values, decode(data, Values).values)
@@ -351,7 +362,7 @@ def test_clients_that_share_a_decoded_broadcast_answer_as_those_that_do_not(name
         return [(n, answer(shared.strategy, data, shared.clients[n], read)) for n, data in messages.items()]
 
     want, _ = apart.run(2)
-    found = shared.strategy.init()
+    found = shared.strategy.server.init()
     for _ in range(2):
         found, _ = run_round(shared.strategy, found, list(shared.clients), transport)
     assert same(found, want)
@@ -359,7 +370,7 @@ def test_clients_that_share_a_decoded_broadcast_answer_as_those_that_do_not(name
 
 def test_each_client_that_shares_a_decoded_broadcast_checks_its_run():
     federation, read = Federation("fedavg"), decode_once()
-    message = federation.message(federation.strategy.init())
+    message = federation.message(federation.strategy.server.init())
     answer(federation.strategy, message, federation.clients[2], read)
     stranger = Federation("fedavg", dtype=torch.bfloat16).clients[3]
     with pytest.raises(FedKSeedError, match=f"digest {federation.strategy.run.base.hex()}"):
@@ -374,7 +385,7 @@ def test_a_reply_signed_by_another_client_is_refused(name):
         return {3: answer(federation.strategy, messages[2], federation.clients[2])}.items()
 
     with pytest.raises(FedKSeedError, match="reply of client 3 is signed by client 2"):
-        run_round(federation.strategy, federation.strategy.init(), [2, 3], swapped)
+        run_round(federation.strategy, federation.strategy.server.init(), [2, 3], swapped)
 
 
 @pytest.mark.parametrize("name", [*POOLED, "fedavg", "decomfl"])
@@ -383,7 +394,7 @@ def test_a_reply_to_another_round_than_was_sent_is_refused(name):
     after, _ = federation.run(1)
 
     def old(messages):
-        federation.strategy.sync(federation.strategy.broadcast(after, [2])[2], federation.clients[2].weights)
+        federation.strategy.load(after, federation.clients[2].weights)
         return {2: replies[2]}.items()
 
     replies = federation.messages[-1][1]
@@ -395,7 +406,7 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
     federation = Federation("fedkseed")
     losses = iter([float("nan"), 1.0, 2.0, float("inf"), 3.0, 1.0] + [1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
-    message = federation.message(federation.strategy.init())
+    message = federation.message(federation.strategy.server.init())
     reply = answer(federation.strategy, message, client)
     up = decode(reply, Upload)
     np.testing.assert_array_equal(up.found, [False, False, True, True, True, True])
@@ -405,10 +416,10 @@ def test_a_step_whose_loss_is_not_finite_moves_nothing_and_is_not_reported():
 
 def test_scalars_are_clipped_before_they_are_applied():
     federation = Federation("fedkseed")
-    strategy = replace(federation.strategy, local=replace(federation.strategy.local, clip=5.0))
+    strategy = changed(federation, clip=5.0)
     losses = iter([100.0, 1.0] * 6)
     client = replace(federation.clients[2], loss=lambda batch: next(losses))
-    up = decode(answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client), Upload)
+    up = decode(answer(strategy, encode(strategy.server.broadcast(strategy.server.init())), client), Upload)
     np.testing.assert_array_equal(up.scalars, np.full(6, 5.0))
     assert client.weights.c.sum() == pytest.approx(-6 * 5 * 1e-3)
 
@@ -430,15 +441,16 @@ def test_a_client_that_answers_twice_is_refused():
             yield 2, answer(federation.strategy, messages[2], federation.clients[2])
 
     with pytest.raises(FedKSeedError, match="client 2 answered twice"):
-        run_round(federation.strategy, federation.strategy.init(), [2], twice)
+        run_round(federation.strategy, federation.strategy.server.init(), [2], twice)
 
 
 def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
     federation = Federation("fedkseed")
-    local = replace(federation.strategy.local, steps=2, probes=3)
-    strategy = replace(federation.strategy, local=local, wire="exact")
+    strategy = changed(federation, steps=2, probes=3)
+    strategy = federation.algorithm.strategy_of(replace(strategy.settings, wire="exact"))
+    local = strategy.settings.local
     client, pool = federation.clients[2], federation.pool
-    reply = answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), client)
+    reply = answer(strategy, encode(strategy.server.broadcast(strategy.server.init())), client)
     up = decode(reply, Upload)
     drawn = draw_directions(pool.key, 0, 2, 6, pool.size, None)
     # by hand: the second step's first probe, at the point that the first step's mean leads to
@@ -455,7 +467,7 @@ def test_several_directions_a_step_are_averaged_on_one_batch_at_one_point():
         other.weights.load(point)
         losses.append(other.loss(batch))
     assert up.scalars[3] == scalar((losses[0] - losses[1]) / (2 * local.eps), math.inf, "exact")
-    after = strategy.aggregate(strategy.init(), [up])
+    after = strategy.aggregate(strategy.server.init(), [up])
     np.testing.assert_allclose(after.coefficients, client.weights.c, atol=1e-9)
 
 
@@ -465,6 +477,42 @@ def test_a_client_whose_weights_diverge_is_told_of(name):
     client = federation.clients[2]
     weight = client.weights.layout.tuned[0].places[0]
     steep = replace(client, graph=lambda batch: getattr(*weight).sum() * 1e38)
-    strategy = replace(federation.strategy, local=replace(federation.strategy.local, lr=1e3))
+    strategy = changed(federation, lr=1e3)
     with pytest.raises(FedKSeedError, match="weights of client 2 have diverged in round 1; use a smaller lr than 1000"):
-        answer(strategy, encode(strategy.broadcast(strategy.init(), [2])[2]), steep)
+        answer(strategy, encode(strategy.server.broadcast(strategy.server.init())), steep)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_simulation_encodes_each_broadcast_once_and_decodes_each_upload_once(
+    tmp_path, monkeypatch, model_folder, data_file, masked
+):
+    calls, rounds, clients = counted(monkeypatch), 3, 4
+    text = recipe_text(model_folder, data_file, rounds=f"rounds = {rounds}", cohort=f"cohort = {clients}")
+    start(parse(loads(text + "[secure]\nnorm = 0.1\n" * masked)), tmp_path / "run")
+    assert calls["encode", Broadcast] == rounds + 1, "that of the last state is the end of the run's chain"
+    up = [Masked, Shares] if masked else [Upload]
+    assert {calls[name, kind] for kind in up for name in ("encode", "decode")} == {rounds * clients}
+    if masked:
+        assert (calls["encode", Secured], calls["encode", Survivors]) == (rounds, rounds * clients)
+    else:
+        assert calls["encode", Delta] <= rounds - 1, "one for all clients that have kept the same broadcast"
+        assert calls["decode", Broadcast] == rounds, "clients of one process share the decoded one"
+
+
+@every_algorithm
+def test_an_upload_that_is_refused_leaves_the_sum_as_it_was(name):
+    federation = Federation(name)
+    state = federation.strategy.server.init()
+    after, _ = federation.run(1)
+    messages, replies = federation.messages[-1]
+    aggregator = federation.strategy.aggregator
+    accumulator = aggregator.start(state, dict.fromkeys(messages))
+    for reply in replies.values():
+        upload = decode(reply, *aggregator.replies)
+        for wrong, why in [({"round": 1}, "answered round 1"), ({"client": 99}, "client 99 is none of the 4 clients")]:
+            with pytest.raises(FedKSeedError, match=why):
+                aggregator.add_(accumulator, replace(upload, **wrong))
+        aggregator.add_(accumulator, upload)
+        with pytest.raises(FedKSeedError, match="twice"):
+            aggregator.add_(accumulator, upload)
+    assert same(aggregator.finish(accumulator), after)

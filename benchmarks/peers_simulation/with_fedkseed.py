@@ -17,7 +17,7 @@ import shared
 import torch
 from torch.nn.functional import cross_entropy
 
-from fedkseed import Client, KSeed, LocalWork, Pool, Run, Strategy, answer, decode, encode, hold, run_round
+from fedkseed import Client, KSeed, LocalWork, Pool, Run, Settings, Strategy, answer, decode, encode, hold, run_round
 from fedkseed.round import decode_once
 from fedkseed.run.cohort import cohort
 from fedkseed.strategies.averaging import Averaging
@@ -35,7 +35,8 @@ def averaging(name: str, rounds: int) -> tuple[Strategy, Callable[[int], Client]
     weights = FullWeights(Layout(network.requires_grad_(False), names), Pool(SEED, 1))
     tensors = tuple((entry.number, entry.tensor.numel()) for entry in weights.layout.tuned)
     work = LocalWork(rounds, "sgd", steps=shared.EXAMPLES // shared.BATCH, lr=shared.LR)
-    strategy = Averaging(Run(weights.pool, weights.base_digest), weights.values(), tensors, work)
+    run = Run(weights.pool, weights.base_digest)
+    strategy = Averaging.make(Settings(run, work, start=weights.values(), tensors=tensors))
 
     def loss(batch: Any) -> torch.Tensor:
         return cross_entropy(network(batch[0]), batch[1])
@@ -49,7 +50,8 @@ def averaging(name: str, rounds: int) -> tuple[Strategy, Callable[[int], Client]
 def scalars(rounds: int) -> tuple[Strategy, Callable[[int], Client]]:
     """FedKSeed, and its clients, whose loss is a number that costs nothing and differs from call to call."""
     weights = hold(shared.model("cnn").requires_grad_(False), Pool(SEED, 4096))
-    strategy = KSeed(Run(weights.pool, weights.base_digest), LocalWork(rounds, steps=STEPS, lr=1e-4))
+    run = Run(weights.pool, weights.base_digest)
+    strategy = KSeed.make(Settings(run, LocalWork(rounds, steps=STEPS, lr=1e-4)))
     calls = 0
 
     def loss(_: None) -> float:
@@ -62,12 +64,11 @@ def scalars(rounds: int) -> tuple[Strategy, Callable[[int], Client]]:
 
 def exchange(strategy: Strategy, cohort: Sequence[int]) -> None:
     """Encode and decode a round's messages, without training or a sum."""
-    broadcast = strategy.broadcast(strategy.init(), cohort)
-    decode(encode(broadcast[cohort[0]]), strategy.message)
+    decode(encode(strategy.server.broadcast(strategy.server.init())), strategy.client.message)
     rng = np.random.default_rng(SEED)
-    sent = {number: encode(strategy.example(0, number, shared.EXAMPLES, True, rng)) for number in cohort}
+    sent = {number: encode(strategy.client.example(0, number, shared.EXAMPLES, True, rng)) for number in cohort}
     for data in sent.values():
-        decode(data, *strategy.replies)
+        decode(data, *strategy.aggregator.replies)
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def main() -> None:
         for number, data in messages.items():
             yield number, answer(strategy, data, client(number), read)
 
-    state, meter = strategy.init(), shared.Meter(int if free else shared.bare(name, size))
+    state, meter = strategy.server.init(), shared.Meter(int if free else shared.bare(name, size))
     meter.begin()
     for round_ in range(rounds + 1):
         drawn = cohort(SEED, round_, shared.USERS, size)

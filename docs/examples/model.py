@@ -55,16 +55,16 @@ def tune(rounds: int = 10) -> tuple[float, float]:
     model, (x, classes) = classifier(), points(99, 500)
     weights = fk.hold(model, POOL)
     work = fk.LocalWork(rounds=rounds, steps=50, lr=0.01, eps=1e-3)  # two forward passes a step, and no gradient
-    strategy = fk.KSeed(fk.Run(POOL, weights.base_digest), work)
+    strategy = fk.KSeed.make(fk.Settings(fk.Run(POOL, weights.base_digest), work))
 
     def transport(messages):
         return [(number, fk.answer(strategy, message, clients[number])) for number, message in messages.items()]
 
-    state, before = strategy.init(), float(cross_entropy(model(x), classes))
+    state, before = strategy.server.init(), float(cross_entropy(model(x), classes))
     for _ in range(rounds):
         state, report = fk.run_round(strategy, state, list(clients), transport)
         print(f"round {state.round}: loss {report.loss:.3f}, {report.bytes_down} bytes down, {report.bytes_up} up")
-    strategy.sync(strategy.broadcast(state, [0])[0], weights)
+    strategy.load(state, weights)
     return before, float(cross_entropy(model(x), classes))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkseed import Broadcast, LocalWork, Run, Settings, Upload
+from fedkseed import Broadcast, Settings, Strategy, Upload
 from fedkseed.randomness import draw_directions
 from fedkseed.recipe.algorithms import Algorithm
-from fedkseed.strategies.checks import NEVER, in_order, require_scalars
+from fedkseed.strategies.checks import Arrivals, KeptUploads, require_scalars
 from fedkseed.wire.numbers import scalars
 
 
@@ -26,49 +26,67 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    message, state, replies = Broadcast, State, (Upload,)  # the records that travel, the class of states
-    weights, remembers, sized, reads = "coefficients", False, True, frozenset()  # see fedkseed.strategy.Strategy
-    run: Run
-    local: LocalWork
+    """The server: what it holds and sends, and what it makes of the uploads."""
+
+    state, replies = State, (Upload,)  # the class of states, the records that clients send
+    weights, remembers, reads = "coefficients", False, frozenset()  # see fedkseed.strategy.ServerPart
+    settings: Settings
 
     @classmethod
-    def make(cls, settings: Settings, **options: Any) -> "Median":
-        return cls(settings.run, settings.local, **options)
-
-    def work(self, differentiates: bool) -> LocalWork:
-        return self.local
+    def make(cls, settings: Settings) -> Strategy:
+        server: Any = cls(settings)
+        client: Any = MedianClient(settings)
+        return Strategy(settings, server, server, client)
 
     def init(self) -> State:
-        return State(0, np.zeros(self.run.pool.size))
+        return State(0, np.zeros(self.settings.run.pool.size))
 
-    def broadcast(self, state: State, cohort) -> dict[int, Broadcast]:
-        local, c = self.local, state.coefficients.astype(np.float32)
+    def broadcast(self, state: State) -> Broadcast:
+        local, c = self.settings.local, state.coefficients.astype(np.float32)
         lr = local.learning_rate(state.round)
-        message = Broadcast(self.run, state.round, lr, local.eps, local.steps, local.clip, c, local.probes)
-        return dict.fromkeys(cohort, message)
+        return Broadcast(self.settings.run, state.round, lr, local.eps, local.steps, local.clip, c, local.probes)
+
+    def start(self, state: State, sent, began=None) -> KeptUploads:
+        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+
+    def add_(self, accumulator: KeptUploads, upload: Upload) -> None:
+        accumulator.arrivals.require(upload)
+        require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
+        accumulator.keep_(upload)
+
+    def finish(self, accumulator: KeptUploads) -> State:
+        uploads, state, local = accumulator.in_order(), accumulator.state, self.settings.local
+        rho = np.median([np.nan_to_num(upload.scalars) for upload in uploads], axis=0)  # (τ P,)
+        c = state.coefficients.copy()
+        np.subtract.at(c, drawn(self.settings, state.round), local.learning_rate(state.round) / local.probes * rho)
+        return State(state.round + 1, c)
+
+
+@dataclass(frozen=True, slots=True)
+class MedianClient:
+    """A client: what it does with the broadcast."""
+
+    message = Broadcast  # the record that comes down
+    settings: Settings
 
     def sync(self, message: Broadcast, weights) -> None:
         weights.load(message.coefficients)
 
     def train(self, message: Broadcast, client) -> Upload:
-        found = self.local.zeroth_order(client, message.round, message.lr, self.drawn(message.round))
-        return Upload(self.run, message.round, client.number, client.examples, found.loss, found.scalars)
-
-    def aggregate(self, state: State, uploads, earlier=NEVER) -> State:
-        ordered = in_order(uploads, self.run, state.round)
-        for upload in ordered:
-            require_scalars(upload, self.local.scalars, self.local.clip)
-        rho = np.median([np.nan_to_num(upload.scalars) for upload in ordered], axis=0)  # (τ P,)
-        c = state.coefficients.copy()
-        np.subtract.at(c, self.drawn(state.round), self.local.learning_rate(state.round) / self.local.probes * rho)
-        return State(state.round + 1, c)
-
-    def drawn(self, round_: int) -> np.ndarray:
-        """The directions of a round, the same for all clients."""
-        return draw_directions(self.run.pool.key, round_, 0, self.local.scalars, self.run.pool.size, None)
+        settings = self.settings
+        directions = drawn(settings, message.round)
+        steps = settings.local.zeroth_order(client, message.round, message.lr, directions)
+        return Upload(settings.run, message.round, client.number, client.examples, steps.loss, steps.scalars)
 
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng) -> Upload:
-        return Upload(self.run, round_, client, examples, 1.0, scalars(rng.normal(size=self.local.scalars)))
+        random = scalars(rng.normal(size=self.settings.local.scalars))
+        return Upload(self.settings.run, round_, client, examples, 1.0, random)
+
+
+def drawn(settings: Settings, round_: int) -> np.ndarray:
+    """The directions of a round, the same for all clients."""
+    pool = settings.run.pool
+    return draw_directions(pool.key, round_, 0, settings.local.scalars, pool.size, None)
 
 
 median = Algorithm(Median, local="two points", down="K coefficients", up="scalars", source="docs/extending.md")

@@ -1,37 +1,38 @@
 """START HERE: one round, on the server's side and on a client's.
 
-    run_round                                        answer, on every client
-       strategy.broadcast    state -> message
+    run_round, or a network's own loop over a Round      answer, on every client
+       server.broadcast      state -> message
        encode, shorten       -> bytes
        transport   ------------------------------->     restore, if the message is a difference to a kept one
                                                         decode, check that the run is the same
-                                                        strategy.sync      c -> w(c)
-                                                        strategy.train     τ local steps
+                                                        client.sync        c -> w(c)
+                                                        client.train       τ local steps
                    <-------------------------------     encode
-       decode      uploads
-                  (a second leg, where uploads are masked: strategy.requests, respond, combined)
-       strategy.aggregate    state, uploads -> next state
+       decode, check
+       aggregator.add_       upload by upload, as they come
+                  (a second leg, where uploads are masked: strategy.second_leg)
+       aggregator.finish     -> next state
 
+    the parts of a strategy      strategy.py: server, aggregator, client
     the cohort of a round        run/cohort.py, drawn by the caller
     transport                    run/simulation.py: one process; network/protocol/server/clients.py: a network
-    the local steps              strategies/kseed.py, then local/zeroth_order.py or local/derivatives.py
+    the local steps              strategies/kseed_client.py, then local/zeroth_order.py or local/derivatives.py
     the next state is committed  run/loop.py
 
 Messages are encoded even when server and clients share one process, so that the bytes counted are those that a network
-would carry.
+would carry. Each broadcast is encoded once (`Broadcasts`), and each upload is decoded once (`Round.add_`).
 """
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from .errors import FedKSeedError
 from .local.client import Client
-from .strategies.noised import Noised
-from .strategy import Strategy, TwoLegs
+from .strategy import NO_STATES, ServerPart, Strategy
 from .wire.codec import decode, encode, kind_of
 from .wire.delta import shorten
 from .wire.records import Change, History, Lack, Run, Subtotal, Upload
@@ -77,121 +78,219 @@ def run_round(
     state: State,
     cohort: Sequence[int],
     transport: Transport,
-    earlier: Mapping[int, State] | None = None,
+    began: Mapping[int, State] = NO_STATES,
     kept: Mapping[int, bytes] | None = None,
+    broadcasts: "Broadcasts[State] | None" = None,
 ) -> tuple[State, Report]:
-    """Do one round with the clients of `cohort` and return the state after it.
+    """Do one round with the clients of `cohort` and return the state after it; for the arguments see `Round.begin`.
+
+    Raises:
+        FedKSeedError: a reply can't be used, or comes from a client that was not asked; the state is unchanged.
+    """
+    round_ = Round.begin(strategy, state, cohort, began, kept, broadcasts)
+    for messages in round_.exchanges():
+        for client, reply in transport(messages):
+            round_.add_(client, reply)
+    return round_.finish()
+
+
+class Broadcasts(Generic[State]):
+    """The encoded broadcasts of a run's last states, each encoded once.
+
+    The same bytes go into the run's chain, to the clients, and into the difference that shortens the next broadcast.
+    """
+
+    def __init__(self, server: ServerPart[State], most: int = 1) -> None:
+        self.server, self.most = server, most
+        self._encoded: dict[int, bytes] = {}  # by the number of rounds done
+
+    def of(self, state: State) -> bytes:
+        """The broadcast of a state of this run."""
+        return self.after(state.round, lambda done: state)
+
+    def after(self, done: int, state_after: Callable[[int], State]) -> bytes:
+        """The broadcast of the state after a number of rounds, which is asked for where its broadcast is not kept."""
+        if done not in self._encoded:
+            while len(self._encoded) >= self.most:  # before another is made: it can be all weights
+                del self._encoded[min(self._encoded)]
+            self._encoded[done] = encode(self.server.broadcast(state_after(done)))
+        return self._encoded[done]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The measurements of one upload that a report is made of."""
+
+    clients: list[int]  # itself, or those in its subtotal
+    round: int  # in which its client began
+    loss: float
+    skipped: int
+    scalar: float | None  # mean |ρ|
+
+    @classmethod
+    def of(cls, upload: Any, private: bool) -> "Measured":
+        """Masked uploads say nothing of losses, and what has no noise must not be in a private run's report."""
+        clients = upload.clients.tolist() if isinstance(upload, Subtotal) else [upload.client]
+        if private or not isinstance(upload, Upload | Change | Subtotal):
+            return cls(clients, upload.round, math.nan, 0, None)
+        scalar = None
+        if isinstance(upload, Upload) and upload.found.any():
+            scalar = abs(upload.scalars[upload.found]).mean()
+        return cls(clients, upload.round, upload.loss, upload.skipped, scalar)
+
+
+@dataclass(slots=True)
+class Round(Generic[State]):
+    """A round on its server: what is sent, and the sum of what has come so far.
 
     Args:
-        earlier: by client, where rounds are asynchronous: the state with which a client of the cohort began, if it
-            began in an earlier round.
-        kept: by client: the message of an earlier round that it still holds. It is sent the difference, if that is
-            shorter, and then the whole message if it answers with a `Lack`.
-
-    Raises:
-        FedKSeedError: a reply is broken or comes from a client that was not asked; the state is unchanged.
+        whole: the message to each client, of the present leg.
+        kept: client -> the message of an earlier round that it still holds.
+        asked_round: client -> the round of its message.
+        sent: the messages of the present exchange.
+        awaited: the clients of the present exchange that have not answered.
+        answered: the clients whose answers were added in the present leg.
+        lacking: the clients that can't restore the difference that they were sent.
+        down, up: bytes sent to each client, and received from it.
     """
-    begin, computed = time.perf_counter(), time.process_time()
-    earlier, kept = earlier or {}, kept or {}
-    messages = dict(strategy.broadcast(state, [client for client in cohort if client not in earlier]))
-    for client, began in earlier.items():
-        messages |= strategy.broadcast(began, [client])
-    distinct = {id(message): message for message in messages.values()}  # one object is encoded once
-    encoded = {key: encode(message) for key, message in distinct.items()}
-    whole = {client: encoded[id(message)] for client, message in messages.items()}
-    replies, down, up = _exchange(transport, whole, kept)
-    uploads = decoded(replies, strategy.replies, messages)
-    counted = uploads
-    if isinstance(strategy, TwoLegs):
-        requests = strategy.requests(messages, uploads)
-        sent = {client: encode(request) for client, request in requests.items()}
-        answers = _ask(transport, sent)
-        counted = [strategy.combined(messages, uploads, decoded(answers, (strategy.answer,), requests))]
-        down = {client: size + len(sent.get(client, b"")) for client, size in down.items()}
-        up = {client: size + len(answers.get(client, b"")) for client, size in up.items()}
-    after = strategy.aggregate(state, counted, {began.round: began for began in earlier.values()})
-    # Masked uploads say nothing of these, and what has no noise must not be in a private run's report.
-    private = isinstance(strategy, Noised)
-    clear = [upload for upload in uploads if isinstance(upload, Upload | Change | Subtotal) and not private]
-    losses = [upload.loss for upload in clear if math.isfinite(upload.loss)]
-    found = [upload.scalars[upload.found] for upload in clear if isinstance(upload, Upload) and upload.found.any()]
-    sizes = [abs(scalars).mean() for scalars in found]
-    report = Report(
-        round=state.round,
-        clients=_answered(uploads),
-        bytes_down=max(down.values()),
-        bytes_up=max(up.values()),
-        bytes_total=sum(down[client] + up[client] for client in replies),
-        loss=median(losses) if losses else math.nan,
-        skipped=sum(upload.skipped for upload in clear),
-        scalar=float(sum(sizes) / len(sizes)) if sizes else None,
-        seconds=time.perf_counter() - begin,
-        cpu_seconds=time.process_time() - computed,
-        total_down=sum(down[client] for client in replies),
-        staleness=tuple(state.round - upload.round for upload in uploads),
-        replayed=max((m.coefficients.size for m in messages.values() if isinstance(m, History)), default=0),
-    )
-    return after, report
 
+    strategy: Strategy[State]
+    state: State
+    whole: dict[int, bytes]
+    kept: Mapping[int, bytes]
+    asked_round: Mapping[int, int]
+    replayed: int
+    accumulator: Any
+    replies: tuple[type[Any], ...]
+    add_reply_: Callable[[Any, Any], None]
+    sent: dict[int, bytes] = field(default_factory=dict)
+    awaited: set[int] = field(default_factory=set)
+    answered: set[int] = field(default_factory=set)
+    lacking: list[int] = field(default_factory=list)
+    down: dict[int, int] = field(default_factory=dict)
+    up: dict[int, int] = field(default_factory=dict)
+    measured: dict[int, Measured] = field(default_factory=dict)
+    begin_seconds: float = field(default_factory=time.perf_counter)
+    begin_cpu: float = field(default_factory=time.process_time)
 
-def _answered(uploads: Sequence[Any]) -> tuple[int, ...]:
-    """The clients whose uploads have come, by themselves or in subtotals."""
-    numbers = (one.clients.tolist() if isinstance(one, Subtotal) else [one.client] for one in uploads)
-    return tuple(sorted(number for some in numbers for number in some))
+    @classmethod
+    def begin(
+        cls,
+        strategy: Strategy[State],
+        state: State,
+        cohort: Sequence[int],
+        began: Mapping[int, State] = NO_STATES,
+        kept: Mapping[int, bytes] | None = None,
+        broadcasts: Broadcasts[State] | None = None,
+    ) -> "Round[State]":
+        """A round with the clients of `cohort`.
 
+        Args:
+            began: by client, where rounds are asynchronous: the state with which a client of the cohort began, if it
+                began in an earlier round.
+            kept: by client: the message of an earlier round that it still holds. It is sent the difference, if that is
+                shorter, and then the whole message if it answers with a `Lack`.
+            broadcasts: those of the run, where some are encoded already.
+        """
+        clock = time.perf_counter(), time.process_time()
+        broadcasts = broadcasts or Broadcasts(strategy.server, 1 + len(began))
+        if strategy.addressed is None:
+            own = dict.fromkeys(cohort)
+            whole = {client: broadcasts.of(began.get(client, state)) for client in cohort}
+        else:
+            own = dict(strategy.addressed(state, cohort, lambda: broadcasts.of(state)))
+            encoded = {id(message): encode(message) for message in {id(m): m for m in own.values()}.values()}
+            whole = {client: encoded[id(message)] for client, message in own.items()}
+        aggregator = strategy.aggregator
+        return cls(
+            strategy, state, whole, kept or {},
+            asked_round={client: began.get(client, state).round for client in whole},
+            replayed=max((each.coefficients.size for each in own.values() if isinstance(each, History)), default=0),
+            accumulator=aggregator.start(state, own, {other.round: other for other in began.values()}),
+            replies=aggregator.replies, add_reply_=aggregator.add_,
+            begin_seconds=clock[0], begin_cpu=clock[1],
+        )  # fmt: skip
 
-def decoded(data: Mapping[int, bytes], kinds: tuple[type[Any], ...], asked: Mapping[int, Any]) -> list[Any]:
-    """The replies to a leg's messages, in the order of their clients.
+    def exchanges(self) -> Iterator[dict[int, bytes]]:
+        """The messages of the round, exchange after exchange: after each, `add_` takes the answers."""
+        pairs = {(self.whole[client], self.kept[client]) for client in self.whole.keys() & self.kept.keys()}
+        shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all that have kept the same message
+        yield self._sending(
+            {
+                client: shorter[data, self.kept[client]] if client in self.kept else data
+                for client, data in self.whole.items()
+            }
+        )
+        if self.lacking:
+            yield self._sending({client: self.whole[client] for client in self.lacking})
+        if (second := self.strategy.second_leg) is not None:
+            requests = second.requests(self.accumulator)
+            self.whole = {client: encode(request) for client, request in requests.items()}
+            self.replies, self.add_reply_, self.answered = (second.answer,), second.add_, set()
+            yield self._sending(self.whole)
 
-    Raises:
-        FedKSeedError: one is broken, or was asked of another client or for another round.
-    """
-    records: list[Any] = [decode(data[client], *kinds) for client in sorted(data)]
-    for client, record in zip(sorted(data), records, strict=True):
-        if record.client != client or client not in asked:
-            raise FedKSeedError(
-                f"a reply of client {client} is signed by client {record.client}; asked were {sorted(asked)}"
-            )
-        if record.round != asked[client].round:  # the round decides how much the reply counts
-            raise FedKSeedError(
-                f"client {client} was sent round {asked[client].round} and answered round {record.round}"
-            )
-    return records
+    def _sending(self, messages: dict[int, bytes]) -> dict[int, bytes]:
+        self.sent, self.awaited = messages, {*messages}
+        for client, data in messages.items():
+            self.down[client] = self.down.get(client, 0) + len(data)
+        return messages
 
+    def add_(self, client: int, reply: bytes) -> None:
+        """Decode a client's answer, and add it to the sum.
 
-def _exchange(
-    transport: Transport, whole: Mapping[int, bytes], kept: Mapping[int, bytes]
-) -> tuple[dict[int, bytes], dict[int, int], dict[int, int]]:
-    """Send each client its message, as a difference where that is shorter, and again whole to clients that need it.
-
-    Returns:
-        The replies, the bytes sent to each client and the bytes received from it, by client.
-    """
-    pairs = {(whole[client], kept[client]) for client in whole.keys() & kept.keys()}
-    shorter = {pair: shorten(*pair) for pair in pairs}  # one difference for all clients that have kept the same message
-    sent = {client: shorter[data, kept[client]] if client in kept else data for client, data in whole.items()}
-    replies = _ask(transport, sent)
-    shortened = {client for client in sent if sent[client] is not whole[client]}
-    again = [client for client, reply in replies.items() if kind_of(reply) is Lack and client in shortened]
-    down, up = ({client: len(data) for client, data in both.items()} for both in (sent, replies))
-    for client in again:
-        decode(replies.pop(client), Lack)
-    for client, reply in _ask(transport, {client: whole[client] for client in again}).items() if again else ():
-        if client not in again:
-            raise FedKSeedError(f"client {client} answered, but only {again} were asked")
-        replies[client] = reply
-        down[client] += len(whole[client])
-        up[client] += len(reply)
-    return replies, down, up
-
-
-def _ask(transport: Transport, messages: Mapping[int, bytes]) -> dict[int, bytes]:
-    replies: dict[int, bytes] = {}
-    for client, reply in transport(messages):
-        if client in replies:
+        Raises:
+            FedKSeedError: the answer can't be used; the round is as it was, and can go on without it.
+        """
+        if client not in self.sent:
+            raise FedKSeedError(f"client {client} answered, but only {sorted(self.sent)} were asked")
+        if client not in self.awaited:
             raise FedKSeedError(f"client {client} answered twice; keep one of its replies")
-        replies[client] = reply
-    return replies
+        if kind_of(reply) is Lack and self.sent[client] is not self.whole[client]:
+            decode(reply, Lack)
+            self.lacking.append(client)
+        else:
+            record: Any = decode(reply, *self.replies)
+            if record.client != client:
+                raise FedKSeedError(
+                    f"a reply of client {client} is signed by client {record.client}; asked were {sorted(self.sent)}"
+                )
+            if record.round != self.asked_round[client]:  # the round decides how much the reply counts
+                raise FedKSeedError(
+                    f"client {client} was sent round {self.asked_round[client]} and answered round {record.round}"
+                )
+            self.add_reply_(self.accumulator, record)
+            self.answered.add(client)
+            self.measured.setdefault(client, Measured.of(record, self.strategy.private))  # of the first leg
+        self.awaited.remove(client)
+        self.up[client] = self.up.get(client, 0) + len(reply)
+
+    def finish(self) -> tuple[State, Report]:
+        """The state after the round, and the round's report.
+
+        Raises:
+            FedKSeedError: no state can be made of the answers that have come.
+        """
+        after = self.strategy.aggregator.finish(self.accumulator)
+        uploads = [self.measured[client] for client in sorted(self.measured)]  # float sums need one order
+        losses = [upload.loss for upload in uploads if math.isfinite(upload.loss)]
+        scalars = [upload.scalar for upload in uploads if upload.scalar is not None]
+        down = sum(self.down[client] for client in self.measured)
+        report = Report(
+            round=self.state.round,
+            clients=tuple(sorted(client for upload in uploads for client in upload.clients)),
+            bytes_down=max(self.down.values()),
+            bytes_up=max(self.up.values()),
+            bytes_total=down + sum(self.up[client] for client in self.measured),
+            loss=median(losses) if losses else math.nan,
+            skipped=sum(upload.skipped for upload in uploads),
+            scalar=float(sum(scalars) / len(scalars)) if scalars else None,
+            seconds=time.perf_counter() - self.begin_seconds,
+            cpu_seconds=time.process_time() - self.begin_cpu,
+            total_down=down,
+            staleness=tuple(self.state.round - upload.round for upload in uploads),
+            replayed=self.replayed,
+        )
+        return after, report
 
 
 Decode: TypeAlias = Callable[..., Any]  # as `decode`
@@ -202,12 +301,12 @@ def decode_once() -> Decode:
 
     A broadcast to clients that live in one process is so checked and decoded once.
     """
-    seen: list[Any] = [None, None]  # the last bytes, which it keeps so that no others can take their place; the record
+    last: list[Any] = [None, None]  # the bytes, which it keeps so that no others can take their place; the record
 
     def read(data: bytes, *kinds: type[Any]) -> Any:
-        if data is not seen[0]:
-            seen[:] = data, decode(data, *kinds)
-        return seen[1]
+        if data is not last[0]:
+            last[:] = data, decode(data, *kinds)
+        return last[1]
 
     return read
 
@@ -223,13 +322,13 @@ def answer(strategy: Strategy, data: bytes, client: Client, read: Decode = decod
     Raises:
         FedKSeedError: the message is broken or for another run; the model is unchanged.
     """
-    weights = client.weights
-    known = Run(weights.pool, weights.base_digest)
-    if isinstance(strategy, TwoLegs) and kind_of(data) is strategy.request:
-        request = read(data, strategy.request)
-        known.require(request.run)
-        return encode(strategy.respond(request, client))
-    message = read(data, strategy.message)
-    known.require(message.run)
-    strategy.sync(message, weights)
-    return encode(strategy.train(message, client))
+    weights, second = client.weights, strategy.second_leg
+    run = Run(weights.pool, weights.base_digest)
+    if second is not None and kind_of(data) is second.request:
+        request = read(data, second.request)
+        run.require(request.run)
+        return encode(second.respond(request, client))
+    message = read(data, strategy.client.message)
+    run.require(message.run)
+    strategy.client.sync(message, weights)
+    return encode(strategy.client.train(message, client))

@@ -1,8 +1,16 @@
-"""The protocol of a federated algorithm, and the settings that a recipe gives it."""
+"""What a federated algorithm consists of, and the settings that a recipe gives it.
 
-from collections.abc import Mapping, Sequence
+Settings       what a recipe says
+Server         the state before the first round, and the message of a state
+Aggregator     the next state, as a fold over the uploads of a round
+ClientPart     the local steps
+Strategy       these four together
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+from types import MappingProxyType
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +22,21 @@ from .wire.records import Run
 
 # The two kinds of weights that a strategy's clients hold: functions w(c) of K coefficients, or any d numbers.
 COEFFICIENTS, FULL = "coefficients", "full"
+
+# Settings of a recipe that only some strategies take, as `ServerPart.reads` names them.
+OPTIONAL = frozenset(
+    {
+        "[asynchronous]",
+        "[clients] backpropagating",
+        "[derivatives]",
+        "[directions] shared",
+        "[privacy]",
+        "[secure]",
+        "[training] wire",
+        "[training] server",
+        "[trust]",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +97,20 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that a recipe sets for an algorithm; a strategy takes the settings that it `reads`.
+    """Everything that a recipe sets for an algorithm; a server takes those settings that it `reads`.
 
     Args:
-        run: the algorithm's own pool, and the base model.
-        pool: the recipe's K directions; the same as the run's, where the model is a function of K coefficients.
+        run: the pool that messages are for, and the base model.
         local: settings of a client's local steps.
         derivatives: settings of the local steps, in R^K, of clients that take derivatives; None: no such clients.
         start: the tuned weights before the first round, shape (d,), for a server that holds them; else empty.
         tensors: number and size of each tuned tensor; empty on a server without a model.
+        pool: the recipe's K directions, where the run's pool is another; None: it is the run's.
         wire: the precision of numbers that travel, see wire/numbers.py; None: the strategy's own default.
-        server, server_lr: the optimiser that the server applies to the mean update, and its rate.
-        max_staleness, staleness_power: see `KSeed`.
+        server, server_lr: the optimiser that the server applies to the mean update, and its rate: c ← c + η_s Δ, or an
+            optimiser's step with −Δ in place of a gradient (Reddi et al., 2021).
+        max_staleness: the largest number of rounds since a client began; 0: all clients of a round begin with it.
+        staleness_power: an upload that is s rounds old counts (1 + s)^−power times as much as a new one.
         trust: limits of what a client can do to a round's sum.
         shared: whether all clients of a round draw the same directions.
         secure: settings of secure aggregation; None: the server sees each upload.
@@ -93,11 +118,11 @@ class Settings:
     """
 
     run: Run
-    pool: Pool
     local: LocalWork
     derivatives: LocalWork | None = None
     start: NDArray[np.float32] = field(default_factory=lambda: np.empty(0, np.float32))
     tensors: tuple[tuple[int, int], ...] = ()
+    pool: Pool | None = None
     wire: str | None = None
     server: str = "sgd"
     server_lr: float = 1.0
@@ -108,57 +133,85 @@ class Settings:
     secure: Masking | None = None
     noise: Noise | None = None
 
+    def work(self, differentiates: bool) -> LocalWork:
+        """The local steps of a client that takes derivatives, or of one that does not."""
+        return self.derivatives if differentiates and self.derivatives is not None else self.local
+
 
 State = TypeVar("State")
+NO_STATES: Mapping[int, Any] = MappingProxyType({})  # no client began in an earlier round
 
 
-class Strategy(Protocol[State]):
-    """One federated algorithm: the methods from `init` to `aggregate` stand in the order in which a run calls them.
+class ServerPart(Protocol[State]):
+    """What a server holds, and what it sends: the same message to all clients of a round.
 
-    A strategy holds settings only; its methods take a state and return the next one. A state is a dataclass of `round`,
-    the number of rounds done, and NumPy arrays. docs/extending.md has a complete strategy of 40 lines.
+    It holds settings only; its methods take a state. A state is a dataclass of `round`, the number of rounds done, and
+    NumPy arrays.
 
-    The rules of recipes (recipe/rules.py) read the class attributes. A strategy with options for which the sum of a
-    round's changes is not enough for a server names them in a further one, `needs_single_uploads`.
+    The rules of recipes (recipe/rules.py) read the class attributes. A server with options for which the sum of a
+    round's changes is not enough names them in a further one, `needs_single_uploads`.
     """
 
-    message: ClassVar[type[Any]]  # the kind of record that goes down
     state: ClassVar[type[Any]]  # the class of its states
     weights: ClassVar[str]  # COEFFICIENTS or FULL: what its clients hold
     remembers: ClassVar[bool]  # whether a client must remember the model of its last round
     reads: ClassVar[frozenset[str]]  # those of the OPTIONAL settings that it takes; others are refused
 
-    @property
-    def run(self) -> Run:
-        """The pool and the base model that messages must be for."""
-        ...
-
     @classmethod
-    def make(cls, settings: Settings, **options: Any) -> Self:
-        """The strategy that a recipe describes; options are those of its row in the table of algorithms."""
+    def make(cls, settings: Settings, **options: Any) -> "Strategy[Any]":
+        """The whole strategy that a recipe describes; options are those of its row in the table of algorithms."""
         ...
 
-    @property
-    def sized(self) -> bool:
-        """Whether every reply has the size of the one that `example` makes."""
+    def init(self) -> State:
+        """The state before the first round."""
         ...
+
+    def broadcast(self, state: State) -> Any:
+        """The message that tells a client the whole model of a state, whatever the client has seen before."""
+        ...
+
+
+class Aggregator(Protocol[State]):
+    """What a server makes of the replies of a round: a fold over them, whose value does not depend on their order.
+
+    Replies are added one by one, as they come, so that nobody keeps those for whom a sum will do.
+    """
 
     @property
     def replies(self) -> tuple[type[Any], ...]:
         """The kinds of record that clients may send."""
         ...
 
-    def work(self, differentiates: bool) -> LocalWork:
-        """Settings of the local steps of a client that takes derivatives, or of one that does not."""
+    def start(self, state: State, sent: Mapping[int, Any], began: Mapping[int, State] = ...) -> Any:
+        """The accumulator of a round to which nothing was added yet.
+
+        Args:
+            sent: the clients that may reply, with the message that each was sent.
+            began: by round: the states with which the clients of older uploads began.
+        """
         ...
 
-    def init(self) -> State:
-        """The server's state before the first round."""
+    def add_(self, accumulator: Any, upload: Any) -> None:
+        """Add an upload to the accumulator.
+
+        Raises:
+            FedKSeedError: the upload can't be used; the accumulator is as it was.
+        """
         ...
 
-    def broadcast(self, state: State, cohort: Sequence[int]) -> Mapping[int, Any]:
-        """The message to each client of this round; the same object for all where the message is the same."""
+    def finish(self, accumulator: Any) -> State:
+        """The state after the round.
+
+        Raises:
+            FedKSeedError: nothing was added, or no next state can be made of it.
+        """
         ...
+
+
+class ClientPart(Protocol):
+    """What a client does with a message: it loads the model, takes its local steps and makes the upload."""
+
+    message: ClassVar[type[Any]]  # the kind of record that comes down
 
     def sync(self, message: Any, weights: Any) -> None:
         """Give a client's weights the values of the global model."""
@@ -168,66 +221,66 @@ class Strategy(Protocol[State]):
         """Take the local steps and return the upload."""
         ...
 
-    def aggregate(self, state: State, uploads: Sequence[Any], earlier: Mapping[int, State] = ...) -> State:
-        """The state after the round; the order of the uploads makes no difference.
-
-        Args:
-            earlier: by round: the states with which the clients of older uploads began.
-        """
-        ...
-
     def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
-        """A reply of the size of a client's, for measuring costs: random numbers replace those that training finds."""
+        """An upload of the size of a client's, for measuring costs: random numbers in place of what training finds."""
         ...
 
 
-@runtime_checkable
-class TwoLegs(Protocol):
-    """A strategy whose rounds have a second leg: the server asks again those whose first answers have come."""
+@dataclass(frozen=True, slots=True)
+class SecondLeg:
+    """The second leg of a round: the server asks those whose uploads have come once more, before it can add them up.
 
-    request: ClassVar[type[Any]]  # the kind of record that goes down in the second leg
-    answer: ClassVar[type[Any]]  # and up
+    Args:
+        request, answer: the kinds of record that go down and up.
+        requests: accumulator -> the message to each client whose upload was added.
+        add_: adds an answer to the accumulator, or refuses it, as `Aggregator.add_`.
+        needed: number of clients asked -> the least number of answers in each of both legs.
+        respond: a client's answer to a request.
+    """
 
-    def requests(self, messages: Mapping[int, Any], uploads: Sequence[Any]) -> Mapping[int, Any]:
-        """The second message to each client that has answered the first.
-
-        Args:
-            messages: those of the first leg, by client.
-        """
-        ...
-
-    def needed(self, clients: int) -> int:
-        """The least number of answers in each leg of a round of this many clients."""
-        ...
-
-    def require(self, client: int, sent: bytes, reply: bytes, uploads: Mapping[int, bytes]) -> None:
-        """Refuse a client's answer in either leg that would spoil the round.
-
-        Args:
-            uploads: the answers of the first leg so far.
-        """
-        ...
-
-    def respond(self, request: Any, client: Client[Any]) -> Any:
-        """A client's answer to its second message."""
-        ...
-
-    def combined(self, messages: Mapping[int, Any], uploads: Sequence[Any], answers: Sequence[Any]) -> Any:
-        """The record that `aggregate` takes in place of the uploads, from both legs' answers."""
-        ...
+    request: type[Any]
+    answer: type[Any]
+    requests: Callable[[Any], Mapping[int, Any]]
+    add_: Callable[[Any, Any], None]
+    needed: Callable[[int], int]
+    respond: Callable[[Any, Client[Any]], Any]
 
 
-# Settings of a recipe that only some strategies take, as `Strategy.reads` names them.
-OPTIONAL = frozenset(
-    {
-        "[asynchronous]",
-        "[clients] backpropagating",
-        "[derivatives]",
-        "[directions] shared",
-        "[privacy]",
-        "[secure]",
-        "[training] wire",
-        "[training] server",
-        "[trust]",
-    }
-)
+@dataclass(frozen=True, slots=True)
+class Strategy(Generic[State]):
+    """One federated algorithm: the two parts of its server, and that of its clients.
+
+    docs/extending.md has a complete strategy of 40 lines. What changes a strategy puts another part in place of one.
+
+    Args:
+        addressed: where a client is sent more or less than the broadcast: maps a state, the cohort and a function that
+            gives the encoded broadcast to the message of each client. None: all get the broadcast.
+        second_leg: None: a client is asked once a round.
+        sized: whether every upload has the size of the one that `ClientPart.example` makes.
+        private: whether a report must say nothing of single uploads, as where noise protects their sum.
+    """
+
+    settings: Settings
+    server: ServerPart[State]
+    aggregator: Aggregator[State]
+    client: ClientPart
+    addressed: Callable[[State, Sequence[int], Callable[[], bytes]], Mapping[int, Any]] | None = None
+    second_leg: SecondLeg | None = None
+    sized: bool = True
+    private: bool = False
+
+    @property
+    def run(self) -> Run:
+        """The pool and the base model that messages must be for."""
+        return self.settings.run
+
+    def aggregate(self, state: State, uploads: Sequence[Any], began: Mapping[int, State] = NO_STATES) -> State:
+        """The state after a round with these uploads, as in a round in which nobody else was asked."""
+        accumulator = self.aggregator.start(state, dict.fromkeys(upload.client for upload in uploads), began)
+        for upload in uploads:
+            self.aggregator.add_(accumulator, upload)
+        return self.aggregator.finish(accumulator)
+
+    def load(self, state: State, weights: Any) -> None:
+        """Give weights the values of the model of a state, as a client does that has seen no round."""
+        self.client.sync(self.server.broadcast(state), weights)

@@ -165,7 +165,7 @@ def test_raising_accuracy_leads_a_model_back_that_was_moved_along_the_directions
     }  # fmt: skip
     simulation = Simulation(recipe_of(tmp_path, tmp_path / "moved", data_file, "accuracy", **lines))
     examples = [e for share in simulation.shares.clients for e in share]
-    fixed, state = collate(examples, tokenizer.pad_token_id), simulation.strategy.init()
+    fixed, state = collate(examples, tokenizer.pad_token_id), simulation.strategy.server.init()
     simulation.setup.load(state)
     before = accuracy(simulation.setup.model, fixed)
     for _ in range(2):

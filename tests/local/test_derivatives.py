@@ -15,6 +15,7 @@ from fedkseed.local.derivatives import derivative_steps
 from fedkseed.local.optimizers import Optimizer
 from fedkseed.local.work import LocalWork
 from fedkseed.models.loss import batch_loss, checkpointed, graph_loss, output_loss, output_weights
+from fedkseed.strategy import Settings
 from fedkseed.weights.modes import MODES
 from fedkseed.wire.int8 import compact
 
@@ -237,18 +238,19 @@ def test_a_layer_that_drops_out_by_itself_does_not_while_it_is_checkpointed():
 
 def test_a_clip_bounds_changes_as_well():
     model, run = tiny_llama(), Run(POOL, bytes(32))
-    strategy = KSeed(run, LocalWork(1, steps=2, lr=1e-3, clip=0.01), derivatives=LocalWork(1, "adam", 5, lr=1e-3))
+    local, derivatives = LocalWork(1, steps=2, lr=1e-3, clip=0.01), LocalWork(1, "adam", 5, lr=1e-3)
+    strategy = KSeed.make(Settings(run, local, derivatives))
     weights = hold(model, POOL)
     client = Client(
         0, weights, 1, lambda round_: iter([batch()] * 5), lambda b: 0.0, graph=lambda b: graph_loss(model, b)
     )
-    message = strategy.broadcast(strategy.init(), [0])[0]
-    change = strategy.train(message, client)
+    message = strategy.server.broadcast(strategy.server.init())
+    change = strategy.client.train(message, client)
     assert np.abs(change.values).max() == pytest.approx(1e-3 * 2 * 0.01, rel=1e-3)
-    strategy.aggregate(strategy.init(), [change])
+    strategy.aggregate(strategy.server.init(), [change])
     large = replace(change, values=compact(change.values * 3))
     with pytest.raises(FedKSeedError, match=r"client 0 moves a coefficient by 6\.0.*e-05, at most 2e-05 is allowed"):
-        strategy.aggregate(strategy.init(), [large])
+        strategy.aggregate(strategy.server.init(), [large])
 
 
 def test_coefficients_that_diverge_are_told_of():
@@ -268,8 +270,8 @@ def test_the_output_layers_weights_have_names():
 
 def test_a_client_without_a_graph_takes_forward_steps():
     model, run = tiny_llama(), Run(POOL, bytes(32))
-    strategy = KSeed(run, LocalWork(1, steps=2, lr=1e-3), derivatives=LocalWork(1, "adam", 2, lr=1e-3))
+    strategy = KSeed.make(Settings(run, LocalWork(1, steps=2, lr=1e-3), LocalWork(1, "adam", 2, lr=1e-3)))
     weights = hold(model, POOL)
     client = Client(0, weights, 1, lambda round_: iter([batch(), batch(1)]), lambda b: batch_loss(model, b))
-    message = strategy.broadcast(strategy.init(), [0])[0]
-    assert type(strategy.train(message, client)).__name__ == "Upload"
+    message = strategy.server.broadcast(strategy.server.init())
+    assert type(strategy.client.train(message, client)).__name__ == "Upload"

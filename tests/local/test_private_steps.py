@@ -253,7 +253,7 @@ KINDS = ["fedkseed", "fedkseed-pro", "fedkseed-plus", "fedkseed-backprop"]
 def test_an_upload_says_neither_loss_nor_count_and_is_the_same_again(simulation, algorithm):
     one = simulation(algorithm=f'algorithm = "{algorithm}"')
     strategy = one.strategy
-    message = encode(strategy.broadcast(strategy.init(), [0])[0])
+    message = encode(strategy.server.broadcast(strategy.server.init()))
     data, _ = one.answer(message, 0)
     upload = decode(data, Upload, Change)
     assert math.isnan(upload.loss)
@@ -268,7 +268,7 @@ def test_an_upload_says_neither_loss_nor_count_and_is_the_same_again(simulation,
 def test_clients_of_both_kinds_learn_where_there_is_hardly_any_noise(simulation, algorithm):
     loud = LOUD.replace("norm = 1.0", "norm = 100.0") + "[derivatives]\nlr = 1e-3\n"
     one = simulation(loud, algorithm=f'algorithm = "{algorithm}"', steps="steps = 10\nprobes = 2")
-    strategy, state = one.strategy, one.strategy.init()
+    strategy, state = one.strategy, one.strategy.server.init()
 
     def loss() -> float:
         one.setup.load(state)
@@ -288,9 +288,9 @@ def test_masked_uploads_add_up_to_those_in_the_clear(simulation):
     clear = simulation(EXAMPLE, size=own)
     states = []
     for one in (masked, clear):
-        state, report = run_round(one.strategy, one.strategy.init(), one.cohort(0), one.transport)
+        state, report = run_round(one.strategy, one.strategy.server.init(), one.cohort(0), one.transport)
         assert math.isnan(report.loss)
         states.append(state.coefficients)
-    step = masked.strategy.grid.step
+    step = masked.strategy.aggregator.masks.grid.step
     assert np.abs(states[0] - states[1]).max() < 2 * step  # each of four is rounded to a step
     assert np.abs(states[1]).max() > 20 * step

@@ -307,10 +307,10 @@ def test_a_run_that_was_stopped_goes_on_and_ends_the_same(experiment, tmp_path):
         pass
 
     class Stopping(Simulation):
-        def round(self, state, earlier=None):
+        def round(self, state, *rest):
             if state.round == 1:
                 raise StopError
-            return super().round(state, earlier)
+            return super().round(state, *rest)
 
     with Store.create(job.directory, job.recipe.to_toml()) as store, pytest.raises(StopError):
         work(store, Stopping(job.recipe).federation)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedkseed import Broadcast, FedKSeedError, Simulation, decode, load_recipe, project
+from fedkseed import FedKSeedError, Simulation, load_recipe, project
 from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
@@ -192,11 +192,11 @@ def test_a_norm_is_suggested_that_clients_changes_hardly_pass(recipe_file, tmp_p
     assert f"[secure]\nnorm = {found.secure.norm:g} #" in ran.output
     with closing(Simulation(found)) as simulation:
         strategy, norms = simulation.strategy, []
-        (message,) = {id(m): m for m in strategy.broadcast(strategy.init(), range(4)).values()}.values()
+        message = strategy.server.broadcast(strategy.server.init())
         for number in range(4):
-            client, inside = simulation.client(number), decode(message.broadcast, Broadcast)
-            strategy.sync(message, client.weights)
-            norms.append(np.linalg.norm(strategy.inner.change(inside, strategy.inner.train(inside, client))))
+            client = simulation.client(number)
+            strategy.client.sync(message, client.weights)
+            norms.append(np.linalg.norm(strategy.client.change(strategy.client.inner.train(message, client))))
     assert found.secure.norm / 8 < min(norms)
     assert max(norms) < 2 * found.secure.norm, "three steps: a change may be somewhat longer"
 
@@ -250,7 +250,7 @@ def test_the_suggested_learning_rate_lowers_the_loss_and_thirty_times_it_does_no
     assert found.lr is not None
     assert (found.eps is None) == (algorithm != "fedkseed")
     bench = Bench(Simulation(recipe))
-    before = bench.losses(bench.simulation.strategy.init(), "")
+    before = bench.losses(bench.simulation.strategy.server.init(), "")
     assert before == found.before
 
     def change(lr: float) -> Estimate:
@@ -271,7 +271,7 @@ def test_the_suggested_learning_rate_lowers_the_loss_and_thirty_times_it_does_no
 def test_every_trial_starts_from_the_base_model(recipe, algorithm):
     simulation = Simulation(training(recipe, algorithm=algorithm, steps=2))
     bench, strategy, digest = Bench(simulation), simulation.strategy, simulation.setup.weights.digest()
-    before = bench.losses(strategy.init(), "")
+    before = bench.losses(strategy.server.init(), "")
     first, again = (bench.trial(strategy, 1e-3) for _ in range(2))
     assert not first.failure
     assert first == again
@@ -305,7 +305,7 @@ def test_measuring_leaves_the_model_as_it_was(recipe):
     digest = simulation.setup.weights.digest()
     measure(simulation)
     assert simulation.setup.weights.digest() == digest
-    simulation.setup.load(replace(simulation.strategy.init(), coefficients=np.full(64, 1e-3)))
+    simulation.setup.load(replace(simulation.strategy.server.init(), coefficients=np.full(64, 1e-3)))
     assert simulation.setup.weights.digest() != digest
 
 

@@ -152,7 +152,7 @@ def test_algorithms_with_other_pools_refuse_and_those_without_directions_do_not(
             load_recipe(path)
         return
     with closing(Simulation(load_recipe(path))) as made:
-        made.round(made.strategy.init())
+        made.round(made.strategy.server.init())
 
 
 @pytest.mark.parametrize("family", ["informed", "mixed"])

@@ -16,10 +16,10 @@ from fedkseed import FedKSeedError
 from fedkseed.evaluation.statistics import Evaluation
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
-from fedkseed.round import run_round
+from fedkseed.round import Broadcasts, run_round
 from fedkseed.run import digest_chain as chain
 from fedkseed.run.digest_chain import Receipt
-from fedkseed.run.loop import Federation, WithoutModel, announced, work
+from fedkseed.run.loop import Federation, WithoutModel, work
 from fedkseed.run.store import Store
 from fedkseed.strategy import Strategy
 from fedkseed.wire.codec import decode, encode
@@ -85,16 +85,16 @@ def federation(recipe: str, *, stop: int | None = None, late: bool = False, sign
             message = decode(data, Broadcast)
             rng = np.random.default_rng([message.round, client, *hashlib.sha256(data).digest()[:4]])
             differentiates = parsed.clients.backpropagating > 0 and client % 2 == 1
-            upload = encode(strategy.example(message.round, client, 10 + client, differentiates, rng))
+            upload = encode(strategy.client.example(message.round, client, 10 + client, differentiates, rng))
             kept[client] = Receipt(upload, sign(message.round, client, data, upload) if sign else b"")
             yield client, upload
 
-    def round_(state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Any]:
+    def round_(state: Any, state_after: Callable[[int], Any], broadcasts: Broadcasts) -> tuple[Any, Any]:
         if state.round == stop:
             raise StoppedError
         cohort = range(CLIENTS)
-        began = {client: earlier(state.round - 1) for client in cohort if late and state.round and client % 2}
-        after, report = run_round(strategy, state, cohort, answers, began)
+        began = {client: state_after(state.round - 1) for client in cohort if late and state.round and client % 2}
+        after, report = run_round(strategy, state, cohort, answers, began, broadcasts=broadcasts)
         return after, dataclasses.replace(report, seconds=0.0, cpu_seconds=0.0)
 
     identity = {"directions": str(pool), "a base model of digest": BASE.hex(), "data of digest": "00"}
@@ -156,7 +156,12 @@ def mend(store: Store, strategy: Strategy[Any] | None = None) -> None:
     """
     _mend(store, lambda done, parts: parts[-chain.SIZE :])
     if strategy is not None:
-        _mend(store, lambda done, parts: chain.digest(announced(strategy, store.state(strategy.state, done))))
+        _mend(
+            store,
+            lambda done, parts: chain.digest(
+                encode(strategy.server.broadcast(store.state(strategy.server.state, done)))
+            ),
+        )
 
 
 def _mend(store: Store, broadcast: Callable[[int, bytes], bytes]) -> None:

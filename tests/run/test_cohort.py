@@ -16,8 +16,9 @@ from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run import store as storing
 from fedkseed.run.cohort import Step, asynchronous, cohort, durations, synchronous, turns
-from fedkseed.run.loop import NEWCOMER, work
+from fedkseed.run.loop import work
 from fedkseed.run.store import Store
+from fedkseed.strategy import Settings, Strategy
 from fedkseed.wire.delta import shorten
 from fedkseed.wire.numbers import GRID, scalars
 
@@ -119,10 +120,10 @@ RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 NOW = State(5, np.zeros(4), np.zeros(4, np.int64), np.zeros(4, np.int64))
 
 
-def strategy(**changes) -> KSeed:
+def strategy(**changes) -> Strategy[State]:
     of_work = {name: changes.pop(name) for name in [*changes] if name in LocalWork.__slots__}
     local = LocalWork(**{"rounds": 10, "steps": 1, "lr": 0.5, **of_work})
-    return KSeed(RUN, local, **{"max_staleness": 4, "staleness_power": 0.5, "wire": "exact", **changes})
+    return KSeed.make(Settings(RUN, local, **{"max_staleness": 4, "wire": "exact", **changes}))
 
 
 def upload(client: int, round_: int, found: float, examples: int = 1) -> Upload:
@@ -234,7 +235,7 @@ def test_bytes_are_those_of_encoded_messages(whole):
     begun = [
         dict(zip(r["clients"], (r["round"] - late for late in r["staleness"]), strict=True)) for r in result.reports
     ]
-    whole = [encode(simulation.strategy.broadcast(store.state(State, done), [0])[0]) for done in range(ROUNDS)]
+    whole = [encode(simulation.strategy.server.broadcast(store.state(State, done))) for done in range(ROUNDS)]
     for report in result.reports:
         of = begun[report["round"]]
         held = {client: begun[first - 1].get(client) for client, first in of.items() if first}
@@ -284,7 +285,7 @@ def test_a_newcomer_gets_the_model_of_a_veteran(whole):
     for done in (ROUNDS // 2, ROUNDS - 1):  # a model that has gone through other states, forward and back
         simulation.round(store.state(State, done), lambda begun: store.state(State, begun))
     last = store.state(State)
-    simulated.sync(simulated.broadcast(last, [NEWCOMER])[NEWCOMER], simulation.setup.weights)
+    simulated.load(last, simulation.setup.weights)
     assert simulation.setup.weights.digest().hex() == result.digest
 
 

@@ -149,8 +149,8 @@ def test_without_evaluations_between_rounds_a_suspicion_makes_them(tmp_path, mon
     recipe, rising = synthetic.text(rounds="rounds = 12"), iter(range(100))
     parts = worse(recipe)
 
-    def round_(state: Any, earlier: Any) -> tuple[Any, Any]:
-        after, report = parts.round(state, earlier)
+    def round_(*given: Any) -> tuple[Any, Any]:
+        after, report = parts.round(*given)
         return after, dataclasses.replace(report, loss=3.0 + next(rising))
 
     with Store.create(tmp_path / "run", recipe) as store:

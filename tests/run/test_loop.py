@@ -33,6 +33,7 @@ from fedkseed.round import Report
 from fedkseed.run.loop import UNDONE, Federation, Finished, Result, work
 from fedkseed.run.progress import Silent
 from fedkseed.run.store import Store
+from fedkseed.strategy import Settings
 from fedkseed.weights.adapter import Adapter
 
 from ..conftest import recipe_text
@@ -184,9 +185,9 @@ def guarded(directory: Path, losses: dict[int, float], guard: float) -> Result:
         "evaluation": {"every": 2},
     }
     recipe, run = parse({**table, "trust": {"guard": guard}}), Run(Pool(1, 8, "hadamard"), bytes(32))
-    strategy = KSeed(run, LocalWork(rounds=6, steps=2), wire="exact")
+    strategy = KSeed.make(Settings(run, LocalWork(rounds=6, steps=2), wire="exact"))
 
-    def next_round(state, earlier):
+    def next_round(state, state_after, broadcasts):
         upload = Upload(run, state.round, 5, 1, 1.0, np.ones(2, np.float32))
         return run_round(strategy, state, [5], lambda sent: [(5, encode(upload))])
 

@@ -138,7 +138,7 @@ def test_the_secret_is_random_kept_and_only_the_owners(recipe, tmp_path):
 def test_noise_of_a_run_does_not_follow_from_its_recipe(recipe):
     private = recipe()
     with closing(Simulation(private)) as one, closing(Simulation(private)) as other:
-        assert one.strategy.noise.secret != other.strategy.noise.secret
+        assert one.strategy.settings.noise.secret != other.strategy.settings.noise.secret
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,7 @@ def found(store: Store, match: str, check=None) -> None:
 def other_upload(store: Store, done: int, client: int) -> bytes:
     """The upload of a client with its scalars turned around."""
     strategy = synthetic.federation(store.recipe.read_text()).strategy
-    upload = decode(store.receipts(done)[client].upload, *strategy.replies)
+    upload = decode(store.receipts(done)[client].upload, *strategy.aggregator.replies)
     return encode(replace(upload, scalars=-upload.scalars))
 
 
@@ -127,7 +127,7 @@ def test_a_state_that_the_server_has_changed_is_found(run, name):
     strategy = synthetic.federation(run.recipe.read_text()).strategy
     for done in (0, 2, ROUNDS):
         copy = Store(Path(shutil.copytree(run.directory, run.directory.with_name(f"copy {done}"))))
-        state = copy.state(strategy.state, done)
+        state = copy.state(strategy.server.state, done)
         values = getattr(state, name).copy()
         values[5] += 1
         change(copy, "UPDATE rounds SET state = ? WHERE done = ?", pack(replace(state, **{name: values})), done)
@@ -252,8 +252,8 @@ def test_a_server_that_computes_all_later_rounds_anew_is_found_by_the_signatures
     store = begin(tmp_path / "run", "synchronous", stop=2, sign=signature)
     change(store, "UPDATE uploads SET upload = ? WHERE done = 2 AND client = 1", other_upload(store, 2, 1))
     strategy = synthetic.federation(store.recipe.read_text()).strategy
-    uploads = [decode(receipt.upload, *strategy.replies) for receipt in store.receipts(2).values()]
-    forged = strategy.aggregate(store.state(strategy.state, 1), uploads)
+    uploads = [decode(receipt.upload, *strategy.aggregator.replies) for receipt in store.receipts(2).values()]
+    forged = strategy.aggregate(store.state(strategy.server.state, 1), uploads)
     change(store, "UPDATE rounds SET state = ? WHERE done = 2", pack(forged))
     mend(store, strategy)
     synthetic.resume(store.directory, sign=signature)

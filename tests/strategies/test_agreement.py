@@ -13,7 +13,7 @@ from fedkseed.run.store import Store
 from fedkseed.strategies.agreement import WHOLE, Evidence
 from fedkseed.strategies.robust import cut
 from fedkseed.strategies.sums import Contribution
-from fedkseed.strategy import Trust
+from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import GRID
 from fedkseed.wire.records import Upload
 
@@ -157,8 +157,8 @@ RUN = Run(Pool(1, 64, "hadamard"), bytes(32))
 WORK = LocalWork(rounds=6, steps=48, lr=0.01)
 
 
-def strategy(**trust: object) -> KSeed:
-    return KSeed(RUN, WORK, wire="exact", trust=Trust(rule="clipped", **trust))
+def strategy(**trust: object) -> Strategy[State]:
+    return KSeed.make(Settings(RUN, WORK, wire="exact", trust=Trust(rule="clipped", **trust)))
 
 
 def uploads(round_: int, turned: int = 4) -> list[Upload]:
@@ -173,7 +173,7 @@ def uploads(round_: int, turned: int = 4) -> list[Upload]:
 
 def test_the_order_of_uploads_makes_no_difference_to_the_bits_of_a_state():
     of = strategy(agreement=True)
-    state = of.aggregate(of.init(), uploads(0))
+    state = of.aggregate(of.server.init(), uploads(0))
     for order in list(permutations(range(5)))[::17]:
         made = uploads(1)
         assert same(of.aggregate(state, [made[k] for k in order]), of.aggregate(state, made))
@@ -181,7 +181,7 @@ def test_the_order_of_uploads_makes_no_difference_to_the_bits_of_a_state():
 
 def test_the_state_holds_the_evidence_so_that_resuming_equals_not_stopping(tmp_path):
     of = strategy(agreement=True)
-    state = of.init()
+    state = of.server.init()
     with Store.create(tmp_path / "run", "") as store:
         store.commit(state, None)
         for number in range(5):
@@ -191,14 +191,14 @@ def test_the_state_holds_the_evidence_so_that_resuming_equals_not_stopping(tmp_p
             assert same(kept, state)
             assert same(of.aggregate(kept, uploads(number + 1)), of.aggregate(state, uploads(number + 1)))
     assert state.agreement.any()
-    forgotten = replace(of.init(), round=5, coefficients=state.coefficients)
+    forgotten = replace(of.server.init(), round=5, coefficients=state.coefficients)
     made = uploads(5, turned=-1)  # client 4 is honest now, of which only the evidence knows better
     assert not np.array_equal(of.aggregate(forgotten, made).coefficients, of.aggregate(state, made).coefficients)
 
 
 def test_a_hostile_client_moves_the_model_less_with_evidence_than_without():
-    def after(of: KSeed, clients: range) -> np.ndarray:
-        state = of.init()
+    def after(of: Strategy[State], clients: range) -> np.ndarray:
+        state = of.server.init()
         for number in range(6):
             state = of.aggregate(state, [upload for upload in uploads(number) if upload.client in clients])
         return state.coefficients
@@ -210,5 +210,5 @@ def test_a_hostile_client_moves_the_model_less_with_evidence_than_without():
 
 def test_without_evidence_asked_for_its_arrays_are_empty():
     of = strategy()
-    state = of.aggregate(of.init(), uploads(0))
+    state = of.aggregate(of.server.init(), uploads(0))
     assert [getattr(state, field.name).size for field in fields(Evidence)] == [0] * len(fields(Evidence))

@@ -8,17 +8,18 @@ from fedkseed import FedKSeedError, Pool, Run, Upload
 from fedkseed.directions.operations import accumulate_
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
-from fedkseed.strategies.averaging import Averaging
+from fedkseed.strategies.averaging import Averaging, AveragingState
 from fedkseed.strategies.checks import NONE
+from fedkseed.strategy import Settings, Strategy
 from fedkseed.wire.records import Change
 
 RUN = Run(Pool(1, 1 << 32, "gaussian"), bytes(32))
 START = np.array([1.0, 2.0, 3.0], np.float32)
 
 
-def strategy(**changes) -> Averaging:
-    uplink = changes.pop("uplink", "weights")
-    return Averaging(RUN, START, ((0, 1), (4, 2)), LocalWork(**{"rounds": 10, "steps": 3, **changes}), uplink)
+def strategy(uplink: str = "weights", **changes) -> Strategy[AveragingState]:
+    local = LocalWork(**{"rounds": 10, "steps": 3, **changes})
+    return Averaging.make(Settings(RUN, local, start=START, tensors=((0, 1), (4, 2))), uplink=uplink)
 
 
 def change(client: int, values: list[float], examples: int = 1, **changes) -> Change:
@@ -43,7 +44,7 @@ def test_settings_that_do_not_exist_are_refused(changes, match):
 
 
 def test_the_mean_is_weighted_by_examples():
-    state = strategy().init()
+    state = strategy().server.init()
     after = strategy().aggregate(state, [change(1, [0, 0, 4], 3), change(0, [4, 0, 0], 1)])
     np.testing.assert_array_equal(after.values, [1, 0, 3])
     assert after.round == 1
@@ -51,7 +52,7 @@ def test_the_mean_is_weighted_by_examples():
 
 
 def test_what_does_not_fit_is_refused():
-    state = strategy().init()
+    state = strategy().server.init()
     for uploads, message in [
         ([], "got no upload"),
         ([change(0, [1, 2])], "sent 2 weights, the model has 3"),
@@ -66,7 +67,7 @@ def test_scalars_move_the_servers_weights_along_their_directions():
     scalars = strategy(uplink="scalars", lr=0.5, probes=2)
     one = Upload(RUN, 0, 0, 3, 1.0, np.array([1, 2, 3, np.nan, 5, 6], np.float32))
     two = Upload(RUN, 0, 1, 1, 1.0, np.array([np.nan] * 5 + [7], np.float32))
-    after = scalars.aggregate(scalars.init(), [two, one])
+    after = scalars.aggregate(scalars.server.init(), [two, one])
     want = torch.from_numpy(START.copy())
     drawn = [draw_directions(1, 0, client, 6, 1 << 32, None) for client in (0, 1)]
     moved = zip([*drawn[0], drawn[1][5]], [0.75 * x for x in (1, 2, 3, 0, 5, 6)] + [0.25 * 7], strict=True)
@@ -76,7 +77,7 @@ def test_scalars_move_the_servers_weights_along_their_directions():
     np.testing.assert_allclose(after.values, want.numpy(), rtol=1e-6)
     too_many = Upload(RUN, 0, 0, 3, 1.0, np.ones(9, np.float32))
     with pytest.raises(FedKSeedError, match="9 scalars, 6 were asked for"):
-        scalars.aggregate(scalars.init(), [too_many])
+        scalars.aggregate(scalars.server.init(), [too_many])
 
 
 def test_one_epoch_is_all_examples_once():

@@ -9,17 +9,18 @@ import pytest
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload
 from fedkseed.strategies.kseed import importance
-from fedkseed.strategy import Trust
+from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import GRID
 
 RUN = Run(Pool(1, 4, "hadamard"), bytes(32))
 
 
-def strategy(**changes) -> KSeed:
+def strategy(importance: bool = False, **changes) -> Strategy[State]:
     """Changes are of its local work, where that has the field."""
-    own = {"rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0}
-    of_work = own | {name: changes.pop(name) for name in [*changes] if name in LocalWork.__slots__}
-    return KSeed(RUN, LocalWork(**of_work), **{"wire": "exact", **changes})
+    local = {"rounds": 10, "steps": 3, "lr": 0.5, "eps": 0.25, "clip": 100.0}
+    local |= {name: changes.pop(name) for name in [*changes] if name in LocalWork.__slots__}
+    settings = Settings(RUN, LocalWork(**local), **{"wire": "exact", **changes})
+    return KSeed.make(settings, importance=importance)
 
 
 def upload(client: int, found: list[float], **changes) -> Upload:
@@ -44,7 +45,7 @@ def sums(*moves: tuple[int, float]) -> list[float]:
 
 
 def test_coefficients_are_minus_lr_times_the_weighted_scalars():
-    after = strategy().aggregate(strategy().init(), [upload(0, [2.0, 4.0, -8.0], examples=3), upload(1, [10.0])])
+    after = strategy().aggregate(strategy().server.init(), [upload(0, [2.0, 4.0, -8.0], examples=3), upload(1, [10.0])])
     i, j, k = drawn(0)
     first = drawn(1)[0]
     moved = sums((i, 0.75 * 2), (j, 0.75 * 4), (k, 0.75 * -8), (first, 0.25 * 10))
@@ -55,7 +56,7 @@ def test_coefficients_are_minus_lr_times_the_weighted_scalars():
 
 
 def test_a_probe_that_moved_nothing_leaves_the_others_with_their_directions():
-    after = strategy().aggregate(strategy().init(), [upload(5, [math.nan, 4.0, 8.0])])
+    after = strategy().aggregate(strategy().server.init(), [upload(5, [math.nan, 4.0, 8.0])])
     _, j, k = drawn(5)
     np.testing.assert_array_equal(after.coefficients, sums((j, -2), (k, -4)))
     np.testing.assert_array_equal(after.counts, sums((j, 1), (k, 1)))
@@ -63,7 +64,7 @@ def test_a_probe_that_moved_nothing_leaves_the_others_with_their_directions():
 
 def test_signs_move_a_coefficient_by_lr_and_count_as_one():
     signs = strategy(wire="sign", clip=0.1)  # of what clients find, not of signs
-    after = signs.aggregate(signs.init(), [upload(5, [1.0, -1.0, math.nan], wire="sign")])
+    after = signs.aggregate(signs.server.init(), [upload(5, [1.0, -1.0, math.nan], wire="sign")])
     i, j, _ = drawn(5)
     np.testing.assert_array_equal(after.coefficients, sums((i, -0.5), (j, 0.5)))
     np.testing.assert_array_equal(after.magnitudes * GRID, sums((i, 1), (j, 1)))
@@ -75,11 +76,11 @@ def test_pro_draws_with_the_probabilities_that_a_client_was_sent():
     old = State(3, np.zeros(4), np.array([0.0, 9.0, 0.0, 0.0]), np.ones(4, np.int64))
     now = State(4, np.zeros(4), np.array([0.0, 0.0, 0.0, 9.0]), np.ones(4, np.int64))
     for state, uploaded, told in [(old, 3, {}), (now, 4, {}), (now, 3, {3: old})]:
-        p = pro.broadcast(old if uploaded == 3 else now, [2])[2].probabilities
+        p = pro.server.broadcast(old if uploaded == 3 else now).probabilities
         after = pro.aggregate(state, [upload(2, [2.0, 4.0, 8.0], round=uploaded)], told)
         i, j, k = drawn(2, uploaded, p)
         np.testing.assert_array_equal(after.coefficients, sums((i, -1), (j, -2), (k, -4)))
-    assert drawn(2, 3, pro.broadcast(old, [2])[2].probabilities) != drawn(2, 3)
+    assert drawn(2, 3, pro.server.broadcast(old).probabilities) != drawn(2, 3)
     with pytest.raises(FedKSeedError, match=r"client 2 drew its directions in round 3; aggregate\(\) needs its state"):
         pro.aggregate(now, [upload(2, [2.0], round=3)])
 
@@ -87,12 +88,14 @@ def test_pro_draws_with_the_probabilities_that_a_client_was_sent():
 def test_the_order_of_uploads_makes_no_difference():
     rng = np.random.default_rng(0)
     uploads = [upload(i, (rng.integers(-9999, 9999, 3) * GRID).tolist(), examples=i + 1) for i in range(9)]
-    states = [strategy().aggregate(strategy().init(), [uploads[i] for i in rng.permutation(9)]) for _ in range(5)]
+    states = [
+        strategy().aggregate(strategy().server.init(), [uploads[i] for i in rng.permutation(9)]) for _ in range(5)
+    ]
     assert len({state.coefficients.tobytes() for state in states}) == 1
 
 
 def test_the_state_before_is_not_changed():
-    state = strategy().init()
+    state = strategy().server.init()
     strategy().aggregate(state, [upload(0, [2.0])])
     assert not state.coefficients.any()
     assert not state.counts.any()
@@ -107,14 +110,14 @@ def test_the_state_before_is_not_changed():
     ],
 )
 def test_schedules(schedule, expected):
-    got = [strategy(schedule=schedule).local.learning_rate(r) for r in (0, 5, 9)]
+    got = [strategy(schedule=schedule).settings.local.learning_rate(r) for r in (0, 5, 9)]
     assert got == pytest.approx(expected)
 
 
 def test_a_schedule_works_because_coefficients_hold_steps():
     """The same scalars in round 0 and round 5 of a linear schedule: steps of 1 and of ½."""
     linear = strategy(schedule="linear", rounds=10, lr=1.0)
-    state = linear.aggregate(linear.init(), [upload(0, [2.0])])
+    state = linear.aggregate(linear.server.init(), [upload(0, [2.0])])
     late = State(5, state.coefficients, state.magnitudes, state.counts)
     late = linear.aggregate(late, [upload(0, [2.0], round=5)])
     np.testing.assert_allclose(late.coefficients, sums((drawn(0)[0], -2), (drawn(0, 5)[0], -1)))
@@ -133,16 +136,16 @@ def test_a_direction_never_drawn_counts_as_average():
 
 
 def test_importance_is_uniform_before_anything_is_known_and_when_all_is_equal():
-    nothing = strategy().init()
+    nothing = strategy().server.init()
     np.testing.assert_array_equal(importance(nothing), np.full(4, 0.25))
     equal = State(1, np.zeros(4), np.full(4, 2.0), np.ones(4, np.int64))
     np.testing.assert_array_equal(importance(equal), np.full(4, 0.25))
 
 
 def test_only_pro_sends_probabilities():
-    state = strategy().init()
-    assert strategy().broadcast(state, [1])[1].probabilities is None
-    assert strategy(importance=True).broadcast(state, [1])[1].probabilities is not None
+    state = strategy().server.init()
+    assert strategy().server.broadcast(state).probabilities is None
+    assert strategy(importance=True).server.broadcast(state).probabilities is not None
 
 
 @pytest.mark.parametrize(
@@ -164,7 +167,7 @@ def test_only_pro_sends_probabilities():
 )
 def test_uploads_that_do_not_belong_are_refused(uploads, message):
     with pytest.raises(FedKSeedError, match=message):
-        strategy().aggregate(strategy().init(), uploads)
+        strategy().aggregate(strategy().server.init(), uploads)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +216,7 @@ def test_a_broadcast_that_is_not_sound_cannot_be_made(changes, message):
 def test_scalars_that_would_overflow_the_broadcast_are_refused():
     uploads = [upload(client, [1e6] * 3) for client in range(2)]
     with pytest.raises(FedKSeedError, match="overflow float32; set a clip"):
-        strategy(clip=math.inf, lr=1e34).aggregate(strategy().init(), uploads)
+        strategy(clip=math.inf, lr=1e34).aggregate(strategy().server.init(), uploads)
 
 
 @pytest.mark.parametrize("name", ["rounds", "steps", "probes"])
@@ -230,7 +233,7 @@ def test_an_unknown_schedule_is_refused():
 SERVER = """
 import sys
 import numpy as np
-from fedkseed import KSeed, LocalWork, Pool, Run, Upload, encode, run_round
+from fedkseed import KSeed, LocalWork, Pool, Run, Settings, Upload, encode, run_round
 
 run = Run(Pool(1, 4096, "hadamard"), bytes(32))
 
@@ -240,8 +243,8 @@ def transport(messages):
         scalars = rng.integers(-99, 99, 200).astype(np.float32)
         yield client, encode(Upload(run, 0, client, 10, 1.0, scalars, "compact"))
 
-strategy = KSeed(run, LocalWork(rounds=1))
-state, report = run_round(strategy, strategy.init(), range(10_000), transport)
+strategy = KSeed.make(Settings(run, LocalWork(rounds=1)))
+state, report = run_round(strategy, strategy.server.init(), range(10_000), transport)
 assert state.counts.sum() == 2_000_000 and len(report.clients) == 10_000
 assert "torch" not in sys.modules
 print(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1])
@@ -259,7 +262,7 @@ def test_weights_that_agreement_multiplies_can_not_overflow_a_sum(rule):
     of = strategy(clip=math.inf, trust=Trust(rule, agreement=True))
     all_ = [2.0**20, 2.0**20, 2.0**20]
     for examples in (((1 << 24) - 1) // 3, ((1 << 20) - 1) // 3, (1 << 32) - 1):
-        after = of.aggregate(of.init(), [upload(client, all_, examples=examples) for client in range(3)])
+        after = of.aggregate(of.server.init(), [upload(client, all_, examples=examples) for client in range(3)])
         assert (after.coefficients <= 0).all()
         assert (after.coefficients < 0).any()
 
@@ -268,7 +271,7 @@ def test_weights_that_agreement_multiplies_can_not_overflow_a_sum(rule):
 def test_a_claim_that_passes_alone_does_not_break_the_round_of_the_others(agreement):
     """One client that claims 2^32 − 1 examples ended a run: its answer was tried alone, and fitted."""
     of = strategy(trust=Trust("mean", agreement=agreement))
-    after = of.aggregate(of.init(), [upload(0, [1.0], examples=(1 << 32) - 1), upload(1, [1.0], examples=10)])
+    after = of.aggregate(of.server.init(), [upload(0, [1.0], examples=(1 << 32) - 1), upload(1, [1.0], examples=10)])
     assert after.round == 1
 
 
@@ -277,4 +280,4 @@ def test_numbers_that_cancel_do_not_decide_which_directions_are_drawn():
     twice = next(c for c in range(99) if len({*drawn(c)}) == 2 and drawn(c)[0] == drawn(c)[1])
     uploads = [upload(c, [1.0, -1.0, 1.0]) for c in range(100, 104)] + [upload(twice, [90.0, -90.0, 1.0])]
     of = strategy(trust=Trust("clipped"), importance=True)
-    assert of.aggregate(of.init(), uploads).magnitudes.sum() * GRID <= 15.01
+    assert of.aggregate(of.server.init(), uploads).magnitudes.sum() * GRID <= 15.01

@@ -10,10 +10,10 @@ from fedkseed import FedKSeedError, Pool, Run, Simulation, decode, encode
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import EVERYONE, draw_directions
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.round import run_round
+from fedkseed.round import Round, run_round
 from fedkseed.strategies.kseed import KSeed
-from fedkseed.strategies.masked import MaskedKSeed, simulated_key
-from fedkseed.strategy import Masking, Settings
+from fedkseed.strategies.masked import masked, simulated_key
+from fedkseed.strategy import Masking, Settings, Strategy
 from fedkseed.wire.records import Masked, Secured, Shares, Survivors
 
 from ..conftest import recipe_text
@@ -40,19 +40,18 @@ def simulation(tmp_path, model_folder, data_file):
 
 def clear(simulation: Simulation, state, there):
     """The state after a round, from the clear numbers of each client, added up as integers."""
-    strategy: MaskedKSeed = simulation.strategy
-    (message,) = {id(m): m for m in strategy.broadcast(state, range(4)).values()}.values()
-    total, inside = 0, strategy._inside(message)
+    strategy = simulation.strategy
+    total, message, grid = 0, strategy.server.broadcast(state), strategy.aggregator.masks.grid
     for number in there:
         client = simulation.client(number)
-        strategy.sync(message, client.weights)
-        change = strategy.inner.change(inside, strategy.inner.train(inside, client))
-        total = total + strategy.grid.coded(change, state.round, number)
-    mean = strategy.grid.change(total, state.round) / len(there)
-    return strategy.inner.stepped(state, -(mean if not strategy.inner.shared else spread(strategy, state, mean)))
+        strategy.client.sync(message, client.weights)
+        change = strategy.client.change(strategy.client.inner.train(message, client))
+        total = total + grid.coded(change, state.round, number)
+    mean = grid.change(total, state.round) / len(there)
+    return strategy.server.stepped(state, -(spread(strategy, state, mean) if strategy.settings.shared else mean))
 
 
-def spread(strategy: MaskedKSeed, state, along):
+def spread(strategy: Strategy, state, along):
     mean, pool = np.zeros(strategy.run.pool.size), strategy.run.pool
     np.add.at(mean, draw_directions(pool.key, state.round, EVERYONE, along.size, pool.size, None), along)
     return mean
@@ -84,7 +83,7 @@ def carried(simulation: Simulation, gone=(), silent=(), seen=None):
 )
 def test_masked_rounds_have_the_states_of_clear_integer_sums(simulation, options):
     own = simulation(**options)
-    state = own.strategy.init()
+    state = own.strategy.server.init()
     for _ in range(2):
         expected = clear(own, state, range(4))
         state, report = own.round(state)
@@ -96,7 +95,7 @@ def test_masked_rounds_have_the_states_of_clear_integer_sums(simulation, options
 def test_a_client_that_leaves_before_or_between_the_legs_changes_nothing_for_the_others(simulation):
     for gone, silent in [((2,), ()), ((), (3,))]:
         own = simulation()
-        start = own.strategy.init()
+        start = own.strategy.server.init()
         there = [client for client in range(4) if client not in gone]
         state, _ = run_round(own.strategy, start, range(4), carried(own, gone, silent))
         assert np.array_equal(state.coefficients, clear(own, start, there).coefficients)
@@ -106,12 +105,12 @@ def test_a_client_that_leaves_before_or_between_the_legs_changes_nothing_for_the
     ]:
         own = simulation()
         with pytest.raises(FedKSeedError, match=reason):
-            run_round(own.strategy, own.strategy.init(), range(4), carried(own, gone, silent))
+            run_round(own.strategy, own.strategy.server.init(), range(4), carried(own, gone, silent))
 
 
 def test_what_the_server_sees_is_masked_numbers_and_bytes_counted_are_bytes_encoded(simulation):
     own, seen = simulation(), []
-    state = own.strategy.init()
+    state = own.strategy.server.init()
     _, report = run_round(own.strategy, state, range(4), carried(own, seen=seen))
     kinds = [type(decode(reply, Masked, Shares)) for _, _, reply in seen]
     assert kinds == [Masked] * 4 + [Shares] * 4
@@ -126,7 +125,7 @@ def test_processes_side_by_side_give_the_same_states(simulation):
     one, two = simulation(), simulation(count="count = 4\nat_once = 2\nthreads = 1")
     states = []
     for own in (one, two):
-        state = own.strategy.init()
+        state = own.strategy.server.init()
         for _ in range(2):
             state, _ = own.round(state)
         states.append(state.coefficients)
@@ -143,7 +142,7 @@ def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
             else:
                 yield client, reply
 
-    state = own.strategy.init()
+    state = own.strategy.server.init()
     with pytest.raises(FedKSeedError, match="a wrong share or numbers beyond the grid"):
         run_round(own.strategy, state, range(4), transport)
     assert not state.coefficients.any()
@@ -152,9 +151,9 @@ def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
 def test_ten_clients_send_seven_kilobytes():
     """The sizes that docs/secure.md states."""
     run, keys = Run(Pool(1, 4096, "hadamard"), bytes(32)), {n: bytes(32) for n in range(10)}
-    settings = Settings(run, run.pool, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
-    dense, shared = MaskedKSeed.make(settings), MaskedKSeed.make(replace(settings, shared=True))
-    sizes = [len(encode(one.example(0, 1, 1, False, np.random.default_rng(0)))) for one in (dense, shared)]
+    settings = Settings(run, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
+    both = [masked(KSeed.make(replace(settings, shared=shared))) for shared in (False, True)]
+    sizes = [len(encode(one.client.example(0, 1, 1, False, np.random.default_rng(0)))) for one in both]
     assert sizes == [6921, 1161]
 
 
@@ -175,7 +174,7 @@ def test_ten_clients_send_seven_kilobytes():
 def test_settings_that_masks_do_not_go_with_are_refused(simulation, extra, changes, reason):
     def run() -> None:
         own = simulation(extra, **changes)
-        own.round(own.strategy.init())
+        own.round(own.strategy.server.init())
 
     with pytest.raises(FedKSeedError, match=reason):
         run()
@@ -183,14 +182,14 @@ def test_settings_that_masks_do_not_go_with_are_refused(simulation, extra, chang
 
 def test_a_client_without_a_key_and_a_message_of_another_round_are_refused(simulation):
     own = simulation()
-    state = own.strategy.init()
-    message = own.strategy.broadcast(state, range(4))[0]
+    state = own.strategy.server.init()
+    message = decode(Round.begin(own.strategy, state, range(4)).whole[0], Secured)
     with pytest.raises(FedKSeedError, match="client 1 has no key for masks"):
-        own.strategy.train(message, replace(own.client(1), member=None))
+        own.strategy.client.train(message, replace(own.client(1), member=None))
     with pytest.raises(FedKSeedError, match="holds the broadcast of round 0"):
-        own.strategy.sync(replace(message, round=1), own.setup.weights)
+        own.strategy.client.sync(replace(message, round=1), own.setup.weights)
     with pytest.raises(FedKSeedError, match=r"clients \[7\] have no key"):
-        own.strategy.broadcast(state, [1, 2, 3, 7])
+        Round.begin(own.strategy, state, [1, 2, 3, 7])
 
 
 def test_simulated_keys_differ_from_client_to_client():
@@ -200,8 +199,7 @@ def test_simulated_keys_differ_from_client_to_client():
 def test_shared_directions_without_masks_align_the_scalars_of_a_round(simulation):
     """Clear rounds with and without shared directions differ; with them all uploads speak of the same ones."""
     own = simulation("", size="size = 64\nshared = true")
-    strategy, state = own.strategy, own.strategy.init()
-    assert isinstance(strategy, KSeed)
+    strategy, state = own.strategy, own.strategy.server.init()
     seen = []
 
     def transport(messages):
@@ -210,14 +208,14 @@ def test_shared_directions_without_masks_align_the_scalars_of_a_round(simulation
             yield client, reply
 
     after, _ = run_round(strategy, state, range(4), transport)
-    steps = strategy.local.scalars
+    steps = strategy.settings.local.scalars
     assert 0 < np.count_nonzero(after.coefficients) <= steps
     assert after.counts.sum() == 4 * steps
 
 
 def test_the_adapter_of_a_masked_run_is_that_of_its_last_state(simulation, tmp_path):
     own = simulation()
-    state = own.strategy.init()
+    state = own.strategy.server.init()
     with closing(own):
         state, _ = own.round(state)
         adapter = own.setup.adapter(state)

@@ -8,7 +8,6 @@ import pytest
 from fedkseed import Simulation, decode
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.round import run_round
-from fedkseed.strategies.masked import MaskedKSeed
 from fedkseed.wire.records import Change
 
 from ..conftest import recipe_text
@@ -38,7 +37,7 @@ def simulation(tmp_path, model_folder, data_file):
 def after(simulation: Simulation):
     """The state after one round, and its report."""
     strategy = simulation.strategy
-    return run_round(strategy, strategy.init(), simulation.cohort(0), simulation.transport)
+    return run_round(strategy, strategy.server.init(), simulation.cohort(0), simulation.transport)
 
 
 @pytest.mark.parametrize("extra", [CENTRAL, MASKED])
@@ -49,12 +48,13 @@ def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, e
     own = "size = 512\nshared = false"
     clear, _ = after(simulation(silent, size=own))
     state, report = after(noisy)
-    grid = strategy.grid if isinstance(strategy, MaskedKSeed) else strategy.grid(512)
-    noise, clients = strategy.noise, 4
+    masks = extra == MASKED
+    grid = strategy.aggregator.masks.grid if masks else strategy.aggregator.grid(512)
+    noise, clients = strategy.settings.noise, 4
     added = (state.coefficients - clear.coefficients) * clients / grid.step  # in whole numbers
     once = noise.multiplier * grid.sensitivity
     # Under masks each of the four adds a third of the variance: the noise of three is enough.
-    expected = once * math.sqrt(4 / 3) if isinstance(strategy, MaskedKSeed) else once
+    expected = once * math.sqrt(4 / 3) if masks else once
     assert abs(np.std(added) / expected - 1) < 6 / math.sqrt(2 * 512)
     assert abs(np.mean(added)) < 6 * expected / math.sqrt(512)
     assert math.isnan(report.loss)
@@ -64,7 +64,7 @@ def test_noise_of_the_stated_size_is_all_that_a_private_round_adds(simulation, e
 
 def test_weights_get_noise_too_and_clients_count_alike(simulation):
     noisy = simulation(CENTRAL, algorithm='algorithm = "fedit"', lr="lr = 1e-2")
-    state, uploads = noisy.strategy.init(), []
+    state, uploads = noisy.strategy.server.init(), []
 
     def transport(messages):
         for client, reply in noisy.transport(messages):
@@ -75,8 +75,8 @@ def test_weights_get_noise_too_and_clients_count_alike(simulation):
     changes = [upload.values.astype(float) - state.values for upload in uploads]
     cut = [change * min(1, 0.1 / np.linalg.norm(change)) for change in changes]
     added = (after_noise.values - state.values - np.mean(cut, axis=0)) * 4
-    grid = noisy.strategy.grid(state.values.size)
-    expected = noisy.strategy.noise.multiplier * grid.sensitivity * grid.step
+    grid = noisy.strategy.aggregator.grid(state.values.size)
+    expected = noisy.strategy.settings.noise.multiplier * grid.sensitivity * grid.step
     assert abs(np.std(added) / expected - 1) < 6 / math.sqrt(2 * added.size)
     assert math.isnan(report.loss)
 

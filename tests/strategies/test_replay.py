@@ -1,7 +1,5 @@
 """What the server keeps of every round, small enough to check by hand."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,8 @@ from fedkseed.local.client import Client
 from fedkseed.local.work import LocalWork
 from fedkseed.randomness import draw_directions
 from fedkseed.strategies.checks import NONE
-from fedkseed.strategies.replay import Replay
+from fedkseed.strategies.replay import Replay, ReplayState
+from fedkseed.strategy import Settings, Strategy
 from fedkseed.weights.full import FullWeights
 from fedkseed.weights.layout import Layout
 from fedkseed.wire.records import Change, History
@@ -20,13 +19,15 @@ from fedkseed.wire.records import Change, History
 from ..conftest import tiny_llama
 
 RUN = Run(Pool(1, 1 << 32, "rademacher"), bytes(32))
+POOL = Pool(1, 4, "hadamard")
 
 
-def strategy(kind: str, **changes) -> Replay:
+def strategy(kind: str, run: Run = RUN, pool: Pool = POOL, **changes) -> Strategy[ReplayState]:
     steps_of = "sgd" if kind in ("projected", "by tensor") else "two points"
     server_lr = changes.pop("server_lr", 1.0)
     local = LocalWork(**{"rounds": 10, "steps_of": steps_of, "steps": 2, "lr": 0.5, **changes})
-    return Replay(RUN, Pool(1, 4, "hadamard"), 2, local, kind, server_lr)
+    settings = Settings(run, local, tensors=((0, 8), (1, 128)), pool=pool, server_lr=server_lr)
+    return Replay.make(settings, kind=kind)
 
 
 def change(client: int, values: list[float], counts: list[int] | None = None, examples: int = 1, round_: int = 0):
@@ -49,13 +50,13 @@ def upload(client: int, found: list[float], examples: int = 1, round_: int = 0, 
 
 def test_drawn_scalars_are_kept_with_their_directions_merged_and_ascending():
     few = Run(Pool(3, 2, "rademacher"), bytes(32))
-    replay = replace(strategy("drawn", steps=3), run=few)
+    replay = strategy("drawn", few, steps=3)
     one, two = upload(4, [4.0, np.nan, 1.0], 1, run=few), upload(1, [1.0, 2.0, 3.0], 3, run=few)
     (a, _, c), (i, j, k) = (draw_directions(3, 0, client, 3, 2, None) for client in (4, 1))
     sums = np.zeros(2)
     np.add.at(sums, [a, c, i, j, k], [0.25 * 4, 0.25 * 1, 0.75 * 1, 0.75 * 2, 0.75 * 3])
     assert {a, c, i, j, k} == {0, 1}  # so that some are added up
-    state = replay.aggregate(replay.init(), [one, two])
+    state = replay.aggregate(replay.server.init(), [one, two])
     np.testing.assert_array_equal(state.directions, [0, 1])
     np.testing.assert_allclose(state.coefficients, -0.5 * sums)
     np.testing.assert_array_equal(state.counts, [[2]])
@@ -65,25 +66,25 @@ def test_drawn_scalars_are_kept_with_their_directions_merged_and_ascending():
 
 def test_shared_scalars_are_averaged_and_need_no_directions():
     replay = strategy("shared", probes=2)
-    state = replay.aggregate(replay.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
+    state = replay.aggregate(replay.server.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
     np.testing.assert_allclose(state.coefficients, [-0.25 * v for v in (3, 1, 0, 8)])
     assert state.directions.size == 0
-    np.testing.assert_array_equal(replay.implied(2, slice(0, 4)), [8, 9, 10, 11])
+    np.testing.assert_array_equal(replay.client.directions.implied(2, slice(0, 4)), [8, 9, 10, 11])
 
 
 def test_a_projection_is_averaged_and_scaled():
     replay = strategy("projected", server_lr=2.0)
-    state = replay.aggregate(replay.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
+    state = replay.aggregate(replay.server.init(), [change(0, [4, 0, 0, 8], examples=3), change(1, [0, 4, 0, 8])])
     np.testing.assert_allclose(state.coefficients, [6, 2, 0, 16])
-    pools = [replay.round_pool(round_) for round_ in (0, 0, 1)]
+    pools = [replay.client.directions.round_pool(round_) for round_ in (0, 0, 1)]
     assert pools[0] == pools[1] != pools[2]
 
 
 def test_clients_draw_directions_of_their_own_for_each_tensor_and_those_not_drawn_count_as_zeros():
     replay = strategy("by tensor")
     one, two = change(0, [1, 2, 3, 4], [3, 1]), change(1, [10, 20, 30], [1, 2])
-    state, expected = replay.aggregate(replay.init(), [one, two]), np.zeros((2, 4))
-    drawn = {client: replay.drawn(0, client, sent.counts) for client, sent in enumerate((one, two))}
+    state, expected = replay.aggregate(replay.server.init(), [one, two]), np.zeros((2, 4))
+    drawn = {client: replay.client.directions.drawn(0, client, sent.counts) for client, sent in enumerate((one, two))}
     for tensor, direction, value in [(0, *pair) for pair in zip(drawn[0][:3], [1, 2, 3], strict=True)] + [
         (1, drawn[0][3], 4), (0, drawn[1][0], 10), (1, drawn[1][1], 20), (1, drawn[1][2], 30),
     ]:  # fmt: skip
@@ -94,7 +95,7 @@ def test_clients_draw_directions_of_their_own_for_each_tensor_and_those_not_draw
 
 
 def test_directions_are_drawn_without_replacement_anew_for_each_round_client_and_tensor():
-    replay = replace(strategy("by tensor"), pool=Pool(1, 64, "hadamard"))
+    replay = strategy("by tensor", pool=Pool(1, 64, "hadamard")).client.directions
     counts = np.array([32, 32, 64], np.uint32)
     one = replay.drawn(0, 0, counts)
     parts = [one[:32], one[32:64], one[64:]]
@@ -113,7 +114,7 @@ def test_directions_are_drawn_without_replacement_anew_for_each_round_client_and
 class Moved:
     """Clients of a module of two tensors whose loss is linear: two SGD steps move w by exactly −η Σ of the slopes."""
 
-    def __init__(self, replay: Replay, slopes: list[list[np.ndarray]]) -> None:
+    def __init__(self, replay: Strategy[ReplayState], slopes: list[list[np.ndarray]]) -> None:
         self.replay, self.slopes = replay, slopes
         self.weights = [FullWeights(Layout(self.module()), RUN.pool) for _ in slopes]
 
@@ -125,10 +126,10 @@ class Moved:
         return made
 
     def uploads(self, examples: list[int]) -> tuple[History, list[Change]]:
-        first = self.replay.broadcast(self.replay.init(), [0])[0]
+        first = self.replay.server.broadcast(self.replay.server.init())
         found = []
         for number, (weights, slopes) in enumerate(zip(self.weights, self.slopes, strict=True)):
-            self.replay.sync(first, weights)
+            self.replay.client.sync(first, weights)
             batches = [torch.from_numpy(np.concatenate([s.ravel() for s in slopes]))] * 2
 
             def graph(batch: torch.Tensor, weights: FullWeights = weights) -> torch.Tensor:
@@ -136,14 +137,14 @@ class Moved:
                 return torch.cat([p.flatten() for p in parameters]) @ batch
 
             client = Client(number, weights, examples[number], lambda _, b=batches: iter(b), float, graph=graph)
-            found.append(self.replay.train(first, client))
+            found.append(self.replay.client.train(first, client))
         return first, found
 
     def after(self, uploads: list[Change]) -> np.ndarray:
         """The weights of a newcomer after the round."""
-        state = self.replay.aggregate(self.replay.init(), uploads)
+        state = self.replay.aggregate(self.replay.server.init(), uploads)
         newcomer = FullWeights(Layout(self.module()), RUN.pool)
-        self.replay.sync(self.replay.broadcast(state, [9])[9], newcomer)
+        self.replay.load(state, newcomer)
         return newcomer.values()
 
 
@@ -156,7 +157,7 @@ def test_ferret_rebuilds_the_mean_update_by_the_papers_formula():
     # Shu et al., 2025: Δ̃_l = (ρ_l K_l)⁻¹ V_l V_lᵀ Δ_l, ρ_l = E v² of an entry of V_l; the blocks' K_l and the draws
     # are those of the official code. Here V = z / √d, so that ‖v‖ = 1 and ρ_l = 1 / d_l.
     size = 16
-    replay = replace(strategy("by tensor", server_lr=2.0), pool=Pool(1, size, "hadamard"))
+    replay = strategy("by tensor", pool=Pool(1, size, "hadamard"), server_lr=2.0)
     examples, slopes = [3, 1], [slopes_of(1), slopes_of(2)]
     moved = Moved(replay, slopes)
     _, uploads = moved.uploads(examples)
@@ -166,10 +167,15 @@ def test_ferret_rebuilds_the_mean_update_by_the_papers_formula():
         most = max(np.linalg.norm(delta) for delta in deltas)
         counts = [max(int(size * np.linalg.norm(delta) / most), 2) for delta in deltas]
         np.testing.assert_array_equal(uploads[client].counts, counts)
-        drawn = np.split(replay.drawn(0, client, np.array(counts, np.uint32)), [counts[0]])
+        drawn = np.split(replay.client.directions.drawn(0, client, np.array(counts, np.uint32)), [counts[0]])
         for block, (delta, chosen) in enumerate(zip(deltas, drawn, strict=True)):
             d, tensor = delta.size, moved.weights[0].layout.tuned[block].number
-            v = np.stack([reference.elements(replay.round_pool(0), j, tensor, 0, d) for j in chosen], 1) / d**0.5
+            v = (
+                np.stack(
+                    [reference.elements(replay.client.directions.round_pool(0), j, tensor, 0, d) for j in chosen], 1
+                )
+                / d**0.5
+            )
             rebuilt = v @ (v.T @ delta) / (1 / d * len(chosen))
             expected[block] += 2.0 * examples[client] / 4 * rebuilt
     assert 2 < counts[0] < size == counts[1]
@@ -194,7 +200,7 @@ def test_evofed_takes_the_step_of_a_mirrored_population_whose_fitness_is_closene
     _, uploads = moved.uploads(examples)
     sizes, tuned = (8, 128), moved.weights[0].layout.tuned
     blocks = [(entry.number, 0, d) for entry, d in zip(tuned, sizes, strict=True)]
-    pool = replay.round_pool(0)
+    pool = replay.client.directions.round_pool(0)
     members = np.stack([np.concatenate([reference.elements(pool, j, *block) for block in blocks]) for j in range(4)])
     trained = [-0.5 * 2 * np.concatenate([s.ravel() for s in own]).astype(np.float64) for own in slopes]
     share = np.array(examples) / 4
@@ -209,7 +215,7 @@ def test_evofed_takes_the_step_of_a_mirrored_population_whose_fitness_is_closene
 @pytest.mark.parametrize("kind", ["drawn", "shared", "projected", "by tensor"])
 def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
     replay = strategy(kind)
-    state = replay.init()
+    state = replay.server.init()
     for round_, cohort in enumerate([(1, 2), (2,), (2, 3)]):
         if kind == "drawn":
             found = [1.0, 2.0] if len(cohort) == 1 else [1.0, np.nan]  # two of each round
@@ -219,7 +225,7 @@ def test_a_client_is_sent_the_rounds_since_it_last_took_part(kind):
             counts = [4, 4] if kind == "by tensor" else None
             uploads = [change(client, values, counts, round_=round_) for client in cohort]
         state = replay.aggregate(state, uploads)
-    sent = replay.broadcast(state, [1, 2, 3, 9])
+    sent = replay.server.addressed(state, [1, 2, 3, 9])
     assert {client: message.since for client, message in sent.items()} == {1: 0, 2: 2, 3: 2, 9: 0}
     assert sent[2] is sent[3]
     size = state.coefficients.size // 3
@@ -243,14 +249,14 @@ def test_a_history_that_does_not_fit_is_refused_and_changes_nothing(kind, change
     total = int(history["counts"].sum())
     message = History(RUN, 2, 1.0, 0, coefficients=np.ones(total, np.float32), **history)
     with pytest.raises(FedKSeedError, match=match):
-        strategy(kind).sync(message, weights)
+        strategy(kind).client.sync(message, weights)
     assert weights.digest() == before
     assert weights.version == 0
 
 
 def test_scalars_that_overflow_are_refused():
     with pytest.raises(FedKSeedError, match="round 0 would overflow float32"):
-        strategy("drawn", lr=1e34).aggregate(strategy("drawn").init(), [upload(5, [1e6, 1e6])])
+        strategy("drawn", lr=1e34).aggregate(strategy("drawn").server.init(), [upload(5, [1e6, 1e6])])
 
 
 def test_what_does_not_fit_is_refused():
@@ -265,4 +271,4 @@ def test_what_does_not_fit_is_refused():
         (strategy("shared", lr=1e3), change(5, [1, 3e38]), "round 0 would overflow float32"),
     ]:
         with pytest.raises(FedKSeedError, match=message):
-            replay.aggregate(replay.init(), [sent])
+            replay.aggregate(replay.server.init(), [sent])

@@ -1,6 +1,5 @@
 """A tree of servers: subtotals of any grouping of the clients give the state of one server."""
 
-import math
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,26 +14,35 @@ from fedkseed.directions import Pool
 from fedkseed.local.work import LocalWork
 from fedkseed.strategies.kseed import KSeed, State
 from fedkseed.strategies.sums import HEAVIEST
-from fedkseed.strategies.tree import Tree
-from fedkseed.strategy import Trust
-from fedkseed.wire import Run, Subtotal, decode, encode
+from fedkseed.strategies.tree import ShardAggregator, tree
+from fedkseed.strategy import Settings, Strategy, Trust
+from fedkseed.wire import Broadcast, Run, Subtotal, decode, encode
 
 RUN = Run(Pool(1, 16, "hadamard"), bytes(32))
 CLIENTS = 12
 
 
-def server(**changes) -> KSeed:
-    local = LocalWork(rounds=10, steps=3, lr=0.5, eps=0.25, clip=100.0)
-    return KSeed(RUN, local, **{"derivatives": LocalWork(10, steps_of="sgd", lr=0.25, steps=2), **changes})
+def server(importance: bool = False, clip: float = 100.0, **changes) -> Strategy[State]:
+    local = LocalWork(rounds=10, steps=3, lr=0.5, eps=0.25, clip=clip)
+    derivatives = LocalWork(10, steps_of="sgd", lr=0.25, steps=2)
+    return KSeed.make(Settings(RUN, local, **{"derivatives": derivatives, **changes}), importance=importance)
 
 
-def tree(inner: KSeed, members=lambda shard: range(CLIENTS)) -> Tree:
-    return Tree(inner, lambda round_: range(CLIENTS), members)
+def rooted(inner: Strategy[State], members=lambda shard: range(CLIENTS)) -> Strategy[State]:
+    return tree(inner, lambda round_: range(CLIENTS), members)
 
 
-def uploads(inner: KSeed, round_: int, rng: np.random.Generator) -> list:
+def subtotal(inner: Strategy[State], message: Broadcast, shard: int, uploads: list) -> Subtotal:
+    sums = ShardAggregator(inner.server)
+    accumulator = sums.start(message, range(CLIENTS))
+    for upload in uploads:
+        sums.add_(accumulator, upload)
+    return sums.finish(accumulator, shard)
+
+
+def uploads(inner: Strategy[State], round_: int, rng: np.random.Generator) -> list:
     """Of all clients, of which every third takes derivatives."""
-    return [inner.example(round_, k, int(rng.integers(1, 500)), k % 3 == 0, rng) for k in range(CLIENTS)]
+    return [inner.client.example(round_, k, int(rng.integers(1, 500)), k % 3 == 0, rng) for k in range(CLIENTS)]
 
 
 def members(of: np.ndarray, shard: int) -> list[int]:
@@ -51,18 +59,17 @@ def same(one: State, other: State) -> bool:
 def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wire, pro):
     """Over two rounds, the second of which draws by the sizes that the first has found; a shard may have no client."""
     rng, inner = np.random.default_rng(seed), server(wire=wire, importance=pro)
-    alone = together = inner.init()
+    alone = together = inner.server.init()
     for round_ in range(2):
         made = uploads(inner, round_, rng)
         alone = inner.aggregate(alone, made)
-        message = inner.broadcast(together, [0])[0]
+        message = inner.server.broadcast(together)
         of = rng.integers(0, shards, CLIENTS)
         parts = [
-            inner.subtotal(message, shard, [one for one in made if of[one.client] == shard], CLIENTS)
-            for shard in range(shards)
+            subtotal(inner, message, shard, [one for one in made if of[one.client] == shard]) for shard in range(shards)
         ]
         travelled = [decode(encode(part), Subtotal) for part in rng.permutation(np.array(parts, object))]
-        together = tree(inner, partial(members, of)).aggregate(together, travelled)
+        together = rooted(inner, partial(members, of)).aggregate(together, travelled)
         assert same(alone, together)
         assert sorted(number for part in travelled for number in part.clients.tolist()) == list(range(CLIENTS))
 
@@ -70,22 +77,22 @@ def test_any_shards_of_the_clients_give_the_state_of_one_server(seed, shards, wi
 def test_a_subtotal_has_20_bytes_a_direction_and_4_a_client():
     inner = server()
     some = uploads(inner, 0, np.random.default_rng(0))
-    message = inner.broadcast(inner.init(), [0])[0]
-    sizes = [len(encode(inner.subtotal(message, 0, some[:count], CLIENTS))) for count in (0, 1, 5)]
+    message = inner.server.broadcast(inner.server.init())
+    sizes = [len(encode(subtotal(inner, message, 0, some[:count]))) for count in (0, 1, 5)]
     assert sizes == [56 + 20 + 16 * 20 + 4 + 4 * count for count in (0, 1, 5)]
 
 
 def part(**changes) -> Subtotal:
     """The subtotal of clients 2 and 5, with other values."""
     inner = server()
-    some = [inner.example(0, client, 3, False, np.random.default_rng(client)) for client in (2, 5)]
-    return replace(inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, some, CLIENTS), **changes)
+    some = [inner.client.example(0, client, 3, False, np.random.default_rng(client)) for client in (2, 5)]
+    return replace(subtotal(inner, inner.server.broadcast(inner.server.init()), 1, some), **changes)
 
 
 def nothing() -> Subtotal:
     """The subtotal of a shard none of whose clients was drawn."""
     inner = server()
-    return inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [], CLIENTS)
+    return subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [])
 
 
 def row(value: int, dtype: Any = np.int64) -> np.ndarray:
@@ -111,45 +118,45 @@ def row(value: int, dtype: Any = np.int64) -> np.ndarray:
 )
 def test_what_clients_of_a_shard_could_not_have_sent_is_refused(parts, message):
     inner = server()
-    before = inner.init()
+    before = inner.server.init()
     with pytest.raises(FedKSeedError, match=message):
-        tree(inner, lambda shard: range(CLIENTS) if shard == 1 else range(0)).aggregate(before, parts)
-    assert same(before, inner.init())
+        rooted(inner, lambda shard: range(CLIENTS) if shard == 1 else range(0)).aggregate(before, parts)
+    assert same(before, inner.server.init())
 
 
 def test_sums_of_scalars_alone_are_no_larger_than_their_sizes():
     """A shard whose clients send a few scalars each can't move all directions at once."""
     inner = server(derivatives=None)
-    one = inner.example(0, 2, 3, False, np.random.default_rng(2))
-    good = inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [one], CLIENTS)
-    assert tree(inner).aggregate(inner.init(), [good]).round == 1
+    one = inner.client.example(0, 2, 3, False, np.random.default_rng(2))
+    good = subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [one])
+    assert rooted(inner).aggregate(inner.server.init(), [good]).round == 1
     with pytest.raises(FedKSeedError, match="a sum beyond what its clients may report along one direction"):
-        tree(inner).aggregate(inner.init(), [replace(good, values=good.values + (1 << 16))])
+        rooted(inner).aggregate(inner.server.init(), [replace(good, values=good.values + (1 << 16))])
 
 
 def test_signs_have_a_size_of_one_whatever_the_clip():
-    inner = server(wire="sign", derivatives=None)
-    inner = replace(inner, local=replace(inner.local, clip=0.5))
-    one = inner.example(0, 2, 3, False, np.random.default_rng(2))
-    good = inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, [one], CLIENTS)
-    assert tree(inner).aggregate(inner.init(), [good]).round == 1
+    inner = server(wire="sign", derivatives=None, clip=0.5)
+    one = inner.client.example(0, 2, 3, False, np.random.default_rng(2))
+    good = subtotal(inner, inner.server.broadcast(inner.server.init()), 1, [one])
+    assert rooted(inner).aggregate(inner.server.init(), [good]).round == 1
     with pytest.raises(FedKSeedError, match="scalars above what a client may report"):
-        tree(inner).aggregate(inner.init(), [replace(good, sizes=2 * good.sizes)])
+        rooted(inner).aggregate(inner.server.init(), [replace(good, sizes=2 * good.sizes)])
 
 
 def test_any_number_of_skipped_steps_can_be_added_up():
     inner = server()
     some = [
-        replace(inner.example(0, client, 3, True, np.random.default_rng(0)), skipped=2**32 - 1) for client in (0, 1)
+        replace(inner.client.example(0, client, 3, True, np.random.default_rng(0)), skipped=2**32 - 1)
+        for client in (0, 1)
     ]
-    assert inner.subtotal(inner.broadcast(inner.init(), [0])[0], 1, some, CLIENTS).skipped == 2**32 - 1
+    assert subtotal(inner, inner.server.broadcast(inner.server.init()), 1, some).skipped == 2**32 - 1
 
 
 def test_weights_that_are_capped_are_capped_for_a_shard():
     inner = server(trust=Trust(most_examples=1))
     with pytest.raises(FedKSeedError, match="weighs 6, its 2 clients 1 each at most"):
-        tree(inner).aggregate(inner.init(), [part()])
-    assert tree(inner).aggregate(inner.init(), [part(weight=2, values=part().values // 3)]).round == 1
+        rooted(inner).aggregate(inner.server.init(), [part()])
+    assert rooted(inner).aggregate(inner.server.init(), [part(weight=2, values=part().values // 3)]).round == 1
 
 
 @pytest.mark.parametrize(
@@ -167,10 +174,3 @@ def test_weights_that_are_capped_are_capped_for_a_shard():
 def test_a_subtotal_that_is_not_sound_cannot_be_made(changes, message):
     with pytest.raises(FedKSeedError, match=message):
         part(**changes)
-
-
-def test_an_example_has_the_size_of_a_shard_of_one_client():
-    inner = server()
-    found = tree(inner).example(4, 3, 10, False, np.random.default_rng(0))
-    assert (found.round, found.client, found.clients.tolist(), found.weight) == (4, 3, [3], 10)
-    assert math.isfinite(found.loss)

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedkseed import KSeed, LocalWork, Pool, Run, State, decode, encode
 from fedkseed.strategies.robust import RULES
-from fedkseed.strategy import Trust
+from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import rounded, scalar
 from fedkseed.wire.records import Change, Upload
 
@@ -32,11 +32,11 @@ CASES = [
 ]
 
 
-def strategy(case: dict[str, Any]) -> KSeed:
+def strategy(case: dict[str, Any]) -> Strategy[State]:
     local = LocalWork(rounds=3, steps=6, lr=0.01, probes=2)
     own = LocalWork(rounds=3, steps=2, steps_of="sgd") if case.get("changes") else None
     trust, importance = Trust(**case.get("trust", {})), case.get("importance", False)
-    return KSeed(RUN, local, importance, own, wire=case.get("wire", "compact"), trust=trust)
+    return KSeed.make(Settings(RUN, local, own, wire=case.get("wire"), trust=trust), importance=importance)
 
 
 def uploads(case: dict[str, Any], round_: int) -> list[str]:
@@ -58,7 +58,7 @@ def uploads(case: dict[str, Any], round_: int) -> list[str]:
 def next_state(case: dict[str, Any], order: int = 1) -> list[dict[str, Any]]:
     """The states after each round of a case, with the uploads in a given order (1 or -1)."""
     of = strategy(case)
-    state, found = of.init(), []
+    state, found = of.server.init(), []
     for messages in case["uploads"]:
         state = of.aggregate(state, [decode(bytes.fromhex(data), Upload, Change) for data in messages[::order]])
         found.append(plain(state))

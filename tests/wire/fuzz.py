@@ -36,7 +36,8 @@ from fedkseed.directions import FAMILIES, Pool
 from fedkseed.errors import FedKSeedError
 from fedkseed.local.work import LocalWork
 from fedkseed.strategies.kseed import KSeed, State
-from fedkseed.strategies.tree import Tree
+from fedkseed.strategies.tree import tree
+from fedkseed.strategy import Settings
 from fedkseed.wire.codec import (
     HEADER,
     KINDS,
@@ -299,15 +300,14 @@ def _aggregate(record: Upload | Change | Subtotal) -> None:
         return
     wire = "compact" if isinstance(record, Subtotal) else record.wire
     steps = (record.scalars.size or 1) if isinstance(record, Upload) else 1
-    strategy: Any = KSeed(record.run, LocalWork(1 << 32, steps=steps), wire=wire)
+    strategy = KSeed.make(Settings(record.run, LocalWork(1 << 32, steps=steps), wire=wire))
     if isinstance(record, Subtotal):  # of clients that have taken as many steps as it has scalars
-        strategy = Tree(
-            replace(strategy, local=LocalWork(1 << 32, steps=1 << 20)), lambda _: range(1 << 8), lambda _: range(1 << 8)
-        )
+        many = KSeed.make(Settings(record.run, LocalWork(1 << 32, steps=1 << 20), wire=wire))
+        strategy = tree(many, lambda _: range(1 << 8), lambda _: range(1 << 8))
     size = record.run.pool.size
     before = State(record.round, np.zeros(size), np.zeros(size, np.int64), np.zeros(size, np.int64))
     try:
-        strategy.broadcast(strategy.aggregate(before, [record]), [0])
+        strategy.server.broadcast(strategy.aggregate(before, [record]))
     except FedKSeedError:
         return
     finally:

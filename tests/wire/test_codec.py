@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, Upload, decode, encode
 from fedkseed.randomness import draw_directions
+from fedkseed.strategy import Settings
 from fedkseed.wire import codec
 from fedkseed.wire.codec import CHANGE, HEADER, KINDS, UPLOAD
 from fedkseed.wire.delta import restore
@@ -141,11 +142,11 @@ def test_sizes_are_those_of_the_specification(size, pro, wire, down, up):
 def test_a_round_of_200_steps_stays_within_the_limit_by_default(size, pro, limit):
     """Down plus up of a client that has kept nothing, every header counted."""
     run = Run(Pool(5, size), bytes(32))
-    strategy = KSeed(run, LocalWork(1), importance=pro)
-    found = np.array([scalar(x, np.inf, strategy.wire) for x in RNG.normal(size=200)], np.float32)
-    up = Upload(run, 0, 3, 10, 1.0, found, strategy.wire)
-    after = strategy.aggregate(strategy.init(), [up])
-    down = encode(strategy.broadcast(after, [3])[3])
+    strategy = KSeed.make(Settings(run, LocalWork(1)), importance=pro)
+    found = np.array([scalar(x, np.inf, "compact") for x in RNG.normal(size=200)], np.float32)
+    up = Upload(run, 0, 3, 10, 1.0, found, "compact")
+    after = strategy.aggregate(strategy.server.init(), [up])
+    down = encode(strategy.server.broadcast(after))
     assert len(down) + len(encode(up)) <= limit
 
 

@@ -332,7 +332,7 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
     with Bars(recipe.training.rounds) as bars:
         simulation = Simulation(recipe.model_copy(update={"training": training}), bars)
         store.require_same(simulation.identity)
-        state = store.state(simulation.strategy.state, store.tuned if after is None else after)
+        state = store.state(simulation.strategy.server.state, store.tuned if after is None else after)
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)

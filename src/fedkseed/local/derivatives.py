@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from .optimizers import Optimizer
+from .zeroth_order import mean_loss
 
 if TYPE_CHECKING:  # a server aggregates without PyTorch
     from torch import Tensor
@@ -59,17 +60,17 @@ def derivative_steps(
     c, moments = before.astype(np.float64), optimizer.init(before.size)
     for k, batch in enumerate(islice(batches, steps)):
         if noised is None:
-            found, slope = weights.gradient(partial(loss, batch))
-            sound = math.isfinite(found) and bool(np.isfinite(slope).all())
+            value, slope = weights.gradient(partial(loss, batch))
+            sound = math.isfinite(value) and bool(np.isfinite(slope).all())
         else:
-            rows = np.stack([weights.gradient(partial(loss, one))[1] for one in batch])
-            found, slope, sound = math.nan, noised(k, rows), True
+            rows = np.stack([weights.gradient(partial(loss, example))[1] for example in batch])
+            value, slope, sound = math.nan, noised(k, rows), True
         if sound:
-            losses.append(found)
+            losses.append(value)
             step, moments = optimizer.step(moments, slope, len(losses))
             c = c - lr * step
             if not (np.abs(c) <= np.finfo(np.float32).max).all():
                 raise FedKSeedError(f"the coefficients have diverged; use a smaller lr than {lr:g}")
             weights.load(c)
-        on_step(found)
-    return Moved(weights.c - before, sum(losses) / len(losses) if losses else math.nan, steps - len(losses))
+        on_step(value)
+    return Moved(weights.c - before, mean_loss(losses), steps - len(losses))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..errors import FedKSeedError
 from ..weights.full import FullWeights, all_finite
 from .client import Client
+from .zeroth_order import mean_loss
 
 Batch = TypeVar("Batch")
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}  # Adam as Kingma and Ba, 2015, with their defaults
@@ -43,19 +44,19 @@ def first_order_steps(
     with weights.trainable() as pairs, torch.enable_grad():
         stepper = OPTIMIZERS[optimizer]([exact for _, exact in pairs], lr=lr)
         for batch in islice(batches, steps):
-            value = loss(batch)
-            found = float(value.detach())
-            if math.isfinite(found):
-                value.backward()
+            graph = loss(batch)
+            value = float(graph.detach())
+            if math.isfinite(value):
+                graph.backward()
                 if _hand_over(pairs):
                     stepper.step()
-                    losses.append(found)
+                    losses.append(value)
                 for parameter, exact in pairs:
                     if exact is not parameter:
                         parameter.data.copy_(exact)
                     parameter.grad = exact.grad = None
-            on_step(found)
-    return Trained(sum(losses) / len(losses) if losses else math.nan, steps - len(losses))
+            on_step(value)
+    return Trained(mean_loss(losses), steps - len(losses))
 
 
 def _hand_over(pairs: Iterable[tuple[nn.Parameter, Tensor]]) -> bool:
@@ -79,11 +80,11 @@ def train(client: Client[FullWeights], round_: int, *, optimizer: str, lr: float
             f"client {client.number} brings no loss to backpropagate through; give it Client(graph=...)"
         )
     weights, batches = client.weights, client.batches(round_)
-    found = first_order_steps(
+    trained = first_order_steps(
         weights, client.graph, batches, steps=steps, lr=lr, optimizer=optimizer, on_step=client.on_step
     )  # fmt: skip
     if not weights.finite:
         raise FedKSeedError(
             f"the weights of client {client.number} have diverged in round {round_ + 1}; use a smaller lr than {lr:g}"
         )
-    return found
+    return trained

@@ -5,7 +5,7 @@ Fang et al., 2022, https://arxiv.org/abs/2201.09531 (one point)
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -67,21 +67,26 @@ def zeroth_order_steps(
     scalars = np.full(directions.size, np.nan, np.float32)
     losses: list[float] = []
     for step, batch in enumerate(islice(batches, directions.size // probes)):
-        first, mine = len(losses), slice(step * probes, (step + 1) * probes)
-        along = directions[mine].tolist()
+        before, start = len(losses), step * probes
+        along = directions[start : start + probes].tolist()
         if noised is None:
-            found, seen = _estimates(weights, partial(loss, batch), along, eps, points)
+            rhos, means = _estimates(weights, partial(loss, batch), along, eps, points)
         else:
             rows, _ = _estimates(weights, partial(_each, loss, batch), along, eps, points)
-            found, seen = noised(step, np.stack(rows, 1)).tolist(), [math.nan] * probes
-        for k, (j, rho) in enumerate(zip(along, found, strict=True), mine.start):
+            rhos, means = noised(step, np.stack(rows, 1)).tolist(), [math.nan] * probes
+        for k, (j, rho, mean) in enumerate(zip(along, rhos, means, strict=True), start):
             scalars[k] = rounded = scalar(rho, clip, wire)  # a number of float32
             if not math.isnan(rounded):
-                losses.append(seen[k - mine.start])
+                losses.append(mean)
                 weights.move(j, -lr / probes * rounded)
-        on_step(sum(losses[first:]) / len(losses[first:]) if len(losses) > first else math.nan)
+        on_step(mean_loss(losses[before:]))
     weights.settle()
-    return Steps(scalars, sum(losses) / len(losses) if losses else math.nan)
+    return Steps(scalars, mean_loss(losses))
+
+
+def mean_loss(losses: Sequence[float]) -> float:
+    """The mean of the losses of steps; NaN if there is none."""
+    return sum(losses) / len(losses) if losses else math.nan
 
 
 def _estimates(
@@ -109,4 +114,4 @@ def _estimates(
 
 def _each(loss: Callable[[Any], float], batch: Any) -> NDArray[np.float64]:
     """The losses of batches of one example, one after another: in one batch they would share its padded width."""
-    return np.array([loss(one) for one in batch])
+    return np.array([loss(example) for example in batch])

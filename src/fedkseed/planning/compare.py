@@ -21,7 +21,7 @@ from ..local.client import Client
 from ..models.load import load_tokenizer
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
-from ..run.loop import NEWCOMER
+from ..round import Round
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..run.workers import processes
@@ -90,22 +90,22 @@ def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
         Bytes of an upload; None if its size is only known by training.
     """
     simulation = Simulation(recipe, shares=shares)
-    strategy, state, up = simulation.strategy, simulation.strategy.init(), None
+    strategy, state, up = simulation.strategy, simulation.strategy.server.init(), None
     for round_ in range(AWAY + 1):
         if round_ == AWAY:
-            (folder / "back").write_bytes(encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER]))
+            (folder / "back").write_bytes(encode(strategy.server.broadcast(state)))
         cohort = simulation.cohort(round_)
         taking_part = cohort if 0 in cohort else [0, *cohort[1:]]
         uploads = [_example(simulation, strategy, round_, client) for client in taking_part]
         up = len(encode(uploads[0]))
         state = strategy.aggregate(state, uploads)
-    (folder / "next").write_bytes(encode(strategy.broadcast(state, [0])[0]))
+    (folder / "next").write_bytes(Round.begin(strategy, state, [0]).whole[0])
     return up if strategy.sized else None
 
 
 def _example(simulation: Simulation, strategy: Strategy[Any], round_: int, number: int) -> Any:
     client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, round_, number)
-    return strategy.example(round_, number, client.examples, client.graph is not None, rng)
+    return strategy.client.example(round_, number, client.examples, client.graph is not None, rng)
 
 
 def _once_synced(message: Any) -> Any:
@@ -141,12 +141,12 @@ def _once(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
         data = (folder / name).read_bytes()
         sizes.append(len(data))
         begin = time.perf_counter()
-        message = decode(data, strategy.message)
-        strategy.sync(message, client.weights)
+        message = decode(data, strategy.client.message)
+        strategy.client.sync(message, client.weights)
         seconds.append(time.perf_counter() - begin)
         message = _once_synced(message)
         del data
-    upload = encode(strategy.train(message, client))
+    upload = encode(strategy.client.train(message, client))
     return AlgorithmCosts(
         algorithm=recipe.training.algorithm,
         trainable=client.weights.layout.size,

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
-from ..round import answer
-from ..run.loop import NEWCOMER, peak_memory
+from ..round import Round, answer
+from ..run.loop import peak_memory
 from ..run.progress import Progress
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
@@ -90,26 +90,26 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
 def _bytes(simulation: Simulation, cohort: Sequence[int]) -> tuple[int, int]:
     """The encoded sizes of a broadcast and of an upload in the second round; random numbers replace trained ones."""
     strategy = simulation.strategy
-    state = strategy.init()
+    state = strategy.server.init()
     uploads = [_example(simulation, number) for number in cohort]
     up = max(len(encode(upload)) for upload in uploads)
     if simulation.recipe.secure is None and simulation.recipe.asynchronous is None:
         state = strategy.aggregate(state, uploads)
-        return len(encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])), up
-    return max(len(encode(message)) for message in strategy.broadcast(state, cohort).values()), up
+        return len(encode(strategy.server.broadcast(state))), up
+    return max(map(len, Round.begin(strategy, state, cohort).whole.values())), up
 
 
 def _example(simulation: Simulation, number: int) -> Any:
     client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, 0, number)
-    return simulation.strategy.example(0, number, client.examples, client.graph is not None, rng)
+    return simulation.strategy.client.example(0, number, client.examples, client.graph is not None, rng)
 
 
 def _step_seconds(simulation: Simulation, number: int) -> float:
     """The median time of a local step after the first; a single step is measured with the sync before it."""
     strategy, watch, begin = simulation.strategy, _Short(), time.perf_counter()
-    message = strategy.broadcast(strategy.init(), simulation.cohort(0))[number]
+    messages = Round.begin(strategy, strategy.server.init(), simulation.cohort(0)).whole
     with suppress(_EnoughError):
-        answer(strategy, encode(message), simulation.client(number, watch))
+        answer(strategy, messages[number], simulation.client(number, watch))
     return median(watch.steps) if watch.steps else time.perf_counter() - begin
 
 
@@ -132,7 +132,7 @@ def _evaluation_seconds(simulation: Simulation) -> float:
     batch = shares.held_out[: simulation.recipe.evaluation.batch_size]
     if not batch:
         return 0.0
-    setup.load(simulation.strategy.init())
+    setup.load(simulation.strategy.server.init())
     begin = time.perf_counter()
     setup.score(batch, "held-out examples", False, simulation.metrics)
     seconds = time.perf_counter() - begin

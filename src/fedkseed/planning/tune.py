@@ -15,7 +15,6 @@ import numpy as np
 from ..errors import FedKSeedError
 from ..evaluation.evaluate import evaluate
 from ..evaluation.statistics import Estimate, paired_change
-from ..local.work import LocalWork
 from ..randomness import Purpose, generator
 from ..recipe.algorithms import algorithm_of
 from ..recipe.schema import Recipe
@@ -196,7 +195,7 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
     training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
     recipe = simulation.recipe
     strategy = _with(recipe, simulation.strategy, steps=found.steps, eps=found.eps or training.eps)
-    found.before = bench.losses(strategy.init(), "training examples, base model")
+    found.before = bench.losses(strategy.server.init(), "training examples, base model")
     for lr in rates(found, found.own):
         begin = clock()
         found.spent = begin + longest > until
@@ -206,7 +205,7 @@ def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock 
         change = trial.change(found.before)
         simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.text('+', 5)}"))
         longest = max(longest, clock() - begin)
-    simulation.setup.load(simulation.strategy.init())
+    simulation.setup.load(simulation.strategy.server.init())
 
 
 def rates(found: Tuning, own: float) -> Iterator[float]:
@@ -245,7 +244,7 @@ class Bench:
         """One round of a strategy, from the base model."""
         self.simulation.strategy = strategy
         try:
-            state, _ = self.simulation.round(strategy.init())
+            state, _ = self.simulation.round(strategy.server.init())
             losses = self.losses(state, f"training examples, lr {lr:g}")
         except FedKSeedError as error:  # a round raises it where numbers are out of range
             return Trial(lr, [], str(error))
@@ -274,20 +273,19 @@ def derives(recipe: Recipe) -> bool:
     return algorithm.pooled and algorithm.differentiates
 
 
-def _with(recipe: Recipe, strategy: Any, **settings: Any) -> Any:
+def _with(recipe: Recipe, strategy: Strategy[Any], **changes: Any) -> Strategy[Any]:
     """The same strategy with other settings of local steps; in a mixed federation, those of its forward-only clients.
 
     A changed number of steps holds for all clients of the federation.
     """
-    tuned = "derivatives" if derives(recipe) else "local"
-    if not isinstance(getattr(strategy, tuned, None), LocalWork):
-        raise FedKSeedError(
-            f"{type(strategy).__name__} has no LocalWork in a field {tuned!r}: a trial changes its lr and eps"
-        )
-    changed = {tuned: replace(getattr(strategy, tuned), epochs=None, **settings)}
-    if tuned == "local" and "steps" in settings and (work := getattr(strategy, "derivatives", None)) is not None:
-        changed["derivatives"] = replace(work, epochs=None, steps=settings["steps"])
-    return replace(strategy, **changed)
+    settings, derivatives = strategy.settings, strategy.settings.derivatives
+    if derives(recipe) and derivatives is not None:
+        settings = replace(settings, derivatives=replace(derivatives, epochs=None, **changes))
+    else:
+        settings = replace(settings, local=replace(settings.local, epochs=None, **changes))
+        if "steps" in changes and derivatives is not None:
+            settings = replace(settings, derivatives=replace(derivatives, epochs=None, steps=changes["steps"]))
+    return algorithm_of(recipe.training.algorithm).strategy_of(settings)
 
 
 def _short(number: float) -> float:

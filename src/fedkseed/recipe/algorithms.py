@@ -15,8 +15,8 @@ from ..local.work import LocalWork
 from ..randomness import pool_key
 from ..strategies.averaging import Averaging
 from ..strategies.kseed import KSeed
-from ..strategies.masked import MaskedKSeed
-from ..strategies.noised import Noised
+from ..strategies.masked import masked
+from ..strategies.noised import noised
 from ..strategies.replay import Replay
 from ..strategy import COEFFICIENTS, Masking, Noise, Settings, Strategy
 from ..wire.records import Run
@@ -36,7 +36,7 @@ class Algorithm:
     """One row of the table: a strategy, the local steps of its clients, and the weights that it tunes.
 
     Args:
-        strategy: the class of the strategy.
+        strategy: the class of its server, which makes the whole strategy.
         local: the kind of local steps, see `LocalWork`; or the derivatives in R^K that clients of `KSeed` take.
         down, up: contents of broadcasts and uploads, in words.
         source: the publication of the algorithm.
@@ -143,30 +143,33 @@ class Algorithm:
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
         settings = Settings(
             run,
-            recipe.pool,
             self.local_work(recipe),
             _derivatives(recipe) if with_derivatives else None,
             start,
             tensors,
-            training.wire,
-            training.server,
-            training.server_lr or 1.0,
+            pool=recipe.pool,
+            wire=training.wire,
+            server=training.server,
+            server_lr=training.server_lr or 1.0,
             trust=recipe.trust.summing,
             shared=recipe.directions.shared,
         )
-        strategy, privacy = self.strategy, recipe.privacy
-        if privacy is not None and privacy.unit == "client":
+        if (privacy := recipe.privacy) is not None and privacy.unit == "client":
             settings = replace(settings, noise=_noise(recipe, privacy, secret))
-        if recipe.secure is not None:
-            own, strategy = recipe.secure, MaskedKSeed
-            settings = replace(settings, secure=Masking(own.norm, own.bits, own.neighbours, keys or {}, name))
+        if (secure := recipe.secure) is not None:
+            masking = Masking(secure.norm, secure.bits, secure.neighbours, keys or {}, name)
+            settings = replace(settings, secure=masking)
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
-        made: Any = strategy.make(settings, **self.options)
-        if settings.noise is not None and recipe.secure is None:
-            made = Noised(made, settings.noise)
-        return made
+        return self.strategy_of(settings)
+
+    def strategy_of(self, settings: Settings) -> Strategy[Any]:
+        """The strategy with these settings, masked or with noise where they say so."""
+        strategy = self.strategy.make(settings, **self.options)
+        if settings.secure is not None:
+            return masked(strategy)
+        return strategy if settings.noise is None else noised(strategy, settings.noise)
 
 
 def _noise(recipe: Recipe, privacy: PrivacyTable, secret: bytes) -> Noise:

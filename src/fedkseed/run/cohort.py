@@ -20,7 +20,7 @@ from typing import Any
 
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
-from ..strategies.tree import Tree
+from ..strategies.tree import tree
 from ..strategy import Strategy
 
 EACH_ROUND, IN_TURNS = "each round", "in turns"  # [clients] draw
@@ -109,6 +109,4 @@ def over_shards(strategy: Strategy[Any], recipe: Recipe) -> Strategy[Any]:
         return strategy
     all_, clients = sum(shards), recipe.clients
     drawn = partial(cohort, recipe.seed, clients=all_, count=clients.cohort_of(all_), draw=clients.draw)
-    kseed: Any = strategy  # by the rules of a recipe with shards
-    tree: Any = Tree(kseed, drawn, recipe.network.members)
-    return tree
+    return tree(strategy, drawn, recipe.network.members)

@@ -68,7 +68,7 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
     Args:
         until: time, by `clock`, after which no further sample is begun.
     """
-    state = simulation.strategy.init()
+    state = simulation.strategy.server.init()
     rng = generator(simulation.recipe.seed, Purpose.TUNE, 0)
     order, losses = rng.permutation(len(simulation.shares.clients)), []
     for sample, j in enumerate(rng.integers(simulation.strategy.run.pool.size, size=SAMPLES).tolist()):

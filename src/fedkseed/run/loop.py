@@ -24,10 +24,9 @@ from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains
 from ..recipe.rules import remarks
 from ..recipe.schema import Recipe
-from ..round import Report
-from ..strategy import Strategy
+from ..round import Broadcasts, Report
+from ..strategy import COEFFICIENTS, ServerPart, Strategy
 from ..weights.adapter import Adapter
-from ..wire.codec import encode
 from .best_round import best_round, exhausted
 from .digest_chain import Receipt
 from .divergence import diverged, lowers_loss, lowest_round, suspicious
@@ -37,7 +36,6 @@ from .store import DIVERGED, REACH, STOPPED, Store
 
 ADVICE = "take a smaller lr, or let `fedkseed tune` find one"
 UNDONE = "undone"  # the fact with the rounds that the guard has undone
-NEWCOMER = (1 << 32) - 1  # number of a client that has seen no round: its broadcast gives the whole model
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +68,9 @@ class Federation:
 
     Args:
         identity: facts that must stay the same when a run is continued by another process.
-        round: does the next round: takes the state, and a function from a number of rounds to the state after them,
-            and returns the next state and its report. An asynchronous round needs the states that its clients began
-            with.
+        round: does the next round: takes the state, a function from a number of rounds to the state after them, and
+            the run's broadcasts, and returns the next state and its report. An asynchronous round needs the states that
+            its clients began with.
         reach: the greatest number of rounds since a client of a round began; 0: rounds are synchronous.
         holdings: the data of each client, where that is known.
         receipts: the uploads of the last round by client, with their signatures.
@@ -83,7 +81,7 @@ class Federation:
     recipe: Recipe
     strategy: Strategy[Any]
     identity: dict[str, str]
-    round: Callable[[Any, Callable[[int], Any]], tuple[Any, Report]]
+    round: Callable[[Any, Callable[[int], Any], Broadcasts[Any]], tuple[Any, Report]]
     evaluator: Evaluator
     progress: Progress = field(default_factory=Silent)
     reach: int = 0
@@ -115,61 +113,22 @@ class Result:
 
 def work(store: Store, federation: Federation) -> Result:
     """Carry out the remaining rounds of a run, with evaluations; the caller holds the run's lock."""
-    strategy, evaluator = federation.strategy, federation.evaluator
-    store.require_sound()
-    store.require_same(federation.identity)
-    state = store.state(strategy.state)
-    if state is None:
-        store.commit(state := strategy.init(), None, broadcast=announced(strategy, state))
-    if federation.holdings:
-        store.remember("clients", federation.holdings)
-    store.copy_metrics()
-    for remark in remarks(federation.recipe):
-        federation.progress.note(remark)
-    rounds, settings = federation.recipe.training.rounds, federation.recipe.evaluation
-    store.remember(REACH, federation.reach)
-    if federation.base is not None and 0 not in store.evaluations():
-        store.evaluated(0, dict(federation.base))
-    before = _evaluated(store, federation, strategy.init())
-    losses: list[float | None] = [report["loss"] for report in store.reports()]
-    evaluated = max(store.evaluations(), default=0)
-    warned, by_loss = False, lowers_loss(federation.recipe)
-    while state.round < rounds:
-        due = settings.every and state.round % settings.every == 0
-        again = state.round == evaluated  # where a stopped run goes on
-        if due or again or (by_loss and suspicious(losses, evaluated)):
-            evaluated = state.round
-            _guard(store, federation, state.round, _evaluated(store, federation, state))
-            if (reason := exhausted(settings, store.evaluations())) is not None:
-                store.remember(STOPPED, reason)
-                federation.progress.note(reason)
-                break
-            if (reason := diverged(store.evaluations(), by_loss)) is not None and not warned:
-                warned = True
-                federation.progress.note(f"the run diverges: {reason}; {ADVICE}")
-                if settings.stop_when_diverged:
-                    break
-        if (reason := exhausted_budget(federation.recipe, federation.clients, state.round + 1)) is not None:
-            store.remember(STOPPED, reason)
-            federation.progress.note(reason)
-            break
-        state, report = federation.round(state, lambda done: store.state(strategy.state, done))
-        report = replace(report, epsilon=spent(federation.recipe, federation.clients, state.round))
-        keep = {state.round - back for back in range(2 + federation.reach)}
-        if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
-            keep.add(best)  # without a choice, the evaluations are not read every round
-        store.commit(state, report, keep, federation.receipts(), announced(strategy, state))
-        losses.append(report.loss)
-        federation.progress.round_done(report)
+    server, settings = federation.strategy.server, federation.recipe.evaluation
+    # A client may hold the broadcast of the round before the one that it began with; of weights nobody keeps one.
+    broadcasts = Broadcasts(server, 2 + federation.reach if server.weights == COEFFICIENTS else 1)
+    state = _opened(store, federation, broadcasts)
+    before = _evaluated(store, federation, server.init())
+    state = _rounds(store, federation, broadcasts, state)
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
     best = best_round(settings, store.evaluations())
-    if settings.stop_when_diverged and (reason := diverged(store.evaluations(), by_loss)) is not None:
-        best = _end_of_divergence(store, strategy, state.round, best, reason)
+    reason = diverged(store.evaluations(), lowers_loss(federation.recipe))
+    if settings.stop_when_diverged and reason is not None:
+        best = _end_of_divergence(store, server, state.round, best, reason)
     if best is not None:
-        state = store.state(strategy.state, best)
+        state = store.state(server.state, best)
         after = _evaluated(store, federation, state, write=True)
-    finished = evaluator.finish(state, store)
+    finished = federation.evaluator.finish(state, store)
     return Result(
         before=before,
         after=after,
@@ -188,22 +147,86 @@ def work(store: Store, federation: Federation) -> Result:
     )
 
 
-def _end_of_divergence(store: Store, strategy: Strategy[Any], done: int, best: int | None, reason: str) -> int:
+def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -> Any:
+    """The state that a run goes on with, after checks that it is the same run; a new run begins here."""
+    store.require_sound()
+    store.require_same(federation.identity)
+    server = federation.strategy.server
+    state = store.state(server.state)
+    if state is None:
+        store.commit(state := server.init(), None, broadcast=_announced(broadcasts, state))
+    if federation.holdings:
+        store.remember("clients", federation.holdings)
+    store.copy_metrics()
+    for remark in remarks(federation.recipe):
+        federation.progress.note(remark)
+    store.remember(REACH, federation.reach)
+    if federation.base is not None and 0 not in store.evaluations():
+        store.evaluated(0, dict(federation.base))
+    return state
+
+
+def _rounds(store: Store, federation: Federation, broadcasts: Broadcasts[Any], state: Any) -> Any:
+    """Do the remaining rounds, each committed before the next, until the last or a reason to stop; the last state."""
+    recipe, settings = federation.recipe, federation.recipe.evaluation
+    losses: list[float | None] = [report["loss"] for report in store.reports()]
+    last_evaluated = max(store.evaluations(), default=0)
+    warned, by_loss = False, lowers_loss(recipe)
+    while state.round < recipe.training.rounds:
+        due = settings.every and state.round % settings.every == 0
+        # A run may have been stopped after an evaluation, and before it was judged.
+        if due or state.round == last_evaluated or (by_loss and suspicious(losses, last_evaluated)):
+            last_evaluated = state.round
+            _guard(store, federation, state.round, _evaluated(store, federation, state))
+            if (reason := exhausted(settings, store.evaluations())) is not None:
+                return _stopped(store, federation, state, reason)
+            if (reason := diverged(store.evaluations(), by_loss)) is not None and not warned:
+                warned = True
+                federation.progress.note(f"the run diverges: {reason}; {ADVICE}")
+                if settings.stop_when_diverged:
+                    return state
+        if (reason := exhausted_budget(recipe, federation.clients, state.round + 1)) is not None:
+            return _stopped(store, federation, state, reason)
+        state, report = _next_round(store, federation, broadcasts, state)
+        losses.append(report.loss)
+        federation.progress.round_done(report)
+    return state
+
+
+def _stopped(store: Store, federation: Federation, state: Any, reason: str) -> Any:
+    store.remember(STOPPED, reason)
+    federation.progress.note(reason)
+    return state
+
+
+def _next_round(store: Store, federation: Federation, broadcasts: Broadcasts[Any], state: Any) -> tuple[Any, Report]:
+    """Do one round and commit its state."""
+    server, settings = federation.strategy.server, federation.recipe.evaluation
+    state, report = federation.round(state, lambda done: store.state(server.state, done), broadcasts)
+    report = replace(report, epsilon=spent(federation.recipe, federation.clients, state.round))
+    keep = {state.round - back for back in range(2 + federation.reach)}
+    if settings.best is not None and (best := best_round(settings, store.evaluations())) is not None:
+        keep.add(best)  # without a choice, the evaluations are not read every round
+    store.commit(state, report, keep, federation.receipts(), _announced(broadcasts, state))
+    return state, report
+
+
+def _announced(broadcasts: Broadcasts[Any], state: Any) -> bytes:
+    """The message that all clients of the next round get; empty where each gets the rounds that it has missed."""
+    return b"" if broadcasts.server.remembers else broadcasts.of(state)
+
+
+def _end_of_divergence(store: Store, server: ServerPart[Any], done: int, best: int | None, reason: str) -> int:
     """Note that a run has diverged; returns the round whose model is kept: the best that there still is."""
     lowest = lowest_round(store.evaluations()) if best is None else best
     try:
-        store.state(strategy.state, lowest)
+        store.state(server.state, lowest)
     except FedKSeedError:  # large states are not kept for long
         lowest = done
-    of = "the base model" if lowest == 0 else f"the model after {lowest} rounds"
+    kept = "The base model" if lowest == 0 else f"The model after {lowest} rounds"
     store.remember(DIVERGED, lowest)
-    store.remember(STOPPED, f"the run diverged: {reason}. {of.capitalize()} is kept. {ADVICE.capitalize()}")
+    store.remember(STOPPED, f"the run diverged: {reason}. {kept} is kept. {ADVICE.capitalize()}")
     return lowest
-
-
-def announced(strategy: Strategy[Any], state: Any) -> bytes:
-    """The message that all clients of the next round get; empty where each gets the rounds that it has missed."""
-    return b"" if strategy.remembers else encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
 
 
 def _evaluated(store: Store, federation: Federation, state: Any, write: bool = False) -> Evaluation:
@@ -212,20 +235,20 @@ def _evaluated(store: Store, federation: Federation, state: Any, write: bool = F
     Args:
         write: whether this is the tuned model, although it is not the last: answers are written if they are lacking.
     """
-    writes = write or state.round in (0, federation.recipe.training.rounds)
-    known = store.evaluations().get(state.round)
-    if known is not None:
-        found = Evaluation.of(known)
-        if found.empty or not (write and federation.recipe.evaluation.written):  # `empty` has an entry an answer
-            return found
-    what = f"held-out examples, round {state.round}"
-    found = federation.evaluator.evaluate(state, what, writes)
-    if found != NOT_EVALUATED:
-        store.evaluated(state.round, asdict(found))
-    return found
+    recipe = federation.recipe
+    if (table := store.evaluations().get(state.round)) is not None:
+        evaluation = Evaluation.of(table)
+        lacks_answers = write and recipe.evaluation.written and not evaluation.empty  # `empty` has an entry an answer
+        if not lacks_answers:
+            return evaluation
+    writes = write or state.round in (0, recipe.training.rounds)
+    evaluation = federation.evaluator.evaluate(state, f"held-out examples, round {state.round}", writes)
+    if evaluation != NOT_EVALUATED:
+        store.evaluated(state.round, asdict(evaluation))
+    return evaluation
 
 
-def _guard(store: Store, federation: Federation, done: int, found: Evaluation) -> None:
+def _guard(store: Store, federation: Federation, done: int, evaluation: Evaluation) -> None:
     """Go back to the last good round where the held-out loss has risen more than `[trust] guard` over its lowest.
 
     Raises:
@@ -233,9 +256,9 @@ def _guard(store: Store, federation: Federation, done: int, found: Evaluation) -
             undone are kept as the fact UNDONE. Or the base model has no finite loss.
     """
     limit = federation.recipe.trust.guard
-    if limit is None or not found.losses:
+    if limit is None or not evaluation.losses:
         return
-    losses = {rounds: float(np.mean(known["losses"])) for rounds, known in store.evaluations().items()}
+    losses = {rounds: float(np.mean(table["losses"])) for rounds, table in store.evaluations().items()}
     if not math.isfinite(losses[0]):
         raise FedKSeedError(
             f"the base model's held-out loss is {losses[0]}, and [trust] guard has nothing to go back to: look at the "
@@ -244,7 +267,7 @@ def _guard(store: Store, federation: Federation, done: int, found: Evaluation) -
     loss, lowest = losses[done], float(np.nanmin([*losses.values()]))
     if loss <= lowest + limit:
         return
-    good = max(rounds for rounds, known in losses.items() if rounds < done and known <= lowest + limit)
+    good = max(rounds for rounds, earlier in losses.items() if rounds < done and earlier <= lowest + limit)
     undone = [report for report in store.reports() if report["round"] >= good]
     store.remember(UNDONE, [*(store.recall(UNDONE) or []), {"loss": loss, "lowest": lowest, "reports": undone}])
     store.rollback(good)
@@ -280,7 +303,7 @@ class WithoutModel:
 
     def finish(self, state: Any, store: Store) -> Finished:
         weights, run = Coefficients(), self.strategy.run
-        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
+        self.strategy.load(state, weights)
         patterns = tuple(self.recipe.model.tuned or ("*",))
         Adapter(
             run.pool, weights.c, run.base.hex(), None, patterns, provenance(self.recipe, state.round), self.basis

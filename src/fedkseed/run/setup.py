@@ -35,7 +35,7 @@ from ..weights.full import FullWeights
 from ..weights.layout import Layout
 from ..weights.modes import hold
 from ..wire.records import Run
-from .loop import NEWCOMER, Finished, provenance
+from .loop import Finished, provenance
 from .privacy_plan import private_steps
 from .progress import Progress, Silent
 from .store import Store
@@ -71,7 +71,7 @@ class Setup:
     """A recipe's model, algorithm and loss on this machine; made by `build`.
 
     Attributes:
-        strategy: the algorithm; `strategy.init()` is the state before the first round.
+        strategy: the algorithm; `strategy.server.init()` is the state before the first round.
         weights: the model's weights, which training and syncs change.
         patterns: patterns of the tuned tensors' names.
         basis: the factors of the directions, for the families that need them.
@@ -108,7 +108,9 @@ class Setup:
             noise: secret from which the noise of its steps follows, where single examples are protected.
         """
         recipe, graph = self.recipe, self.graph_of(number, count)
-        private = private_steps(recipe, number, len(examples), self.strategy.work(graph is not None).steps, noise)
+        private = private_steps(
+            recipe, number, len(examples), self.strategy.settings.work(graph is not None).steps, noise
+        )
         drawn = endless_batches if private is None else private_batches
 
         def batches(round_: int) -> Iterator[Any]:
@@ -147,7 +149,7 @@ class Setup:
     def load(self, state: Any) -> float:
         """Set the model's weights to those of a state; returns the seconds taken."""
         start = time.perf_counter()
-        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
+        self.strategy.load(state, self.weights)
         return time.perf_counter() - start
 
     def score(self, held_out: Sequence[Encoded], what: str, write: bool, metrics: Metrics) -> Evaluation:

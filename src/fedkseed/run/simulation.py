@@ -20,10 +20,10 @@ from ..recipe.basis_digest import with_basis
 from ..recipe.reading import own_recipe
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
-from ..round import Decode, Report, Transport, answer, decode_once, run_round
+from ..round import Broadcasts, Decode, Report, Transport, answer, decode_once, run_round
 from ..strategies.masked import simulated_key
 from ..strategy import Strategy
-from ..wire.codec import decode, encode
+from ..wire.codec import decode
 from ..wire.delta import lack, restore
 from .activity import ActivityFile
 from .cohort import Step, asynchronous, durations, synchronous
@@ -165,12 +165,14 @@ class Simulation:
         """Local steps of a client in a round."""
         examples = len(self.shares.clients[number])
         differentiates = self.setup.graph_of(number, len(self.shares.clients)) is not None
-        return self.strategy.work(differentiates).count(examples)
+        return self.strategy.settings.work(differentiates).count(examples)
 
     def transport(self, messages: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
         """Carry messages to clients on this machine: one after the other, or `at_once` at a time."""
         options = self.recipe.clients
-        restored = {number: restore(data, self._kept.get(number)) for number, data in messages.items()}
+        pairs = {number: (data, self._kept.get(number)) for number, data in messages.items()}
+        distinct = {pair: restore(*pair) for pair in {*pairs.values()}}  # clients that hold the same share the result
+        restored = {number: distinct[pair] for number, pair in pairs.items()}
         yield from ((number, lack(messages[number], number)) for number, data in restored.items() if data is None)
         messages = {number: data for number, data in restored.items() if data is not None}
         threads = options.threads or max(1, torch.get_num_threads() // options.at_once)
@@ -229,22 +231,27 @@ class Simulation:
         last = {i: self.planned(begun - 1).begun.get(i) for i, begun in self.planned(round_).begun.items() if begun}
         return {client: held for client, held in last.items() if held is not None}
 
-    def round(self, state: Any, earlier: Callable[[int], Any] | None = None) -> tuple[Any, Report]:
+    def round(
+        self,
+        state: Any,
+        state_after: Callable[[int], Any] | None = None,
+        broadcasts: Broadcasts[Any] | None = None,
+    ) -> tuple[Any, Report]:
         """The state after the next round, and the round's report.
 
         Args:
-            earlier: a function from a number of rounds to the state after them, used for the state with which a client
-                of an asynchronous round began, and for one whose broadcast a client still holds. None: no client holds
-                a broadcast.
+            state_after: a function from a number of rounds to the state after them, used for the state with which a
+                client of an asynchronous round began, and for one whose broadcast a client still holds. None: no client
+                holds a broadcast.
+            broadcasts: those of the run, where some are encoded already.
         """
         if self.setup.algorithm.remembers:
             self.setup.load(state)  # one model stands in for clients that have seen more or less of it
-        step = self.planned(state.round)
-        find = earlier or _not_kept
-        states = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
-        holders = self._held(state.round) if earlier and self.carry is None else {}
-        held = {client: find(of) for client, of in holders.items()}
-        self._kept = {client: encode(self.strategy.broadcast(of, [client])[client]) for client, of in held.items()}
+        step, find = self.planned(state.round), state_after or _not_kept
+        began = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}
+        holders = self._held(state.round) if state_after and self.carry is None else {}
+        broadcasts = broadcasts or Broadcasts(self.strategy.server, 2 + len(began) + len(holders))
+        self._kept = {client: broadcasts.after(done, find) for client, done in holders.items()}
         self.receipts, carry = {}, self.carry or self.transport
 
         def transport(messages: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
@@ -253,7 +260,7 @@ class Simulation:
                     self.receipts[client] = Receipt(reply)  # the last one is the upload
                 yield client, reply
 
-        after, report = run_round(self.strategy, state, list(step.begun), transport, states, self._kept)
+        after, report = run_round(self.strategy, state, [*step.begun], transport, began, self._kept, broadcasts)
         elsewhere = self.recipe.clients.at_once > 1 or self.setup.weights.layout.entries[0].tensor.device.type != "cpu"
         computed = None if elsewhere else report.cpu_seconds
         return after, replace(report, given_up=step.given_up, clock=step.clock, cpu_seconds=computed)

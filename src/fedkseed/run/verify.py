@@ -25,14 +25,15 @@ from ..errors import FedKSeedError
 from ..recipe.own_code import is_own
 from ..recipe.rules import checked_algorithm
 from ..recipe.schema import Recipe
+from ..round import Broadcasts
 from ..strategy import COEFFICIENTS, Strategy
 from ..weights.adapter import Adapter
-from ..wire.codec import decode, encode, kind_of
+from ..wire.codec import decode, kind_of
 from ..wire.records import Run, Subtotal
 from . import digest_chain as chain
 from .cohort import over_shards
 from .digest_chain import Receipt
-from .loop import NEWCOMER, Coefficients, announced, provenance
+from .loop import Coefficients, provenance
 from .privacy_plan import kept_secret, with_noise
 from .store import Store, pack
 
@@ -65,15 +66,16 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
     if recipe.privacy is not None:
         recipe = with_noise(recipe, _clients(store, recipe))
     strategy = _strategy(store, recipe)
-    states: dict[int, Any] = {0: strategy.init()}
-    last = store.state(strategy.state)
+    states: dict[int, Any] = {0: strategy.server.init()}
+    last = store.state(strategy.server.state)
     if last is None:
         raise FedKSeedError(f"{store.directory} has no state yet; there is nothing to verify")
+    broadcasts = Broadcasts(strategy.server, 2 if recipe.asynchronous is None else last.round + 1)
     uploads = unchecked = 0
     for done in range(last.round + 1):
         if done:
             receipts = store.receipts(done)
-            states[done] = _recomputed(strategy, states, done, receipts, signed)
+            states[done] = _recomputed(strategy, broadcasts, states, done, receipts, signed)
             uploads += len(receipts)
             unchecked += sum(signed is None and receipt.signature != b"" for receipt in receipts.values())
         if chain.digest(pack(states[done])) != store.parts(done)[: chain.SIZE]:
@@ -81,12 +83,12 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
                 f"round {done}: the state is not what the algorithm makes of the {len(store.receipts(done))} uploads "
                 "that are kept: one was changed or left out, or the state was"
             )
-        if chain.digest(announced(strategy, states[done])) != store.parts(done)[-chain.SIZE :]:
+        if chain.digest(broadcasts.of(states[done])) != store.parts(done)[-chain.SIZE :]:
             raise FedKSeedError(f"round {done}: the broadcast that the clients were sent is not made of the state")
         if recipe.asynchronous is None:  # else clients may have begun in any round before
             states.pop(done - 1, None)
     tuned = store.tuned
-    _require_adapter(store, recipe, strategy, last if tuned is None else store.state(strategy.state, tuned))
+    _require_adapter(store, recipe, strategy, last if tuned is None else store.state(strategy.server.state, tuned))
     return Verdict(last.round, uploads, uploads if signed else 0, unchecked, store.head(last.round).hex())
 
 
@@ -151,6 +153,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
 
 def _recomputed(
     strategy: Strategy[Any],
+    broadcasts: Broadcasts[Any],
     states: Mapping[int, Any],
     done: int,
     receipts: Mapping[int, Receipt],
@@ -160,7 +163,7 @@ def _recomputed(
     uploads = []
     for client, receipt in receipts.items():
         try:
-            upload: Any = decode(receipt.upload, *strategy.replies)
+            upload: Any = decode(receipt.upload, *strategy.aggregator.replies)
         except FedKSeedError as error:
             raise FedKSeedError(f"round {done}: the upload of client {client} can't be read: {error}") from error
         if upload.client != client or upload.round not in states:
@@ -169,12 +172,11 @@ def _recomputed(
                 f"after {upload.round} rounds"
             )
         began = states[upload.round]
-        if signed is not None:
-            broadcast = encode(strategy.broadcast(began, [client])[client])
-            if not signed(upload.round, client, broadcast, receipt.upload, receipt.signature):
-                raise FedKSeedError(
-                    f"round {done}: the upload of client {client} is not signed by it for this run and its broadcast"
-                )
+        ours = upload.round, client, broadcasts.of(began), receipt.upload, receipt.signature
+        if signed is not None and not signed(*ours):
+            raise FedKSeedError(
+                f"round {done}: the upload of client {client} is not signed by it for this run and its broadcast"
+            )
         uploads.append(upload)
     try:
         return strategy.aggregate(states[done - 1], uploads, states)
@@ -200,6 +202,6 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
     patterns = recipe.model.tuned or ["*"]
     if [*found.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
         raise FedKSeedError(f"{store.adapter} tunes {[*found.patterns]}, the run tuned {patterns}")
-    strategy.sync(strategy.broadcast(state, [NEWCOMER])[NEWCOMER], weights)
+    strategy.load(state, weights)
     if not np.array_equal(found.coefficients, weights.c):
         raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the state after {state.round} rounds")

@@ -123,9 +123,9 @@ class MaskRoster:
                 f"{self.enough} on; nothing of them can be read"
             )
         for place in secrets:
-            if (found := len({*there}.intersection(self.holders(place)))) < self.threshold:
+            if (holders := len({*there}.intersection(self.holders(place)))) < self.threshold:
                 raise FedKSeedError(
-                    f"round {self.round}: {found} holders of client {self.members[place]}'s shares are there, "
+                    f"round {self.round}: {holders} holders of client {self.members[place]}'s shares are there, "
                     f"{self.threshold} are needed; nothing of the round can be read"
                 )
 
@@ -215,5 +215,5 @@ def signed(place: int, other: int) -> int:
 
 def places(roster: MaskRoster, there: Sequence[bool] | NDArray[np.bool_]) -> tuple[list[int], list[int]]:
     """Places of the clients whose uploads have come, and of the others."""
-    found = np.asarray(there, bool)
-    return np.flatnonzero(found).tolist(), np.flatnonzero(~found).tolist()
+    came = np.asarray(there, bool)
+    return np.flatnonzero(came).tolist(), np.flatnonzero(~came).tolist()

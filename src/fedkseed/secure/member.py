@@ -37,10 +37,10 @@ class RoundMemory(Protocol):
 class Forgetful:
     """The memory of one process."""
 
-    known: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    answered: dict[tuple[int, str], bytes] = field(default_factory=dict)
 
     def once(self, round_: int, leg: str, value: bytes) -> None:
-        if self.known.setdefault((round_, leg), value) != value:
+        if self.answered.setdefault((round_, leg), value) != value:
             raise FedKSeedError(
                 f"round {round_} was answered with another {leg}: from both answers the server could tell this "
                 "client's numbers; it must go on with the first, or begin a new run"
@@ -81,13 +81,13 @@ class MaskingClient:
             FedKSeedError: it has none, or a key of the round is not that of its client.
         """
         roster.require()
-        found = np.flatnonzero(roster.members == self.number)
-        if not found.size or roster.key(int(found[0])) != self.public:
+        (place,) = np.flatnonzero(roster.members == self.number).tolist() or (None,)
+        if place is None or roster.key(place) != self.public:
             raise FedKSeedError(f"client {self.number} is not in this round with its own key")
         if self.require is not None:
             for number, key in zip(roster.members.tolist(), roster.keys, strict=True):
                 self.require(number, key.tobytes())
-        return int(found[0])
+        return place
 
     def masked(self, run: Run, roster: MaskRoster, numbers: NDArray[np.int64], width: int) -> Masked:
         """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
@@ -98,20 +98,19 @@ class MaskingClient:
         place, context = self.place(roster), roster.context
         self.memory.once(roster.round, "upload", context + numbers.astype("<i8").tobytes())
         secrets = {other: agreed(self.key, roster.key(other)) for other in roster.holders(place)}
-        own = derived(self.private, context, "own", size=SEED)
-        total = numbers + mask(own, numbers.size, width)
-        seeds = [own]
+        seeds = [derived(self.private, context, "own", size=SEED)]
+        total = numbers + mask(seeds[0], numbers.size, width)
         for other in roster.others(place):
             seeds.append(_pair(secrets[other], context, roster, place, other))
             total = total + signed(place, other) * mask(seeds[-1], numbers.size, width).astype(np.int64)
-        joined, holders, known = b"".join(seeds), roster.holders(place), roster.threshold - 1
+        joined, holders, implied = b"".join(seeds), roster.holders(place), roster.threshold - 1
         points = {0: joined} | {
             x: _implied(secrets[holder], context, place, holder, len(joined))
-            for x, holder in enumerate(holders[:known], 1)
+            for x, holder in enumerate(holders[:implied], 1)
         }
         bundles = [
             sealed(derived(secrets[holder], context, "bundle", place, holder), share(points, x))
-            for x, holder in enumerate(holders[known:], known + 1)
+            for x, holder in enumerate(holders[implied:], implied + 1)
         ]
         wrapped = (total & ((1 << width) - 1)).astype(np.uint32)
         rows = np.frombuffer(b"".join(bundles), np.uint8).reshape(len(bundles), -1)
@@ -148,7 +147,7 @@ class MaskingClient:
             raise FedKSeedError(
                 f"{len(sent_to(roster, place, there))} clients made bundles for this one, got {len(request.bundles)}"
             )
-        found = []
+        shares = []
         for sender in senders:
             secret, others = agreed(self.key, roster.key(sender)), roster.others(sender)
             if sender in bundles:
@@ -156,8 +155,8 @@ class MaskingClient:
             else:
                 whole = _implied(secret, context, sender, place, SEED * (1 + len(others)))
             asked = [0, *(1 + k for k, other in enumerate(others) if other in gone)]
-            found += [whole[k * SEED : (k + 1) * SEED] for k in asked]
-        return Shares(request.run, request.round, self.number, b"".join(found))
+            shares += [whole[k * SEED : (k + 1) * SEED] for k in asked]
+        return Shares(request.run, request.round, self.number, b"".join(shares))
 
 
 def sent_to(roster: MaskRoster, holder: int, there: Collection[int]) -> list[int]:

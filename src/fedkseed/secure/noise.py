@@ -36,11 +36,11 @@ class Bits:
 
     def below(self, bound: int, count: int) -> NDArray[np.int64]:
         """Uniform whole numbers of 0 to bound − 1; those at or above the bound are drawn again."""
-        found = np.empty(0, np.int64)
-        while found.size < count:
-            drawn = self.words(count - found.size) & np.uint64((1 << bound.bit_length()) - 1)
-            found = np.append(found, drawn[drawn < bound].astype(np.int64))
-        return found
+        numbers = np.empty(0, np.int64)
+        while numbers.size < count:
+            drawn = self.words(count - numbers.size) & np.uint64((1 << bound.bit_length()) - 1)
+            numbers = np.append(numbers, drawn[drawn < bound].astype(np.int64))
+        return numbers
 
     def happens(self, x: NDArray[np.float64], exact: Callable[[int], Fraction]) -> NDArray[np.bool_]:
         """Events of probability exp(−x).
@@ -50,10 +50,10 @@ class Bits:
         """
         drawn, p = self.words(x.size) >> np.uint64(11), np.exp(-x)
         u = drawn * 2.0**-53
-        found = u < p
+        events = u < p
         for k in np.flatnonzero(np.abs(u - p) < CLOSE).tolist():
-            found[k] = self._exactly(int(drawn[k]), exact(k))
-        return found
+            events[k] = self._exactly(int(drawn[k]), exact(k))
+        return events
 
     def _exactly(self, u: int, x: Fraction) -> bool:
         """Whether a number that begins with the 53 bits u is below exp(−x)."""
@@ -83,16 +83,16 @@ def discrete_gaussian(variance: int, count: int, key: bytes) -> NDArray[np.int64
             f"noise has a variance of 1 to 2^56 grid steps, got {variance}: use fewer bits or more noise"
         )
     bits, t = Bits(key), isqrt(variance) + 1
-    found = np.empty(0, np.int64)
-    while found.size < count:
-        y = _laplace(t, 2 * (count - found.size) + 16, bits)  # 1.3 candidates a sample
+    samples = np.empty(0, np.int64)
+    while samples.size < count:
+        y = _laplace(t, 2 * (count - samples.size) + 16, bits)  # 1.3 candidates a sample
         apart = np.abs(y) * t - variance
 
         def exact(k: int, apart: NDArray[np.int64] = apart) -> Fraction:
             return Fraction(int(apart[k]) ** 2, 2 * variance * t * t)
 
-        found = np.append(found, y[bits.happens((apart / t) ** 2 / (2.0 * variance), exact)])
-    return found[:count]
+        samples = np.append(samples, y[bits.happens((apart / t) ** 2 / (2.0 * variance), exact)])
+    return samples[:count]
 
 
 def _laplace(t: int, count: int, bits: Bits) -> NDArray[np.int64]:

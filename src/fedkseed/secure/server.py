@@ -20,26 +20,26 @@ def requests(run: Run, roster: MaskRoster, uploads: Sequence[Masked], width: int
     Raises:
         FedKSeedError: too few uploads have come, or one has another form than the round's.
     """
-    known = dict(zip(roster.members.tolist(), range(roster.members.size), strict=True))
+    place_of = {member: place for place, member in enumerate(roster.members.tolist())}
     there = np.zeros(roster.members.size, np.bool_)
     bundles: dict[tuple[int, int], NDArray[np.uint8]] = {}
     for upload in uploads:
-        place = known.get(upload.client)
+        place = place_of.get(upload.client)
         if place is None or there[place]:
             raise FedKSeedError(f"client {upload.client} is not in this round, or has answered twice")
         require_upload(roster, upload, width, size)
         there[place] = True
         bundles |= {(place, holder): row for holder, row in zip(roster.sealed_for(place), upload.bundles, strict=True)}
-    found, _ = places(roster, there)
-    roster.require_readable(found, found)
+    survivors, _ = places(roster, there)
+    roster.require_readable(survivors, survivors)
 
     def request(place: int) -> Survivors:
-        rows = [bundles[sender, place] for sender in sent_to(roster, place, found)]
+        rows = [bundles[sender, place] for sender in sent_to(roster, place, survivors)]
         length = len(roster.holders(place)) * SEED + TAG
         sent = np.array(rows, np.uint8).reshape(-1, length)
         return Survivors(run, roster.round, roster.members, roster.keys, roster.broadcast, there, sent)
 
-    return {int(roster.members[place]): request(place) for place in found}
+    return {int(roster.members[place]): request(place) for place in survivors}
 
 
 def require_upload(roster: MaskRoster, upload: Masked, width: int, size: int) -> None:
@@ -55,13 +55,13 @@ def require_upload(roster: MaskRoster, upload: Masked, width: int, size: int) ->
         )
 
 
-def require_shares(roster: MaskRoster, one: Shares, found: NDArray[np.bool_]) -> None:
+def require_shares(roster: MaskRoster, answer: Shares, came: NDArray[np.bool_]) -> None:
     """Refuse shares of a client that was not asked, or of another length than was asked for."""
-    there, gone = places(roster, found)
-    (place,) = np.flatnonzero(roster.members == one.client).tolist() or (None,)
+    there, gone = places(roster, came)
+    (place,) = np.flatnonzero(roster.members == answer.client).tolist() or (None,)
     if place not in there:
-        raise FedKSeedError(f"client {one.client} sent shares, and was not asked for any")
-    _take(roster, place, one, {*there}, gone, {sender: {} for sender in there})
+        raise FedKSeedError(f"client {answer.client} sent shares, and was not asked for any")
+    _take(roster, place, answer, {*there}, gone, {sender: {} for sender in there})
 
 
 def unmasked(
@@ -79,10 +79,10 @@ def unmasked(
     there = {at[upload.client] for upload in uploads}
     gone = [place for place in range(roster.members.size) if place not in there]
     points: dict[int, dict[int, bytes]] = {place: {} for place in there}
-    for client, one in sorted(shares.items()):
+    for client, answer in sorted(shares.items()):
         if at.get(client) not in there:
             raise FedKSeedError(f"client {client} sent shares, and was not asked for any")
-        _take(roster, at[client], one, there, gone, points)
+        _take(roster, at[client], answer, there, gone, points)
     total, size = np.zeros(uploads[0].numbers.size, np.int64), uploads[0].numbers.size
     for upload in uploads:
         place = at[upload.client]
@@ -104,7 +104,7 @@ def unmasked(
 def _take(
     roster: MaskRoster,
     holder: int,
-    one: Shares,
+    answer: Shares,
     there: set[int],
     gone: Sequence[int],
     points: dict[int, dict[int, bytes]],
@@ -114,7 +114,7 @@ def _take(
     for sender in (sender for sender in roster.holders(holder) if sender in there):
         missing = sum(other in gone for other in roster.others(sender))
         stop = start + (1 + missing) * SEED
-        points[sender][1 + roster.holders(sender).index(holder)] = one.data[start:stop]
+        points[sender][1 + roster.holders(sender).index(holder)] = answer.data[start:stop]
         start = stop
-    if len(one.data) != start:
-        raise FedKSeedError(f"client {one.client} sent {len(one.data)} bytes of shares, {start} were asked for")
+    if len(answer.data) != start:
+        raise FedKSeedError(f"client {answer.client} sent {len(answer.data)} bytes of shares, {start} were asked for")

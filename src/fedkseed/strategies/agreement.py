@@ -26,14 +26,14 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from .sums import Contribution
 
-WHOLE = 16  # weight of a client of which all is believed
+WHOLE = 16  # weight of a client that is believed fully
 # Bounds of μ. The lower one is about what honest clients reach after some rounds: it lets evidence count before that.
 # With the upper one, clients whose data are of their own kind, and agree less, count in full from z = 2 on.
 WEAKEST, STRONGEST = 2.0, 3.0
 LOUDEST = 3  # times the median: honest numbers are about normal, and 96 % of them lie below
 FADE = 3  # each round the memory of directions loses one part in 2^FADE: gradients change as the model does
 FORGET = 15 / 16  # of a client's evidence, in each of its rounds: an honest client may turn hostile
-ONE = 1 << 16  # a draw in `draws`
+ONE = 1 << 16  # what one draw adds to `draws`
 # Memory is kept in parts, by client number modulo GROUPS, and nobody is compared with its own part's: one that always
 # says the same (the same number along every direction, say) would else agree with itself more and more. Two of ten
 # that say it together are in one part of eight each.
@@ -71,52 +71,56 @@ class Evidence:
                 f"this run's evidence about clients has {len(self.gradients)} parts, this program keeps {GROUPS}: "
                 "the run was begun with another version; go on with that one, or start a new run"
             )
-        said = _tamed(contributions)
-        new, drawn = np.zeros_like(self.gradients), np.zeros_like(self.draws)
-        for one, values in zip(contributions, said, strict=True):
-            new[one.client % GROUPS, one.directions] += values
-            drawn[one.client % GROUPS, one.directions] += _draws(one)
-        known = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
+        tamed = _tamed(contributions)
+        gradients, draws = np.zeros_like(self.gradients), np.zeros_like(self.draws)  # of this round
+        for contribution, values in zip(contributions, tamed, strict=True):
+            place = contribution.client % GROUPS, contribution.directions
+            gradients[place] += values
+            draws[place] += _draws(contribution)
+        records = {int(k): (a, m) for k, a, m in zip(self.clients, self.agreement, self.directions, strict=True)}
         # One client of five has no accomplice, two of ten have one each.
-        accomplices = max(math.ceil(hostile * len(known.keys() | {one.client for one in contributions}) - 1e-9) - 1, 0)
-        for one, values in zip(contributions, said, strict=True):
-            own, j = one.client % GROUPS, one.directions
-            sums, draws = self.gradients[:, j] + new[:, j], self.draws[:, j] + drawn[:, j]
-            sums[own], draws[own] = new[own, j] - values, drawn[own, j] - _draws(one)
-            z, count = _agreement(values, sums, draws, accomplices)
-            before, counted = known.get(one.client, (0.0, 0.0))
-            known[one.client] = FORGET * before + math.sqrt(count) * z, FORGET**2 * counted + count
-        scores = [known[one.client][0] / math.sqrt(known[one.client][1] or 1.0) for one in contributions]
-        usual = min(max(WEAKEST, median(scores)), STRONGEST)
-        weights = [_weight(usual, score, hostile) for score in scores]
-        typical, few = math.floor(median(weights)), math.ceil(hostile * len(weights) - 1e-9)
-        weights = [min(weight, typical) for weight in weights]
-        if sum(2 * weight <= typical for weight in weights) > few:  # those who are left out may be the honest
-            weights = [WHOLE] * len(weights)
-        found, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
-        for one, values, weight in zip(contributions, said, weights, strict=True):
-            found[one.client % GROUPS, one.directions] += weight * values // WHOLE
-            drawn[one.client % GROUPS, one.directions] += weight * _draws(one) // WHOLE
-        ordered = sorted(known)
-        return weights, Evidence(
-            found,
-            drawn,
-            np.array(ordered, np.uint32),
-            np.array([known[client][0] for client in ordered], np.float64),
-            np.array([known[client][1] for client in ordered], np.float64),
-        )
+        met = records.keys() | {each.client for each in contributions}
+        accomplices = max(math.ceil(hostile * len(met) - 1e-9) - 1, 0)
+        for contribution, values in zip(contributions, tamed, strict=True):
+            part, j = contribution.client % GROUPS, contribution.directions
+            sums, times = self.gradients[:, j] + gradients[:, j], self.draws[:, j] + draws[:, j]
+            sums[part], times[part] = gradients[part, j] - values, draws[part, j] - _draws(contribution)
+            z, count = _agreement(values, sums, times, accomplices)
+            agreement, counted = records.get(contribution.client, (0.0, 0.0))
+            records[contribution.client] = FORGET * agreement + math.sqrt(count) * z, FORGET**2 * counted + count
+        weights = _weights([records[each.client] for each in contributions], hostile)
+        kept, drawn = self.gradients - (self.gradients >> FADE), self.draws - (self.draws >> FADE)
+        for contribution, values, weight in zip(contributions, tamed, weights, strict=True):
+            place = contribution.client % GROUPS, contribution.directions
+            kept[place] += weight * values // WHOLE
+            drawn[place] += weight * _draws(contribution) // WHOLE
+        clients = sorted(records)
+        agreement, directions = np.array([records[client] for client in clients], np.float64).T.copy()
+        return weights, Evidence(kept, drawn, np.array(clients, np.uint32), agreement, directions)
 
 
-def _draws(one: Contribution) -> NDArray[np.int64]:
-    """The draws of each direction of a contribution, in units of 1 / ONE; a number that was computed counts as one."""
-    return np.maximum(one.counts, 1) * ONE
+def _weights(records: Sequence[tuple[float, float]], hostile: float) -> list[int]:
+    """The weight of each client of a round, 0 to WHOLE, from its Σ √m z and Σ m."""
+    scores = [agreement / math.sqrt(directions or 1.0) for agreement, directions in records]
+    usual = min(max(WEAKEST, median(scores)), STRONGEST)
+    weights = [_weight(usual, score, hostile) for score in scores]
+    typical, few = math.floor(median(weights)), math.ceil(hostile * len(weights) - 1e-9)
+    weights = [min(weight, typical) for weight in weights]
+    if sum(2 * weight <= typical for weight in weights) > few:  # those who are left out may be the honest
+        return [WHOLE] * len(weights)
+    return weights
+
+
+def _draws(contribution: Contribution) -> NDArray[np.int64]:
+    """The draws of each direction, in units of 1 / ONE; a number that was computed counts as one."""
+    return np.maximum(contribution.counts, 1) * ONE
 
 
 def _tamed(contributions: Sequence[Contribution]) -> list[NDArray[np.int64]]:
     """The numbers of contributions, at most LOUDEST times the median size of all: a few large ones must not decide."""
-    sizes = np.abs(np.concatenate([one.values for one in contributions]))
+    sizes = np.abs(np.concatenate([each.values for each in contributions]))
     most = int(LOUDEST * np.median(sizes[sizes > 0])) if sizes.any() else 0
-    return [np.clip(one.values, -most, most) for one in contributions]
+    return [np.clip(each.values, -most, most) for each in contributions]
 
 
 def _agreement(

@@ -5,9 +5,9 @@ and FedPrompt (Kuang et al., 2023) send weights both ways; with `uplink` = `scal
 scalars of their zeroth-order steps instead (as in BAFFLE, Feng et al., 2023).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,12 +15,11 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.schedules import require_choice
-from ..local.work import LocalWork
 from ..randomness import draw_directions
-from ..strategy import FULL, Settings
+from ..strategy import FULL, NO_STATES, Settings, Strategy
 from ..wire.numbers import scalars
-from ..wire.records import Change, Run, Upload, Values
-from .checks import NEVER, NONE, in_order, merged, require_scalars, require_sendable
+from ..wire.records import Change, Upload, Values
+from .checks import NONE, Arrivals, KeptUploads, merged, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that averages needs no PyTorch
     from ..weights.full import FullWeights
@@ -36,96 +35,90 @@ class AveragingState:
 
 @dataclass(frozen=True, slots=True)
 class Averaging:
-    """Averages of weights: clients start from the server's, and the server averages those that they end with.
+    """The server of averages: clients start from its weights, and it averages those that they end with.
 
     Args:
-        run: the pool that zeroth-order steps draw from, and the base model.
-        start: the tuned weights before the first round, shape (d,).
-        tensors: the tuned tensors' numbers in the layout, and their sizes.
-        local: settings of a client's local steps.
+        settings: its pool is the one that zeroth-order steps draw from.
         uplink: `weights`, or `scalars` of the zeroth-order steps.
     """
 
-    message: ClassVar[type[Values]] = Values
     state: ClassVar[type[AveragingState]] = AveragingState
     weights: ClassVar[str] = FULL
     remembers: ClassVar[bool] = False
     reads: ClassVar[frozenset[str]] = frozenset({"[privacy]"})
     needs_single_uploads: ClassVar[frozenset[tuple[str, object]]] = frozenset({("uplink", "scalars")})
 
-    run: Run
-    start: NDArray[np.float32]
-    tensors: tuple[tuple[int, int], ...]
-    local: LocalWork
+    settings: Settings
     uplink: str = "weights"
 
     def __post_init__(self) -> None:
-        require_choice("uplink", self.uplink, ("weights",) if self.local.backpropagates else ("weights", "scalars"))
+        uplinks = ("weights",) if self.settings.local.backpropagates else ("weights", "scalars")
+        require_choice("uplink", self.uplink, uplinks)
 
     @classmethod
-    def make(cls, settings: Settings, **options: Any) -> Self:
-        return cls(settings.run, settings.start, settings.tensors, settings.local, **options)
+    def make(cls, settings: Settings, **options: Any) -> Strategy[AveragingState]:
+        server = cls(settings, **options)
+        return Strategy(settings, server, server, AveragingClient(settings, server.uplink))
 
-    @property
-    def sized(self) -> bool:
-        return True
+    def init(self) -> AveragingState:
+        return AveragingState(0, self.settings.start)
+
+    def broadcast(self, state: AveragingState) -> Values:
+        lr = self.settings.local.learning_rate(state.round)
+        return Values(self.settings.run, state.round, lr, state.values)
 
     @property
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload if self.uplink == "scalars" else Change,)
 
-    def work(self, differentiates: bool) -> LocalWork:
-        return self.local
+    def start(
+        self, state: AveragingState, sent: Mapping[int, Any], began: Mapping[int, AveragingState] = NO_STATES
+    ) -> KeptUploads[AveragingState]:
+        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
 
-    def init(self) -> AveragingState:
-        return AveragingState(0, self.start)
+    def add_(self, accumulator: KeptUploads[AveragingState], upload: Upload | Change) -> None:
+        """Keep an upload: floating-point numbers are added up in one order, when all have come.
 
-    def broadcast(self, state: AveragingState, cohort: Sequence[int]) -> dict[int, Values]:
-        message = Values(self.run, state.round, self.local.learning_rate(state.round), state.values)
-        return dict.fromkeys(cohort, message)
+        Raises:
+            FedKSeedError: it is of another round or run, of another size, or came twice.
+        """
+        accumulator.arrivals.require(upload)
+        if isinstance(upload, Upload):
+            require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
+        else:
+            _require_size(upload, accumulator.state)
+        accumulator.keep_(upload)
 
-    def sync(self, message: Values, weights: "FullWeights") -> None:
-        weights.set(message.values)
-
-    def train(self, message: Values, client: "Client[FullWeights]") -> Upload | Change:
-        about = (self.run, message.round, client.number, client.examples)
-        if self.local.backpropagates:
-            trained = self.local.first_order(client, message.round, message.lr)
-            return Change(*about, trained.loss, trained.skipped, client.weights.values(), NONE)
-        pool, asked = self.run.pool, self.local.scalars
-        directions = draw_directions(pool.key, message.round, client.number, asked, pool.size, None)
-        found = self.local.zeroth_order(client, message.round, message.lr, directions)
-        if self.uplink == "scalars":
-            return Upload(*about, found.loss, found.scalars)
-        return Change(*about, found.loss, found.skipped, client.weights.values(), NONE)
-
-    def aggregate(
-        self,
-        state: AveragingState,
-        uploads: Sequence[Upload] | Sequence[Change],
-        earlier: Mapping[int, AveragingState] = NEVER,
-    ) -> AveragingState:
+    def finish(self, accumulator: KeptUploads[AveragingState]) -> AveragingState:
         """The state after averaging: of weights, w = Σ_i (n_i / n) w_i, n_i the examples of client i.
 
         Of scalars, w ← w − η Σ_i (n_i / n) Σ ρ z_j / P.
 
         Raises:
-            FedKSeedError: there is no upload, or one is of another round or run, of another size, or
-                came twice, or a weight overflows; the state is unchanged.
+            FedKSeedError: there is no upload, or a weight overflows.
         """
-        if self.uplink == "scalars":
-            return self._aggregate_scalars(state, cast("Sequence[Upload]", uploads))
-        ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
-        for upload in ordered:
-            _require_size(upload, state)
-        total, mean = sum(upload.examples for upload in ordered), np.zeros_like(state.values)
-        part = np.empty_like(mean)
-        for upload in ordered:
-            mean += np.multiply(upload.values, np.float32(upload.examples / total), out=part)
-        require_sendable(state.round, mean)
-        return AveragingState(state.round + 1, mean)
+        uploads, state = accumulator.in_order(), accumulator.state
+        values = self._moved(state, uploads) if self.uplink == "scalars" else _mean(uploads)
+        require_sendable(state.round, values)
+        return AveragingState(state.round + 1, values)
 
-    def checked_change(self, state: AveragingState, upload: Change) -> NDArray[np.float64]:
+    def _moved(self, state: AveragingState, uploads: list[Upload]) -> NDArray[np.float32]:
+        """The weights moved by clients' scalars; the server makes the directions, the price of scalars up."""
+        import torch
+
+        from ..directions.operations import Piece, combine
+
+        pool, local = self.settings.run.pool, self.settings.local
+        directions, coefficients = merged(uploads, self.settings.run, local.learning_rate(state.round) / local.probes)
+        values, start, pieces = torch.from_numpy(state.values.copy()), 0, []
+        for number, size in self.settings.tensors:
+            part = values[start : start + size]
+            pieces.append(Piece(number, part, part))
+            start += size
+        combine(pieces, pool, *pool.select(directions, coefficients))
+        return values.numpy()
+
+    def change(self, state: AveragingState, upload: Change) -> NDArray[np.float64]:
         """The change of the weights that an upload stands for, shape (d,).
 
         Raises:
@@ -144,33 +137,13 @@ class Averaging:
         require_sendable(state.round, values)
         return AveragingState(state.round + 1, values)
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Upload | Change:
-        about = (self.run, round_, client, examples, 1.0)
-        if self.uplink == "scalars":
-            return Upload(*about, scalars(rng.normal(size=self.local.scalars)))
-        return Change(*about, 0, self.start, NONE)
 
-    def _aggregate_scalars(self, state: AveragingState, uploads: Sequence[Upload]) -> AveragingState:
-        """Apply clients' scalars; the server makes the directions, the price of sending weights down, scalars up."""
-        import torch
-
-        from ..directions.operations import Piece, combine
-
-        ordered = in_order(uploads, self.run, state.round)
-        for upload in ordered:
-            require_scalars(upload, self.local.scalars, self.local.clip)
-        lr = self.local.learning_rate(state.round) / self.local.probes
-        directions, coefficients = merged(ordered, self.run, lr)
-        values, start, pieces = torch.from_numpy(state.values.copy()), 0, []
-        for number, size in self.tensors:
-            part = values[start : start + size]
-            pieces.append(Piece(number, part, part))
-            start += size
-        combine(pieces, self.run.pool, *self.run.pool.select(directions, coefficients))
-        require_sendable(state.round, values.numpy())
-        return AveragingState(state.round + 1, values.numpy())
+def _mean(uploads: list[Change]) -> NDArray[np.float32]:
+    examples, mean = sum(upload.examples for upload in uploads), np.zeros_like(uploads[0].values)
+    part = np.empty_like(mean)
+    for upload in uploads:
+        mean += np.multiply(upload.values, np.float32(upload.examples / examples), out=part)
+    return mean
 
 
 def _require_size(upload: Change, state: AveragingState) -> None:
@@ -178,3 +151,36 @@ def _require_size(upload: Change, state: AveragingState) -> None:
         raise FedKSeedError(
             f"client {upload.client} sent {upload.values.size} weights, the model has {state.values.size}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class AveragingClient:
+    """A client's part: the weights come down, and those after its steps go up, or its scalars."""
+
+    message: ClassVar[type[Values]] = Values
+
+    settings: Settings
+    uplink: str
+
+    def sync(self, message: Values, weights: "FullWeights") -> None:
+        weights.set(message.values)
+
+    def train(self, message: Values, client: "Client[FullWeights]") -> Upload | Change:
+        local, pool = self.settings.local, self.settings.run.pool
+        about = (self.settings.run, message.round, client.number, client.examples)
+        if local.backpropagates:
+            trained = local.first_order(client, message.round, message.lr)
+            return Change(*about, trained.loss, trained.skipped, client.weights.values(), NONE)
+        directions = draw_directions(pool.key, message.round, client.number, local.scalars, pool.size, None)
+        steps = local.zeroth_order(client, message.round, message.lr, directions)
+        if self.uplink == "scalars":
+            return Upload(*about, steps.loss, steps.scalars)
+        return Change(*about, steps.loss, steps.skipped, client.weights.values(), NONE)
+
+    def example(
+        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
+    ) -> Upload | Change:
+        about = (self.settings.run, round_, client, examples, 1.0)
+        if self.uplink == "scalars":
+            return Upload(*about, scalars(rng.normal(size=self.settings.local.scalars)))
+        return Change(*about, 0, self.settings.start, NONE)

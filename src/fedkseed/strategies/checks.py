@@ -1,8 +1,8 @@
-"""Checks and sums that the servers of all algorithms share."""
+"""Checks that the servers of all algorithms share, and the accumulator of those that need all uploads of a round."""
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,36 +10,71 @@ from numpy.typing import NDArray
 from ..errors import FedKSeedError
 from ..randomness import draw_directions
 from ..wire.numbers import GRID
-from ..wire.records import Change, Run, Subtotal, Upload
-from .sums import HEAVIEST, Contribution, Sum, require_summable
+from ..wire.records import Change, Run, Upload
+from .sums import HEAVIEST, Contribution
 
 NONE = np.empty(0, np.uint32)
-NEVER: Mapping[int, Any] = MappingProxyType({})  # no client began earlier
-Reply = TypeVar("Reply", bound=Upload | Change | Subtotal)
+State = TypeVar("State", bound=Any)
 
 
-def in_order(uploads: Sequence[Reply], run: Run, round_: int, max_staleness: int = 0) -> list[Reply]:
-    """Uploads in the order of their clients' numbers and rounds, so that float sums have one value.
+@dataclass(slots=True)
+class Arrivals:
+    """Who has sent an upload in a round so far."""
 
-    Args:
-        max_staleness: the largest number of rounds since a client began; 0 where rounds are synchronous.
+    run: Run
+    round: int  # of the server
+    clients: frozenset[int]  # that may send one
+    max_staleness: int = 0  # the largest number of rounds since a client began; 0 where rounds are synchronous
+    came: set[tuple[int, int]] = field(default_factory=set)  # (client, round in which it began)
 
-    Raises:
-        FedKSeedError: there is no upload, or one is of another round or run, or came twice.
-    """
-    if not uploads:
-        raise FedKSeedError(f"round {round_} got no upload; it can't be aggregated")
-    ordered = sorted(uploads, key=lambda upload: (upload.client, upload.round))
-    for number, upload in enumerate(ordered):
-        run.require(upload.run)
-        if not 0 <= round_ - upload.round <= max_staleness:
+    def require(self, upload: Any) -> None:
+        """Refuse an upload that is of another run or round, or that is one too many.
+
+        Raises:
+            FedKSeedError: it is.
+        """
+        self.run.require(upload.run)
+        if not 0 <= self.round - upload.round <= self.max_staleness:
             raise FedKSeedError(
-                f"client {upload.client} answered round {upload.round}, the server is in round {round_}"
-                + (f" and takes answers that are at most {max_staleness} rounds old" if max_staleness else "")
+                f"client {upload.client} answered round {upload.round}, the server is in round {self.round}"
+                + (f" and takes answers that are at most {self.max_staleness} rounds old" if self.max_staleness else "")
             )
-        if number and (ordered[number - 1].client, ordered[number - 1].round) == (upload.client, upload.round):
+        if (upload.client, upload.round) in self.came:
             raise FedKSeedError(f"client {upload.client} answered round {upload.round} twice; keep one of its uploads")
-    return ordered
+        if upload.client not in self.clients:
+            raise FedKSeedError(f"client {upload.client} is none of the {len(self.clients)} clients of this round")
+
+    def note_(self, upload: Any) -> None:
+        """Note an upload that was added."""
+        self.came.add((upload.client, upload.round))
+
+    def require_any(self) -> None:
+        """Refuse to finish a round without an upload."""
+        if not self.came:
+            raise FedKSeedError(f"round {self.round} got no upload; it can't be aggregated")
+
+
+@dataclass(slots=True)
+class KeptUploads(Generic[State]):
+    """The accumulator of a server that adds up floating-point numbers: their sum has one value only in one order."""
+
+    state: State
+    arrivals: Arrivals
+    uploads: dict[int, Any] = field(default_factory=dict)
+
+    def keep_(self, upload: Any) -> None:
+        """Keep an upload that was checked."""
+        self.arrivals.note_(upload)
+        self.uploads[upload.client] = upload
+
+    def in_order(self) -> list[Any]:
+        """The uploads in the order of their clients' numbers.
+
+        Raises:
+            FedKSeedError: there is none.
+        """
+        self.arrivals.require_any()
+        return [self.uploads[client] for client in sorted(self.uploads)]
 
 
 def require_scalars(upload: Upload, asked: int, clip: float, wire: str = "exact") -> None:
@@ -83,20 +118,17 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     """The sums −η Σ_i (n_i / n) Σ ρ of every drawn direction, ascending; all directions were equally likely.
 
     Raises:
-        FedKSeedError: integers can't hold a sum (sums.py), or the next broadcast can't carry it.
+        FedKSeedError: the next broadcast can't carry a sum.
     """
     most = HEAVIEST // len(uploads)  # no claim of one client must make the sum of all too large for integers
-    taken = [
+    contributions = [
         Contribution.of_scalars(u.client, min(u.examples, most), drawn_by(u, run, None), u.scalars[u.found])
         for u in uploads
     ]
-    require_summable(taken)
-    directions, places = np.unique(np.concatenate([one.directions for one in taken]), return_inverse=True)
-    values, start = np.zeros(directions.size, np.int64), 0
-    for one in taken:
-        values[places[start : start + one.directions.size]] += one.weight * one.values
-        start += one.directions.size
-    sums = -Sum(values, sum(one.weight for one in taken)).mean(lr * GRID)
+    directions, places = np.unique(np.concatenate([each.directions for each in contributions]), return_inverse=True)
+    total = np.zeros(directions.size, np.int64)
+    np.add.at(total, places, np.concatenate([each.weight * each.values for each in contributions]))
+    sums = -(total.astype(np.float64) / sum(each.weight for each in contributions) * (lr * GRID))
     require_sendable(uploads[0].round, sums)
     return directions.astype(np.uint32), sums.astype(np.float32)
 

@@ -1,119 +1,93 @@
 """Any sum of clients' changes with noise that the server adds: what it sends, writes and reports is private.
 
-Clients trust the server with their uploads. Against the server itself there is `Secure`, where clients add the noise.
+Clients trust the server with their uploads. Against the server itself there are masks, where clients add the noise.
 """
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from ..local.client import Client
-from ..local.work import LocalWork
-from ..strategy import Noise
-from ..wire.records import Run
+from ..strategy import NO_STATES, Noise, Settings, Strategy
 from .averaging import Averaging
-from .checks import NEVER, in_order
+from .checks import Arrivals
 from .kseed import KSeed
 
 if TYPE_CHECKING:  # rounds without noise need no `cryptography`
     from ..secure.grid import Grid
 
-BITS = 14  # of a client's number on the grid: nothing of it travels
+BITS = 14  # of a client's number on the grid, which does not travel
+SummedServer: TypeAlias = KSeed | Averaging  # servers that can tell the change of one upload, and step with a sum
+
+
+def noised(strategy: Strategy[Any], noise: Noise) -> Strategy[Any]:
+    """The noisy form of an algorithm of sums: another aggregator, and reports without losses."""
+    server: Any = strategy.aggregator
+    return replace(strategy, aggregator=NoisedAggregator(strategy.settings, server, noise), private=True)
+
+
+@dataclass(slots=True)
+class CodedSum:
+    """The sum of a round's changes in whole numbers, so far and without noise."""
+
+    state: Any
+    arrivals: Arrivals
+    size: int = 0  # numbers of a change, which the first upload shows
+    total: NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
 
 
 @dataclass(frozen=True, slots=True)
-class Noised:
-    """An algorithm with each client's change cut to a norm, all clients alike, and noise on their sum.
+class NoisedAggregator:
+    """The sum of changes, each cut to a norm, all clients alike, and noise on it.
 
     Args:
-        inner: the algorithm; it makes broadcasts, local steps and the server's step. The change is that of K
-            coefficients, or of d weights.
+        server: tells what change an upload stands for, and makes the step. The change is that of K coefficients, or of
+            d weights.
         noise: its size, and the secret from which the noise of each round follows.
     """
 
-    remembers: ClassVar[bool] = False
-
-    inner: KSeed | Averaging
+    settings: Settings
+    server: SummedServer
     noise: Noise
 
     @property
-    def message(self) -> type[Any]:
-        return self.inner.message
-
-    @property
-    def state(self) -> type[Any]:
-        return self.inner.state
-
-    @property
-    def weights(self) -> str:
-        return self.inner.weights
-
-    @property
-    def reads(self) -> frozenset[str]:
-        return self.inner.reads
-
-    @property
-    def run(self) -> Run:
-        return self.inner.run
-
-    @property
-    def sized(self) -> bool:
-        return self.inner.sized
-
-    @property
     def replies(self) -> tuple[type[Any], ...]:
-        return self.inner.replies
+        return self.server.replies
 
-    def work(self, differentiates: bool) -> LocalWork:
-        return self.inner.work(differentiates)
-
-    def init(self) -> Any:
-        return self.inner.init()
-
-    def broadcast(self, state: Any, cohort: Sequence[int]) -> Mapping[int, Any]:
-        return self.inner.broadcast(state, cohort)
-
-    def sync(self, message: Any, weights: Any) -> None:
-        self.inner.sync(message, weights)
-
-    def train(self, message: Any, client: Client[Any]) -> Any:
-        return self.inner.train(message, client)
-
-    def aggregate(self, state: Any, uploads: Sequence[Any], earlier: Mapping[int, Any] = NEVER) -> Any:
-        """The state after the step with (Σ Δ_i + noise) / m, each change Δ_i of m clients cut to the norm.
-
-        Raises:
-            FedKSeedError: there is no upload, or one is of another run or round, came twice, has another size, or
-                reports more than the clip; or this party lacks the secret. The state is unchanged.
-        """
-        from ..secure.noise import discrete_gaussian
-
+    def start(self, state: Any, sent: Mapping[int, Any], began: Mapping[int, Any] = NO_STATES) -> CodedSum:
         if not self.noise.secret:
             raise FedKSeedError("the noise of a sum needs a secret, and this party has none: it is the server's")
-        ordered = in_order(uploads, self.run, state.round)
-        grid = self.grid(self.inner.checked_change(state, ordered[0]).size)
-        total = np.zeros(grid.padded, np.int64)
-        for upload in ordered:
-            total += grid.coded(self.inner.checked_change(state, upload), state.round, upload.client)
-        # Of the sum, too: a round that is done again with other uploads must not have the same noise.
+        return CodedSum(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+
+    def add_(self, accumulator: CodedSum, upload: Any) -> None:
+        accumulator.arrivals.require(upload)
+        change = self.server.change(accumulator.state, upload)
+        accumulator.total = accumulator.total + self.grid(change.size).coded(change, upload.round, upload.client)
+        accumulator.size = change.size
+        accumulator.arrivals.note_(upload)
+
+    def finish(self, accumulator: CodedSum) -> Any:
+        """The state after the step with (Σ Δ_i + noise) / m, each change Δ_i of m clients cut to the norm."""
+        from ..secure.noise import discrete_gaussian
+
+        accumulator.arrivals.require_any()
+        state, total, grid = accumulator.state, accumulator.total, self.grid(accumulator.size)
+        # The noise follows from the sum, too: a round that is done again with other uploads must not have the same.
         made_of = b"fedkseed noise 1\n", self.noise.secret, state.round.to_bytes(8, "little"), total.tobytes()
-        total += discrete_gaussian(self.variance(grid), total.size, hashlib.sha256(b"".join(made_of)).digest())
-        return self.inner.stepped(state, -grid.change(total, state.round) / len(ordered))
+        noise = discrete_gaussian(self.variance(grid), total.size, hashlib.sha256(b"".join(made_of)).digest())
+        return self.server.stepped(state, -grid.change(total + noise, state.round) / len(accumulator.arrivals.came))
 
     def grid(self, size: int) -> "Grid":
         """The whole numbers on which changes of a size are added up, with the norm to which they are cut."""
         from ..secure.grid import Grid
 
-        return Grid(self.noise.norm, BITS, size, self.run.pool.key)
+        return Grid(self.noise.norm, BITS, size, self.settings.run.pool.key)
 
     def variance(self, grid: "Grid") -> int:
         """The variance σ² of the noise in each number of a sum."""
         return math.ceil((self.noise.multiplier * self.noise.scale * grid.sensitivity) ** 2)
-
-    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
-        return self.inner.example(round_, client, examples, differentiates, rng)

@@ -10,9 +10,9 @@ the rounds it was away. The cost to a client grows with its absence, whereas wit
                them where more has moved: Ferret, Shu et al., 2025
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,12 +21,11 @@ from ..directions import Pool
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..local.schedules import require_choice
-from ..local.work import LocalWork
 from ..randomness import Purpose, draw_directions, generator
-from ..strategy import FULL, Settings
+from ..strategy import FULL, NO_STATES, Settings, Strategy
 from ..wire.numbers import scalars
-from ..wire.records import Change, History, Run, Upload
-from .checks import NEVER, NONE, in_order, merged, require_clipped, require_scalars, require_sendable
+from ..wire.records import Change, History, Upload
+from .checks import NONE, Arrivals, KeptUploads, merged, require_clipped, require_scalars, require_sendable
 
 if TYPE_CHECKING:  # a server that adds up needs no PyTorch
     from ..directions.operations import DirectionSum
@@ -48,79 +47,199 @@ class ReplayState:
 
 
 @dataclass(frozen=True, slots=True)
-class Replay:
-    """Local steps that result in a few coefficients; a client catches up by replaying them.
+class ReplayDirections:
+    """The directions that the coefficients of a round are along, for server and clients alike.
 
     Args:
-        run: the pool of unlimited directions, and the base model.
-        pool: the size K and the family of a round's pool; its key follows from the round.
-        tensors: the number of tuned tensors.
+        settings: `run` has the pool of unlimited directions; `pool` the size K and the family of a round's pool, whose
+            key follows from the round.
         kind: `drawn`, `shared`, `projected` or `by tensor`, see the list at the top of this file.
-        local: settings of a client's local steps.
-        server_lr: the factor of the mean of projected updates.
     """
 
-    message: ClassVar[type[History]] = History
-    state: ClassVar[type[ReplayState]] = ReplayState
-    weights: ClassVar[str] = FULL
-    remembers: ClassVar[bool] = True
-    reads: ClassVar[frozenset[str]] = frozenset()
-
-    run: Run
-    pool: Pool
-    tensors: int
-    local: LocalWork
+    settings: Settings
     kind: str = "drawn"
-    server_lr: float = 1.0
 
     def __post_init__(self) -> None:
-        projects = ("projected", "by tensor")
-        require_choice("kind", self.kind, projects if self.local.backpropagates else ("drawn", "shared"))
-
-    @classmethod
-    def make(cls, settings: Settings, **options: Any) -> Self:
-        tensors, local = len(settings.tensors), settings.local
-        return cls(settings.run, settings.pool, tensors, local, server_lr=settings.server_lr, **options)
+        kinds = ("projected", "by tensor") if self.settings.local.backpropagates else ("drawn", "shared")
+        require_choice("kind", self.kind, kinds)
 
     @property
-    def sized(self) -> bool:
-        """Whether the size of a reply is known before training; that of `by tensor` is not."""
-        return self.kind != "by tensor"
+    def pool(self) -> Pool:
+        return self.settings.pool or self.settings.run.pool
 
     @property
-    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
-        return (Upload if self.kind == "drawn" else Change,)
-
-    @property
-    def draws(self) -> bool:
+    def named(self) -> bool:
         """Whether clients have directions of their own, which a history has to name."""
         return self.kind in ("drawn", "by tensor")
 
     @property
     def blocks(self) -> int:
         """The number of separate runs of coefficients in a round."""
-        return self.tensors if self.kind == "by tensor" else 1
+        return len(self.settings.tensors) if self.kind == "by tensor" else 1
 
-    def work(self, differentiates: bool) -> LocalWork:
-        return self.local
+    def round_pool(self, round_: int) -> Pool:
+        """The K directions of a round."""
+        key = generator(self.settings.run.pool.key, Purpose.ROUND, round_).integers(0, 1 << 64, dtype=np.uint64)
+        return Pool(int(key), self.pool.size, self.pool.family)
+
+    def drawn(self, round_: int, client: int, counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Directions that a client draws from the round's K without replacement, as many for each tensor as counted."""
+        rng = generator(self.settings.run.pool.key, Purpose.DIRECTIONS, round_, client)
+        chosen = [np.sort(np.argsort(rng.random(self.pool.size))[:count]) for count in counts.tolist()]
+        return np.concatenate(chosen).astype(np.uint32)
+
+    def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
+        """Directions that a message need not name: a round's own, in order."""
+        size = part.stop - part.start
+        first = round_ * self.settings.local.scalars if self.kind == "shared" else 0
+        return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """The server of replayed rounds: it keeps the few coefficients that each round has moved the model by."""
+
+    state: ClassVar[type[ReplayState]] = ReplayState
+    weights: ClassVar[str] = FULL
+    remembers: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset()
+
+    settings: Settings
+    directions: ReplayDirections
+
+    @classmethod
+    def make(cls, settings: Settings, **options: Any) -> Strategy[ReplayState]:
+        directions = ReplayDirections(settings, **options)
+        server = cls(settings, directions)
+        client, sized = ReplayClient(settings, directions), directions.kind != "by tensor"
+        return Strategy(settings, server, server, client, server.addressed, sized=sized)
 
     def init(self) -> ReplayState:
-        counts = np.empty((0, self.blocks), np.uint32)
+        counts = np.empty((0, self.directions.blocks), np.uint32)
         return ReplayState(0, counts, NONE, np.empty(0, np.float32), NONE, NONE)
 
-    def broadcast(self, state: ReplayState, cohort: Sequence[int]) -> dict[int, History]:
-        """The rounds that each client has missed since it last took part; a new client holds the base model."""
-        lr = self.local.learning_rate(state.round)
-        known = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
-        bounds = np.concatenate([[0], np.cumsum(state.counts.sum(1, dtype=np.int64))])
-        messages = {}
-        for since in {known.get(client, 0) for client in cohort}:
-            first = bounds[since]
-            directions, coefficients = state.directions[first:], state.coefficients[first:]
-            messages[since] = History(
-                self.run, state.round, lr, since, state.counts[since:], directions, coefficients
-            )  # fmt: skip
-        return {client: messages[known.get(client, 0)] for client in cohort}
+    def broadcast(self, state: ReplayState) -> History:
+        """All rounds, for a new client, which holds the base model."""
+        return self._history(state, 0)
+
+    def addressed(
+        self, state: ReplayState, cohort: Sequence[int], broadcast: Callable[[], bytes] = bytes
+    ) -> dict[int, History]:
+        """The rounds that each client has missed since it last took part."""
+        seen = dict(zip(state.clients.tolist(), state.seen.tolist(), strict=True))
+        histories = {since: self._history(state, since) for since in {seen.get(client, 0) for client in cohort}}
+        return {client: histories[seen.get(client, 0)] for client in cohort}
+
+    def _history(self, state: ReplayState, since: int) -> History:
+        first = int(state.counts[:since].sum(dtype=np.int64))
+        lr = self.settings.local.learning_rate(state.round)
+        return History(
+            self.settings.run, state.round, lr, since,
+            state.counts[since:], state.directions[first:], state.coefficients[first:],
+        )  # fmt: skip
+
+    @property
+    def replies(self) -> tuple[type[Upload] | type[Change], ...]:
+        return (Upload if self.directions.kind == "drawn" else Change,)
+
+    def start(
+        self, state: ReplayState, sent: Mapping[int, Any], began: Mapping[int, ReplayState] = NO_STATES
+    ) -> KeptUploads[ReplayState]:
+        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+
+    def add_(self, accumulator: KeptUploads[ReplayState], upload: Upload | Change) -> None:
+        """Keep an upload: floating-point numbers are added up in one order, when all have come.
+
+        Raises:
+            FedKSeedError: it is of another round or run, has another number of values than was asked for or one above
+                the clip, or came twice.
+        """
+        accumulator.arrivals.require(upload)
+        if isinstance(upload, Upload):
+            require_scalars(upload, self.settings.local.scalars, self.settings.local.clip)
+        else:
+            self._require(upload)
+        accumulator.keep_(upload)
+
+    def _require(self, upload: Change) -> None:
+        size, tensors = self.directions.pool.size, len(self.settings.tensors)
+        if self.directions.kind == "by tensor":
+            wrong = upload.counts.size != tensors or (upload.counts > size).any()
+            asked = f"up to {size} numbers for each of {tensors} tensors"
+        else:
+            size = self.settings.local.scalars if self.directions.kind == "shared" else size
+            wrong, asked = upload.values.size != size, f"{size} numbers"
+        if wrong:
+            raise FedKSeedError(
+                f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
+                f"{asked} were asked for"
+            )
+        if self.directions.kind == "shared":
+            require_clipped(upload.client, upload.values, self.settings.local.clip)
+
+    def finish(self, accumulator: KeptUploads[ReplayState]) -> ReplayState:
+        """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
+
+        n_i are the examples of client i.
+
+        Raises:
+            FedKSeedError: there is no upload, or the mean overflows.
+        """
+        uploads, state = accumulator.in_order(), accumulator.state
+        if self.directions.kind == "drawn":
+            lr = self.settings.local.learning_rate(state.round) / self.settings.local.probes
+            directions, coefficients = merged(uploads, self.settings.run, lr)
+            counts = np.array([coefficients.size], np.uint32)
+        else:
+            counts, directions, coefficients = self._average(state.round, uploads)
+        clients = np.array([upload.client for upload in uploads], np.uint32)
+        everyone = np.union1d(state.clients, clients).astype(np.uint32)
+        seen = np.zeros(everyone.size, np.uint32)
+        seen[np.searchsorted(everyone, state.clients)] = state.seen
+        seen[np.searchsorted(everyone, clients)] = state.round
+        return ReplayState(
+            state.round + 1,
+            np.concatenate([state.counts, counts[None]]),
+            np.concatenate([state.directions, directions]),
+            np.concatenate([state.coefficients, coefficients]),
+            everyone,
+            seen,
+        )
+
+    def _average(
+        self, round_: int, uploads: Sequence[Change]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.float32]]:
+        """Counts, directions where clients drew them, and the weighted mean of the clients' numbers.
+
+        Numbers along directions that a client did not draw count as zeros.
+        """
+        total, drawn = sum(upload.examples for upload in uploads), self.directions.kind == "by tensor"
+        size = self.directions.pool.size if drawn else uploads[0].values.size
+        sums, there = np.zeros((self.directions.blocks, size)), np.zeros((self.directions.blocks, size), bool)
+        for upload in uploads:
+            places: Any = ...
+            if drawn:
+                places = _owners(upload.counts), self.directions.drawn(round_, upload.client, upload.counts)
+            sums[places] += upload.examples / total * upload.values.astype(np.float64)
+            there[places] = True
+        mean = sums[there]
+        if self.directions.kind == "shared":
+            mean *= -self.settings.local.learning_rate(round_) / self.settings.local.probes
+        else:
+            mean *= self.settings.server_lr
+        require_sendable(round_, mean)
+        directions = np.nonzero(there)[1].astype(np.uint32) if drawn else NONE
+        return there.sum(1).astype(np.uint32), directions, mean.astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayClient:
+    """A client's part: the rounds that it lacks come down, and scalars or projections of its update go up."""
+
+    message: ClassVar[type[History]] = History
+
+    settings: Settings
+    directions: ReplayDirections
 
     def sync(self, message: History, weights: "FullWeights") -> None:
         """Go back to the model of the last sync and add, round by round, the rounds that it lacks.
@@ -129,9 +248,10 @@ class Replay:
             FedKSeedError: the weights are older or newer than the rounds in the message, or it holds
                 directions that the rounds do not have; the weights are unchanged.
         """
-        if message.counts.shape[1] != self.blocks or (message.directions.size and not self.draws):
+        blocks, named = self.directions.blocks, self.directions.named
+        if message.counts.shape[1] != blocks or (message.directions.size and not named):
             raise FedKSeedError(
-                f"a history of this algorithm has {self.blocks} counts a round and names directions only where "
+                f"a history of this algorithm has {blocks} counts a round and names directions only where "
                 f"clients draw them; got {message.counts.shape[1]} counts and {message.directions.size} directions"
             )
         if not message.since <= weights.version <= message.round:
@@ -153,97 +273,31 @@ class Replay:
         from ..directions.operations import DirectionSum
 
         bounds = np.concatenate([[0], np.cumsum(message.counts.ravel(), dtype=np.int64)])
+        kind, blocks = self.directions.kind, self.directions.blocks
         for round_ in range(version, message.round):
-            pool = self.run.pool if self.kind in ("drawn", "shared") else self.round_pool(round_)
-            for block in range(self.blocks):
-                place = (round_ - message.since) * self.blocks + block
+            pool = self.settings.run.pool if kind in ("drawn", "shared") else self.directions.round_pool(round_)
+            for block in range(blocks):
+                place = (round_ - message.since) * blocks + block
                 part = slice(bounds[place], bounds[place + 1])
-                directions = message.directions[part] if self.draws else self.implied(round_, part)
+                named = self.directions.named
+                directions = message.directions[part] if named else self.directions.implied(round_, part)
                 total = DirectionSum(pool, *pool.select(directions, message.coefficients[part]))
-                yield total, block if self.kind == "by tensor" else None
+                yield total, block if kind == "by tensor" else None
 
     def train(self, message: History, client: "Client[FullWeights]") -> Upload | Change:
-        about = (self.run, message.round, client.number, client.examples)
-        if self.local.backpropagates:
+        run, local = self.settings.run, self.settings.local
+        if local.backpropagates:
             return self._project(message, client)
-        pool, asked = self.run.pool, self.local.scalars
-        if self.kind == "drawn":
-            directions = draw_directions(pool.key, message.round, client.number, asked, pool.size, None)
+        if self.directions.kind == "drawn":
+            key, size = run.pool.key, run.pool.size
+            directions = draw_directions(key, message.round, client.number, local.scalars, size, None)
         else:
-            directions = self.implied(message.round, slice(0, asked))
-        found = self.local.zeroth_order(client, message.round, message.lr, directions)
-        if self.kind == "drawn":
-            return Upload(*about, found.loss, found.scalars)
-        return Change(*about, found.loss, found.skipped, np.nan_to_num(found.scalars), NONE)  # NaN moves nothing
-
-    def aggregate(
-        self,
-        state: ReplayState,
-        uploads: Sequence[Upload] | Sequence[Change],
-        earlier: Mapping[int, ReplayState] = NEVER,
-    ) -> ReplayState:
-        """The state with the round's coefficients appended: Σ_i (n_i / n) of the numbers of client i.
-
-        n_i are the examples of client i.
-
-        Raises:
-            FedKSeedError: there is no upload, or one is of another round or run, has another number of
-                values than was asked for or one above the clip, or came twice, or the mean overflows; the
-                state is unchanged.
-        """
-        directions = NONE
-        if self.kind == "drawn":
-            drawn = in_order(cast("Sequence[Upload]", uploads), self.run, state.round)
-            for upload in drawn:
-                require_scalars(upload, self.local.scalars, self.local.clip)
-            ordered: Sequence[Upload] | Sequence[Change] = drawn
-            lr = self.local.learning_rate(state.round) / self.local.probes
-            directions, coefficients = merged(drawn, self.run, lr)
-            counts = np.array([coefficients.size], np.uint32)
-        else:
-            ordered = in_order(cast("Sequence[Change]", uploads), self.run, state.round)
-            counts, directions, coefficients = self._average(state.round, ordered)
-        clients = np.array([upload.client for upload in ordered], np.uint32)
-        everyone = np.union1d(state.clients, clients).astype(np.uint32)
-        seen = np.zeros(everyone.size, np.uint32)
-        seen[np.searchsorted(everyone, state.clients)] = state.seen
-        seen[np.searchsorted(everyone, clients)] = state.round
-        return ReplayState(
-            state.round + 1,
-            np.concatenate([state.counts, counts[None]]),
-            np.concatenate([state.directions, directions]),
-            np.concatenate([state.coefficients, coefficients]),
-            everyone,
-            seen,
-        )
-
-    def example(self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator) -> Any:
-        """A reply of the largest size; the exact size of `by tensor` is only known after training."""
-        about, counts = (self.run, round_, client, examples, 1.0), NONE
-        if self.kind == "drawn":
-            return Upload(*about, scalars(rng.normal(size=self.local.scalars)))
-        size = self.local.scalars if self.kind == "shared" else self.pool.size
-        if self.kind == "by tensor":
-            counts = np.full(self.tensors, self.pool.size, np.uint32)
-            size = int(counts.sum())
-        return Change(*about, 0, rng.normal(size=size).astype(np.float32) * 1e-9, counts)
-
-    def round_pool(self, round_: int) -> Pool:
-        """The K directions of a round."""
-        key = int(generator(self.run.pool.key, Purpose.ROUND, round_).integers(0, 1 << 64, dtype=np.uint64))
-        return Pool(key, self.pool.size, self.pool.family)
-
-    def drawn(self, round_: int, client: int, counts: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Directions that a client draws from the round's K without replacement, as many for each tensor as counted."""
-        rng = generator(self.run.pool.key, Purpose.DIRECTIONS, round_, client)
-        chosen = [np.sort(np.argsort(rng.random(self.pool.size))[:count]) for count in counts.tolist()]
-        return np.concatenate(chosen).astype(np.uint32)
-
-    def implied(self, round_: int, part: slice) -> NDArray[np.uint32]:
-        """Directions that a message need not name: a round's own, in order."""
-        size = part.stop - part.start
-        first = round_ * self.local.scalars if self.kind == "shared" else 0
-        return (first + np.arange(size, dtype=np.int64)).astype(np.uint32)
+            directions = self.directions.implied(message.round, slice(0, local.scalars))
+        steps = local.zeroth_order(client, message.round, message.lr, directions)
+        about = (run, message.round, client.number, client.examples)
+        if self.directions.kind == "drawn":
+            return Upload(*about, steps.loss, steps.scalars)
+        return Change(*about, steps.loss, steps.skipped, np.nan_to_num(steps.scalars), NONE)  # NaN moves nothing
 
     def _project(self, message: History, client: "Client[FullWeights]") -> Change:
         """The upload of ⟨z_j, Δ⟩ / n, Δ the update of the local steps: Σ_j ⟨z_j, Δ⟩ z_j / n has the mean Δ.
@@ -253,64 +307,34 @@ class Replay:
         Raises:
             FedKSeedError: Δ has numbers that are not finite: the local steps diverged.
         """
-        free, pool = client.weights, self.round_pool(message.round)
-        found = self.local.first_order(client, message.round, message.lr)
-        about = (self.run, message.round, client.number, client.examples, found.loss, found.skipped)
-        products, moved = free.change(pool), free.distances()
+        pool = self.directions.round_pool(message.round)
+        steps = self.settings.local.first_order(client, message.round, message.lr)
+        about = (self.settings.run, message.round, client.number, client.examples, steps.loss, steps.skipped)
+        products, moved = client.weights.change(pool), client.weights.distances()
         if not (np.isfinite(products).all() and np.isfinite(moved).all()):
             raise FedKSeedError(
                 f"client {client.number} diverged in round {message.round}: what it learned is not finite; "
                 "take a smaller [training] lr"
             )
-        if self.kind == "projected":
+        if self.directions.kind == "projected":
             return Change(*about, (products.sum(0) / pool.size).astype(np.float32), NONE)
         shares = moved / moved.max() if moved.max() > 0 else moved
         counts = np.clip(np.floor(shares * pool.size), min(LEAST, pool.size), pool.size).astype(np.uint32)
-        tensors, directions = _owners(counts), self.drawn(message.round, client.number, counts)
+        tensors, directions = _owners(counts), self.directions.drawn(message.round, client.number, counts)
         return Change(*about, (products[tensors, directions] / counts[tensors]).astype(np.float32), counts)
 
-    def _average(
-        self, round_: int, uploads: Sequence[Change]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.float32]]:
-        """Counts, directions where clients drew them, and the weighted mean of the clients' numbers.
-
-        Numbers along directions that a client did not draw count as zeros.
-        """
-        for upload in uploads:
-            self._require(upload)
-        total = sum(upload.examples for upload in uploads)
-        size = self.pool.size if self.draws else uploads[0].values.size
-        sums, there = np.zeros((self.blocks, size)), np.zeros((self.blocks, size), bool)
-        for upload in uploads:
-            places: Any = ...
-            if self.draws:
-                places = _owners(upload.counts), self.drawn(round_, upload.client, upload.counts)
-            sums[places] += upload.examples / total * upload.values.astype(np.float64)
-            there[places] = True
-        counts = there.sum(1).astype(np.uint32)
-        directions = np.nonzero(there)[1].astype(np.uint32) if self.draws else NONE
-        mean = sums[there]
-        if self.kind == "shared":
-            mean *= -self.local.learning_rate(round_) / self.local.probes
-        else:
-            mean *= self.server_lr
-        require_sendable(round_, mean)
-        return counts, directions, mean.astype(np.float32)
-
-    def _require(self, upload: Change) -> None:
-        if self.kind == "by tensor":
-            wrong = upload.counts.size != self.tensors or (upload.counts > self.pool.size).any()
-            asked = f"up to {self.pool.size} numbers for each of {self.tensors} tensors"
-        else:
-            size = self.local.scalars if self.kind == "shared" else self.pool.size
-            wrong, asked = upload.values.size != size, f"{size} numbers"
-        if wrong:
-            raise FedKSeedError(
-                f"client {upload.client} sent {upload.values.size} numbers for {upload.counts.size or 1} tensors, "
-                f"{asked} were asked for"
-            )
-        if self.kind == "shared":
-            require_clipped(upload.client, upload.values, self.local.clip)
+    def example(
+        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
+    ) -> Upload | Change:
+        """An upload of the largest size; the exact size of `by tensor` is only known after training."""
+        about, counts = (self.settings.run, round_, client, examples, 1.0), NONE
+        size = self.directions.pool.size if self.settings.local.backpropagates else self.settings.local.scalars
+        if self.directions.kind == "drawn":
+            return Upload(*about, scalars(rng.normal(size=size)))
+        if self.directions.kind == "by tensor":
+            counts = np.full(self.directions.blocks, size, np.uint32)
+            size = int(counts.sum())
+        return Change(*about, 0, rng.normal(size=size).astype(np.float32) * 1e-9, counts)
 
 
 def _owners(counts: NDArray[np.uint32]) -> NDArray[np.intp]:

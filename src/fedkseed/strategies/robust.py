@@ -19,13 +19,16 @@ https://arxiv.org/abs/2012.10333 (centered clipping); Allouah et al., 2023, http
 import math
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .sums import Contribution, Sum, summed
+from .sums import Contribution, Sum
 
-TIMES = 3  # of centered clipping
+Rows: TypeAlias = NDArray[np.int64]  # (n, K): the numbers of each client
+
+TIMES = 3  # that centered clipping cuts distances
 EXACT = 51  # bits of a sum of squares that float64 holds exactly, whatever the order, with two to spare
 
 
@@ -35,8 +38,12 @@ def sum_of(rule: str, contributions: Sequence[Contribution], size: int, hostile:
     Args:
         hostile: share of the clients that may be hostile; f is that of n clients, rounded up, less than a half.
     """
+    total, values_of = Sum.of(contributions, size), RULES[rule]
+    if values_of is None:
+        return total
     few = min(math.ceil(hostile * len(contributions) - 1e-9), (len(contributions) - 1) // 2)
-    return RULES[rule](contributions, size, few)
+    total.values, total.weight = values_of(_dense(contributions, size), few)
+    return total
 
 
 def norm(numbers: NDArray[np.int64]) -> float:
@@ -50,24 +57,20 @@ def cut(contributions: Sequence[Contribution]) -> list[Contribution]:
     Those that say nothing, of zeros or of probes that moved nothing, are left out: with their weights they would only
     make the step of the others smaller.
     """
-    contributions = [one for one in contributions if one.values.any()] or contributions
-    norms = [norm(one.values) for one in contributions]
-    longest, heaviest = median(norms), math.floor(2 * median(one.weight for one in contributions))
-    loudest = median(int(one.sizes.sum()) for one in contributions)  # numbers that cancel have no norm, but sizes
+    contributions = [each for each in contributions if each.values.any()] or contributions
+    norms = [norm(each.values) for each in contributions]
+    longest, heaviest = median(norms), math.floor(2 * median(each.weight for each in contributions))
+    loudest = median(int(each.sizes.sum()) for each in contributions)  # numbers that cancel have no norm, but sizes
     return [
-        (one.scaled(longest / length) if length > longest else one)
+        (each.scaled(longest / length) if length > longest else each)
         .with_sizes_of(loudest)
-        .weighing(min(one.weight, heaviest))
-        for one, length in zip(contributions, norms, strict=True)
+        .weighing(min(each.weight, heaviest))
+        for each, length in zip(contributions, norms, strict=True)
     ]
 
 
-def _mean(contributions: Sequence[Contribution], size: int, few: int) -> Sum:
-    return summed(contributions, size)
-
-
-def _centered(contributions: Sequence[Contribution], size: int, few: int) -> Sum:
-    rows, center = _dense(contributions, size), np.zeros(size, np.int64)
+def _centered(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+    center = np.zeros(rows.shape[1], np.int64)
     for _ in range(TIMES):
         away = rows - center
         norms = [norm(row) for row in away]
@@ -77,49 +80,45 @@ def _centered(contributions: Sequence[Contribution], size: int, few: int) -> Sum
             for row, length in zip(away, norms, strict=True)
         ]
         center = center + np.rint(np.sum(kept, axis=0) / len(rows)).astype(np.int64)
-    return Sum(center, 1)
+    return center, 1
 
 
-def _trimmed(contributions: Sequence[Contribution], size: int, few: int) -> Sum:
-    return _trim(_dense(contributions, size), few)
+def _trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+    return np.sort(rows, axis=0)[few : len(rows) - few].sum(0), len(rows) - 2 * few
 
 
-def _median(contributions: Sequence[Contribution], size: int, few: int) -> Sum:
-    return _trim(_dense(contributions, size), (len(contributions) - 1) // 2)
+def _median(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
+    return _trimmed(rows, (len(rows) - 1) // 2)
 
 
-def _nearest_trimmed(contributions: Sequence[Contribution], size: int, few: int) -> Sum:
-    rows = _dense(contributions, size)
+def _nearest_trimmed(rows: Rows, few: int) -> tuple[NDArray[np.int64], int]:
     near = len(rows) - few
     neighbours = np.argsort(_distances(rows), axis=1, kind="stable")[:, :near]
-    found = _trim(np.array([rows[of].sum(0) for of in neighbours]), few)
-    return Sum(found.values, found.weight * near)
+    values, weight = _trimmed(np.array([rows[places].sum(0) for places in neighbours]), few)
+    return values, weight * near
 
 
-def _dense(contributions: Sequence[Contribution], size: int) -> NDArray[np.int64]:
+def _dense(contributions: Sequence[Contribution], size: int) -> Rows:
     rows = np.zeros((len(contributions), size), np.int64)
-    for row, one in zip(rows, contributions, strict=True):
-        row[one.directions] = one.values
+    for row, contribution in zip(rows, contributions, strict=True):
+        row[contribution.directions] = contribution.values
     return rows
 
 
-def _trim(rows: NDArray[np.int64], few: int) -> Sum:
-    return Sum(np.sort(rows, axis=0)[few : len(rows) - few].sum(0), len(rows) - 2 * few)
-
-
-def _distances(rows: NDArray[np.int64]) -> NDArray[np.float64]:
+def _distances(rows: Rows) -> NDArray[np.float64]:
     """Squared distances of all pairs, shape (n, n), of numbers cut to so few bits that no sum is rounded."""
     bits = (EXACT - math.ceil(math.log2(rows.shape[1]))) // 2
-    few = (rows >> max(0, int(np.abs(rows).max(initial=0)).bit_length() - bits)).astype(np.float64)
-    products = few @ few.T
+    coarse = (rows >> max(0, int(np.abs(rows).max(initial=0)).bit_length() - bits)).astype(np.float64)
+    products = coarse @ coarse.T
     squares = np.diag(products)
     return squares[:, None] + squares - 2 * products
 
 
-Rule = Callable[[Sequence[Contribution], int, int], Sum]
-RULES: Mapping[str, Rule] = {
-    "mean": _mean,
-    "clipped": _mean,
+# Rows of numbers, one a client, and f -> the numbers and their weight in place of the weighted sum; None: that sum.
+Rule: TypeAlias = Callable[[Rows, int], tuple[NDArray[np.int64], int]]
+RULES: Mapping[str, Rule | None] = {
+    "mean": None,
+    "clipped": None,
     "centered clipping": _centered,
     "trimmed": _trimmed,
     "median": _median,

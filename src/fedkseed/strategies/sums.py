@@ -6,8 +6,8 @@ A round's sum is Σ_i w_i q_i with whole weights w_i. With |q| and Σ w_i bounde
 int64 overflows, nor does a sum of masked numbers modulo 2^64. docs/aggregation.md is the definition.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
@@ -30,6 +30,9 @@ class Contribution:
         values: q, the gradient along each direction in units of GRID.
         sizes: Σ |ρ| of each direction in units of GRID; 0 where no scalars were sent.
         counts: number of scalars of each direction.
+
+    Raises:
+        FedKSeedError: a number is beyond the bound of this module.
     """
 
     client: int
@@ -38,6 +41,10 @@ class Contribution:
     values: NDArray[np.int64]
     sizes: NDArray[np.int64]
     counts: NDArray[np.int64]
+
+    def __post_init__(self) -> None:
+        if max(np.abs(self.values).max(initial=0), self.sizes.max(initial=0)) > MOST:
+            raise _beyond(self.client)
 
     @classmethod
     def of_scalars(
@@ -48,10 +55,10 @@ class Contribution:
         Args:
             factor: of a late upload; a product that is no whole number is rounded to the nearest, half to even.
         """
-        found = scalars.astype(np.float64) / GRID
+        rho = scalars.astype(np.float64) / GRID
         directions, places = np.unique(drawn, return_inverse=True)
         sums = np.zeros((3, directions.size), np.int64)
-        for row, numbers in zip(sums, (np.rint(found * factor), np.abs(found), np.ones(found.size)), strict=True):
+        for row, numbers in zip(sums, (np.rint(rho * factor), np.abs(rho), np.ones(rho.size)), strict=True):
             np.add.at(row, places, numbers.astype(np.int64))
         return cls(client, weight, directions.astype(np.uint32), *sums)
 
@@ -63,85 +70,63 @@ class Contribution:
             unit: change of a coefficient for a gradient of GRID; the quotient is rounded to the nearest, half to even.
         """
         values = -change.astype(np.float64) / unit * factor
-        if np.abs(values).max(initial=0) > MOST:
+        if np.abs(values).max(initial=0) > MOST:  # before it becomes an integer, which could not hold it
             raise _beyond(client)
-        all_, none = np.arange(change.size, dtype=np.uint32), np.zeros(change.size, np.int64)
-        return cls(client, weight, all_, np.rint(values).astype(np.int64), none, none)
+        directions, zeros = np.arange(change.size, dtype=np.uint32), np.zeros(change.size, np.int64)
+        return cls(client, weight, directions, np.rint(values).astype(np.int64), zeros, zeros)
 
     def scaled(self, factor: float) -> "Contribution":
         """The same with smaller numbers, rounded to the nearest, half to even."""
         values, sizes = (np.rint(numbers * factor).astype(np.int64) for numbers in (self.values, self.sizes))
-        return Contribution(self.client, self.weight, self.directions, values, sizes, self.counts)
+        return replace(self, values=values, sizes=sizes)
 
     def with_sizes_of(self, most: float) -> "Contribution":
         """The same with sizes that add up to at most `most`."""
         total = int(self.sizes.sum())
-        if total <= most:
-            return self
-        sizes = np.rint(self.sizes * (most / total)).astype(np.int64)
-        return Contribution(self.client, self.weight, self.directions, self.values, sizes, self.counts)
+        return self if total <= most else replace(self, sizes=np.rint(self.sizes * (most / total)).astype(np.int64))
 
     def weighing(self, weight: int) -> "Contribution":
         """The same with another weight."""
-        return Contribution(self.client, weight, self.directions, self.values, self.sizes, self.counts)
+        return replace(self, weight=weight)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sum:
-    """Σ w q of a round or of a shard of its clients, and Σ w; sums can be added."""
+    """The sum of a round's contributions, or of those of a shard of its clients, along K directions."""
 
-    values: NDArray[np.int64]  # (K,)
-    weight: int
+    values: NDArray[np.int64]  # (K,), Σ w q
+    weight: int  # Σ w
+    sizes: NDArray[np.int64]  # (K,), Σ |ρ| in units of GRID
+    counts: NDArray[np.int64]  # (K,), how often each direction was drawn
+
+    @classmethod
+    def of(cls, contributions: Iterable[Contribution], size: int) -> "Sum":
+        """The sum of contributions, for K = `size` directions."""
+        total = cls(np.zeros(size, np.int64), 0, np.zeros(size, np.int64), np.zeros(size, np.int64))
+        for contribution in contributions:
+            total.add_(contribution)
+        return total
+
+    def add_(self, contribution: Contribution) -> None:
+        """Add a contribution."""
+        self.values[contribution.directions] += contribution.weight * contribution.values
+        self.weight += contribution.weight
+        self.sizes[contribution.directions] += contribution.sizes
+        self.counts[contribution.directions] += contribution.counts
 
     def __add__(self, other: "Sum") -> "Sum":
-        return Sum(self.values + other.values, self.weight + other.weight)
+        return Sum(
+            self.values + other.values, self.weight + other.weight, self.sizes + other.sizes, self.counts + other.counts
+        )
 
     def mean(self, unit: float) -> NDArray[np.float64]:
         """The mean gradient times `unit`, shape (K,); each number is rounded by IEEE-754 alone.
 
-        Clients that nobody agrees with weigh 0, and where all do, nothing moves: one alone is tried so, too.
+        Clients that nobody agrees with weigh 0, and where all do, nothing moves.
         """
         if self.weight == 0:
             return np.zeros(self.values.shape)
         return self.values.astype(np.float64) / self.weight * unit
-
-
-def tallied(contributions: Iterable[Contribution], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Σ |ρ| in units of GRID and the number of scalars, of each of K = `size` directions."""
-    sizes, counts = np.zeros(size, np.int64), np.zeros(size, np.int64)
-    for one in contributions:
-        sizes[one.directions] += one.sizes
-        counts[one.directions] += one.counts
-    return sizes, counts
-
-
-def summed(contributions: Iterable[Contribution], size: int) -> Sum:
-    """The weighted sum of contributions, for K = `size` directions."""
-    values, weight = np.zeros(size, np.int64), 0
-    for one in contributions:
-        values[one.directions] += one.weight * one.values
-        weight += one.weight
-    return Sum(values, weight)
-
-
-def require_summable(contributions: Sequence[Contribution], times: int = 1) -> None:
-    """Refuse numbers and weights whose sum int64 might not hold.
-
-    Args:
-        times: the most by which a weight is still multiplied.
-
-    Raises:
-        FedKSeedError: a client's numbers or the weights are beyond the bounds of this module.
-    """
-    for one in contributions:
-        if max(np.abs(one.values).max(initial=0), one.sizes.max(initial=0)) > MOST:
-            raise _beyond(one.client)
-    total, most = sum(one.weight for one in contributions), HEAVIEST // times
-    if total > most:
-        raise FedKSeedError(
-            f"the clients of this round stand for {total} examples, integers hold the sum of {most}: "
-            "set [trust] most_examples, the largest weight of a client"
-        )
 
 
 def _beyond(client: int) -> FedKSeedError:

@@ -1,93 +1,92 @@
 """FedKSeed over a tree of servers: each shard adds up its clients' uploads in integers, the root adds the shards'.
 
     root     broadcast ──> shards ──> clients          the same bytes for everybody
-             aggregate <── Subtotal <── uploads        any grouping of the clients gives the same bits
+             finish <── Subtotal <── uploads           any grouping of the clients gives the same bits
 
 A round's sum is one of integers (sums.py), and its mean is taken at the root, so the state is that of one server with
 all of these clients. docs/scaling.md says how shards are run.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ..errors import FedKSeedError
-from ..local.client import Client
-from ..local.work import LocalWork
-from ..strategy import COEFFICIENTS
+from ..strategy import NO_STATES, Strategy
 from ..wire.numbers import GRID
-from ..wire.records import Broadcast, Run, Subtotal
-from .checks import NEVER, in_order
-from .kseed import KSeed, State
+from ..wire.records import Broadcast, Subtotal
+from .checks import Arrivals
+from .kseed import KSeed, RoundSum, State
 from .sums import HEAVIEST, MOST, Sum
-
-if TYPE_CHECKING:
-    from ..weights.base import Pooled
+from .uploads import KSeedUpload, wire_of
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
-    """The root's side of a tree: an algorithm whose uploads come as subtotals.
+def tree(
+    strategy: Strategy[Any], drawn: Callable[[int], Sequence[int]], members: Callable[[int], Sequence[int]]
+) -> Strategy[Any]:
+    """The form of FedKSeed for a server whose clients are shards: another aggregator.
 
     Args:
-        inner: makes broadcasts, the clients' local steps and the server's step.
         drawn: round -> the clients of all shards that are in its cohort.
         members: shard -> its clients.
     """
+    server: Any = strategy.aggregator
+    return replace(strategy, aggregator=RootAggregator(server, drawn, members))
 
-    message: ClassVar[type[Broadcast]] = Broadcast
-    state: ClassVar[type[State]] = State
-    weights: ClassVar[str] = COEFFICIENTS
-    remembers: ClassVar[bool] = False
-    reads: ClassVar[frozenset[str]] = KSeed.reads
-    replies: ClassVar[tuple[type[Subtotal]]] = (Subtotal,)
-    sized: ClassVar[bool] = False  # a subtotal names its clients
 
-    inner: KSeed
+@dataclass(slots=True)
+class SubtotalSum:
+    """The subtotals of a round, added up so far."""
+
+    state: State
+    arrivals: Arrivals
+    total: Sum
+
+
+@dataclass(frozen=True, slots=True)
+class RootAggregator:
+    """The root's sum of subtotals.
+
+    Args:
+        server: makes the step with a round's sum.
+        drawn, members: see `tree`.
+    """
+
+    replies: ClassVar[tuple[type[Subtotal], ...]] = (Subtotal,)
+
+    server: KSeed
     drawn: Callable[[int], Sequence[int]]
     members: Callable[[int], Sequence[int]]
 
-    @property
-    def run(self) -> Run:
-        return self.inner.run
+    def start(self, state: State, sent: Mapping[int, Any], began: Mapping[int, State] = NO_STATES) -> SubtotalSum:
+        run = self.server.settings.run
+        return SubtotalSum(state, Arrivals(run, state.round, frozenset(sent)), Sum.of([], run.pool.size))
 
-    def work(self, differentiates: bool) -> LocalWork:
-        return self.inner.work(differentiates)
+    def add_(self, accumulator: SubtotalSum, upload: Subtotal) -> None:
+        accumulator.arrivals.require(upload)
+        self._require(upload)
+        accumulator.total += Sum(upload.values, upload.weight, upload.sizes, upload.counts.astype(np.int64))
+        accumulator.arrivals.note_(upload)
 
-    def init(self) -> State:
-        return self.inner.init()
-
-    def broadcast(self, state: State, cohort: Sequence[int]) -> dict[int, Broadcast]:
-        return self.inner.broadcast(state, cohort)
-
-    def sync(self, message: Broadcast, weights: "Pooled") -> None:
-        self.inner.sync(message, weights)
-
-    def train(self, message: Broadcast, client: Client[Any]) -> Any:
-        return self.inner.train(message, client)
-
-    def aggregate(self, state: State, uploads: Sequence[Subtotal], earlier: Mapping[int, State] = NEVER) -> State:
+    def finish(self, accumulator: SubtotalSum) -> State:
         """The state after the server's step with the sum of the subtotals: that of one server with all clients.
 
         Raises:
-            FedKSeedError: there is no subtotal, or none with a client; or one is of another run or round, came twice,
-                or is refused by `require`. The state is unchanged.
+            FedKSeedError: there is no subtotal, or none with a client.
         """
-        ordered, size = in_order(uploads, self.run, state.round), self.run.pool.size
-        total, sizes, counts = Sum(np.zeros(size, np.int64), 0), np.zeros(size, np.int64), np.zeros(size, np.int64)
-        for one in ordered:
-            self.require(state, one)
-            total += Sum(one.values, one.weight)
-            sizes, counts = sizes + one.sizes, counts + one.counts
+        accumulator.arrivals.require_any()
+        state, total = accumulator.state, accumulator.total
         if total.weight == 0:
             raise FedKSeedError(
                 f"no client of any shard is in the sums of round {state.round + 1}: are they connected?"
             )
-        return self.inner.added(state, total, sizes, counts)
+        return self.server.added(state, total)
 
-    def require(self, state: State, one: Subtotal) -> None:
+    def _require(self, subtotal: Subtotal) -> None:
         """Refuse a subtotal that can't be the sum of uploads of clients of its shard that were drawn.
 
         A shard can then do what its clients could do together, and no more.
@@ -95,33 +94,88 @@ class Tree:
         Raises:
             FedKSeedError: it can't.
         """
-        in_order([one], self.run, state.round)
-        who, local, n = f"the subtotal of shard {one.client}", self.inner.local, one.clients.size
-        drawn = self.drawn(state.round)
-        own = {*self.members(one.client)}.intersection(drawn)
-        if strangers := sorted({*one.clients.tolist()} - own):
+        settings = self.server.settings
+        who, local, n = f"the subtotal of shard {subtotal.client}", settings.local, subtotal.clients.size
+        drawn = self.drawn(subtotal.round)
+        allowed = {*self.members(subtotal.client)}.intersection(drawn)
+        if strangers := sorted({*subtotal.clients.tolist()} - allowed):
             raise FedKSeedError(
-                f"{who} has clients that are not its own, or not in round {state.round + 1}: {strangers[:10]}; "
+                f"{who} has clients that are not its own, or not in round {subtotal.round + 1}: {strangers[:10]}; "
                 "[network] shards says which clients a shard has"
             )
-        heaviest = min(HEAVIEST // max(1, len(drawn)), self.inner.trust.most_examples or HEAVIEST)
-        if one.weight > heaviest * n:
-            raise FedKSeedError(f"{who} weighs {one.weight}, its {n} clients {heaviest} each at most")
-        if int(one.counts.sum(dtype=np.int64)) > local.scalars * n:
+        heaviest = min(HEAVIEST // max(1, len(drawn)), settings.trust.most_examples or HEAVIEST)
+        if subtotal.weight > heaviest * n:
+            raise FedKSeedError(f"{who} weighs {subtotal.weight}, its {n} clients {heaviest} each at most")
+        if int(subtotal.counts.sum(dtype=np.int64)) > local.scalars * n:
             raise FedKSeedError(f"{who} has more than the {local.scalars} scalars of each of its {n} clients")
         clip = min(local.clip * (1 + 1e-6), MOST * GRID)  # a clip is rounded on its way
-        if np.any(one.sizes * GRID > one.counts * (1.0 if self.inner.wire == "sign" else clip)):
+        if np.any(subtotal.sizes * GRID > subtotal.counts * (1.0 if wire_of(settings) == "sign" else clip)):
             raise FedKSeedError(f"{who} has scalars above what a client may report, {local.clip:g}")
         # Where clients send scalars alone, a sum is no larger than its scalars; derivatives bring no sizes.
-        most = one.weight * min(local.scalars * clip, MOST * GRID) / GRID
-        bounds = np.full(one.sizes.shape, most) if self.inner.derivatives else heaviest * one.sizes.astype(np.float64)
-        if np.any(np.abs(one.values.astype(np.float64)) > np.minimum(bounds, most)):  # abs in float: that of -2^63
+        most, sizes = subtotal.weight * min(local.scalars * clip, MOST * GRID) / GRID, subtotal.sizes
+        bounds = np.full(sizes.shape, most) if settings.derivatives else heaviest * sizes.astype(np.float64)
+        values = np.abs(subtotal.values.astype(np.float64))  # abs in float: that of -2^63
+        if np.any(values > np.minimum(bounds, most)):
             raise FedKSeedError(f"{who} has a sum beyond what its clients may report along one direction")
 
-    def example(
-        self, round_: int, client: int, examples: int, differentiates: bool, rng: np.random.Generator
-    ) -> Subtotal:
-        """The subtotal of one client's random upload."""
-        upload = self.inner.example(round_, client, examples, differentiates, rng)
-        message = self.inner.broadcast(replace(self.inner.init(), round=round_), [client])[client]
-        return self.inner.subtotal(message, client, [upload], len(self.drawn(round_)))
+
+@dataclass(slots=True)
+class ShardSum:
+    """The uploads of a shard's clients so far."""
+
+    message: Broadcast
+    sum: RoundSum
+    losses: list[float] = field(default_factory=list)
+    skipped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ShardAggregator:
+    """A shard's sum of its clients' uploads, which it hands up."""
+
+    server: KSeed
+
+    @property
+    def replies(self) -> tuple[type[Any], ...]:
+        return self.server.replies
+
+    def start(self, message: Broadcast, asked: Collection[int]) -> ShardSum:
+        """No uploads yet.
+
+        Args:
+            message: the round's broadcast.
+            asked: the clients of the whole round; no weight is above the share of each of what integers hold.
+        """
+        run, size, zeros = self.server.settings.run, self.server.settings.run.pool.size, np.zeros(0, np.int64)
+        state = State(message.round, message.coefficients.astype(np.float64), zeros, zeros)
+        arrivals = Arrivals(run, message.round, frozenset(asked))
+        return ShardSum(message, RoundSum(state, arrivals, {message.round: message.probabilities}, Sum.of([], size)))
+
+    def add_(self, accumulator: ShardSum, upload: KSeedUpload) -> None:
+        """Add a client's upload; those that one server for all refuses are refused here."""
+        self.server.add_(accumulator.sum, upload)
+        accumulator.skipped += upload.skipped
+        if math.isfinite(upload.loss):
+            accumulator.losses.append(upload.loss)
+
+    def finish(self, accumulator: ShardSum, shard: int) -> Subtotal:
+        """The sum for the server above; of none, if none of the shard's clients was drawn.
+
+        Args:
+            shard: the shard's number as a client of that server.
+        """
+        uploads, settings = accumulator.sum, self.server.settings
+        waiting = uploads.in_order(HEAVIEST // len(uploads.arrivals.clients))
+        total = uploads.total + Sum.of(waiting, settings.run.pool.size)
+        return Subtotal(
+            run=settings.run,
+            round=accumulator.message.round,
+            client=shard,
+            clients=np.array(sorted(client for client, _ in uploads.arrivals.came), np.uint32),
+            weight=total.weight,
+            loss=median(accumulator.losses) if accumulator.losses else math.nan,
+            skipped=min(accumulator.skipped, (1 << 32) - 1),  # a client may claim any number
+            values=total.values,
+            sizes=total.sizes,
+            counts=total.counts.astype(np.uint32),
+        )

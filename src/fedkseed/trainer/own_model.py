@@ -16,8 +16,8 @@ from ..local.work import LocalWork
 from ..randomness import Purpose, generator, pool_key
 from ..round import Report, answer, decode_once, run_round
 from ..run.cohort import cohort
-from ..run.loop import NEWCOMER
 from ..strategies.kseed import KSeed, State
+from ..strategy import Settings
 from ..weights.adapter import Adapter
 from ..weights.base import Pooled
 from ..weights.modes import hold
@@ -52,7 +52,7 @@ class Parties:
         mode: where weights live, see `fedkseed.hold`.
         seed: of cohorts, batches and directions.
         basis: the factors of the pool's directions, for the families that need them.
-        wire: the precision of numbers that travel, see `KSeed`.
+        wire: the precision of numbers that travel, see wire/numbers.py.
 
     Raises:
         FedKSeedError: there is no client, one has no batch, or the model can't be held.
@@ -85,15 +85,16 @@ class Parties:
             self.weights: Pooled = hold(model, pool or Pool(pool_key(seed), 4096), tuned, mode, basis)
             run = Run(self.weights.pool, self.weights.base_digest)
             forward = replace(local, steps_of="two points", epochs=None) if local.backpropagates else local
-            self.strategy = KSeed(run, forward, derivatives=local if local.backpropagates else None, wire=wire)
+            derivatives = local if local.backpropagates else None
+            self.strategy = KSeed.make(Settings(run, forward, derivatives, wire=wire))
         except BaseException:
             self._give_back()
             raise
 
     def client(self, number: int) -> Client[Pooled]:
         """One client, as algorithms see it."""
-        own, derivatives = self.batches[number], self.strategy.derivatives is not None
-        steps = self.strategy.work(derivatives).count(len(own))  # of a round
+        own, derivatives = self.batches[number], self.strategy.settings.derivatives is not None
+        steps = self.strategy.settings.work(derivatives).count(len(own))  # of a round
 
         def batches(round_: int) -> Iterator[Any]:
             for passed in count(round_ * steps // len(own)):
@@ -127,7 +128,7 @@ class Parties:
 
     def load(self, state: State) -> None:
         """Give the model the weights of a state."""
-        self.strategy.sync(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER], self.weights)
+        self.strategy.load(state, self.weights)
 
     def finish(self, state: State) -> Adapter:
         """Write the weights of a state into the model, let go of it, and return them as an adapter."""
@@ -192,7 +193,7 @@ def tune(
         tuned = fedkseed.tune(model, loss, batches, fedkseed.LocalWork(rounds=20, steps=20, lr=1e-2))
     """
     parties, reports = Parties(model, loss, batches, local, **options), []
-    state = parties.strategy.init()
+    state = parties.strategy.server.init()
     try:
         for number in range(local.rounds):
             state, report = run_round(parties.strategy, state, parties.cohort(number, size), parties.transport)

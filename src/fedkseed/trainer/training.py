@@ -15,6 +15,7 @@ from ..randomness import Purpose, generator
 from ..round import Report, run_round
 from ..run.eps_ladder import SAMPLES, judge, ladder
 from ..strategies.kseed import KSeed, State
+from ..strategy import Settings, Strategy
 from .datasets import Batches
 from .own_model import Parties
 
@@ -59,13 +60,14 @@ class Plan:
     def steps_an_epoch(self) -> int:
         return steps_an_epoch(self.batches, self.clients_a_step * self.local.steps)
 
-    def strategy(self, strategy: KSeed, step: int, eps: float) -> KSeed:
-        """A strategy with the rate of a step."""
-        rate, local = self.rate(step), replace(strategy.local, eps=eps)
+    def strategy(self, settings: Settings, step: int, eps: float) -> Strategy[State]:
+        """The strategy with the rate of a step."""
+        rate, local = self.rate(step), replace(settings.local, eps=eps)
+        settings = replace(settings, local=local, server=self.server.kind)
         if self.server.kind == "adam":
-            return replace(strategy, local=local, server=self.server, server_lr=rate)
-        derivatives = strategy.derivatives and replace(strategy.derivatives, lr=rate)
-        return replace(strategy, local=replace(local, lr=rate), derivatives=derivatives, server=self.server)
+            return KSeed.make(replace(settings, server_lr=rate))
+        derivatives = settings.derivatives and replace(settings.derivatives, lr=rate)
+        return KSeed.make(replace(settings, local=replace(local, lr=rate), derivatives=derivatives))
 
 
 def steps_an_epoch(batches: Sequence[Batches], batches_a_step: int) -> int:
@@ -126,14 +128,14 @@ def begun(plan: Plan, parties: Parties) -> Training:
         FedKSeedError: the cohort can't be drawn.
     """
     parties.cohort(0, plan.cohort)
-    parties.strategy = plan.strategy(parties.strategy, 0, plan.local.eps)
-    return Training(parties, parties.strategy.init(), plan.eps)
+    parties.strategy = plan.strategy(parties.strategy.settings, 0, plan.local.eps)
+    return Training(parties, parties.strategy.server.init(), plan.eps)
 
 
 def step_(training: Training, plan: Plan, number: int) -> None:
     """Take one step: a round of a cohort."""
     parties, eps = training.parties, plan.local.eps if training.eps is None else training.eps
-    parties.strategy = plan.strategy(parties.strategy, number, eps)
+    parties.strategy = plan.strategy(parties.strategy.settings, number, eps)
     cohort = parties.cohort(number, plan.cohort)
     training.server, report = run_round(parties.strategy, training.server, cohort, parties.transport)
     training.reports.append(report)
@@ -146,10 +148,10 @@ def searched_eps(parties: Parties, seed: int) -> float:
     Raises:
         FedKSeedError: no eps measures a slope.
     """
-    parties.load(parties.strategy.init())
+    parties.load(parties.strategy.server.init())
     drawn = generator(seed, Purpose.TUNE, 0).integers(parties.weights.pool.size, size=SAMPLES).tolist()
     losses = [ladder(parties.client(k % len(parties.batches)), j) for k, j in enumerate(drawn)]
-    parties.load(parties.strategy.init())
+    parties.load(parties.strategy.server.init())
     if (eps := judge(np.array(losses)).eps) is None:
         raise FedKSeedError(
             "no eps of the ladder measures a slope of this model's loss: at least half of each scalar is rounding "

@@ -106,9 +106,7 @@ class Setting:
         recipe = parse(loads(self.text(**changes)))
         strategy = Simulation(recipe).strategy
         text = recipe_for_clients(recipe, len(NODES))
-        return Task(
-            client, 600.0, recipe_digest(text), text, encode(strategy.broadcast(strategy.init(), [client])[client])
-        )
+        return Task(client, 600.0, recipe_digest(text), text, encode(strategy.server.broadcast(strategy.server.init())))
 
     def begin(self, directory: Path, network: str = "", **changes: str) -> Path:
         """A new run's directory, as a server makes it."""

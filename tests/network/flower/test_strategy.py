@@ -44,10 +44,10 @@ def equal(one, other) -> bool:
 def test_flowers_loop_and_ours_end_with_the_same_state(simulation, size):
     flowers = FedKSeedStrategy(simulation.strategy, clients=3, size=size, seed=5)
     result = flowers.start(grid_of(simulation), flowers.initial_arrays(), num_rounds=ROUNDS)
-    state = simulation.strategy.init()
+    state = simulation.strategy.server.init()
     for round_ in range(ROUNDS):
         state, report = run_round(simulation.strategy, state, cohort(5, round_, 3, size), simulation.transport)
-    assert equal(from_arrays(result.arrays, simulation.strategy.state), state)
+    assert equal(from_arrays(result.arrays, simulation.strategy.server.state), state)
     metrics = result.train_metrics_clientapp[ROUNDS]
     assert (metrics["loss"], metrics["bytes"]) == (report.loss, report.bytes_total)
 
@@ -57,7 +57,7 @@ def test_arrays_that_were_kept_let_a_run_go_on(simulation):
     whole = flowers.start(grid_of(simulation), flowers.initial_arrays(), num_rounds=2)
     first = flowers.start(grid_of(simulation), flowers.initial_arrays(), num_rounds=1)
     second = flowers.start(grid_of(simulation), first.arrays, num_rounds=1)
-    kind = simulation.strategy.state
+    kind = simulation.strategy.server.state
     assert equal(from_arrays(second.arrays, kind), from_arrays(whole.arrays, kind))
     assert from_arrays(second.arrays, kind).round == 2
 
@@ -76,8 +76,8 @@ def test_errors_refusals_and_strangers_are_left_out(simulation):
     flowers = FedKSeedStrategy(simulation.strategy, clients=3)
     result = flowers.start(grid_of(simulation, deliver), flowers.initial_arrays(), num_rounds=1)
     assert result.train_metrics_clientapp[1]["clients"] == 2
-    state, _ = run_round(simulation.strategy, simulation.strategy.init(), [1, 2], simulation.transport)
-    assert equal(from_arrays(result.arrays, simulation.strategy.state), state)
+    state, _ = run_round(simulation.strategy, simulation.strategy.server.init(), [1, 2], simulation.transport)
+    assert equal(from_arrays(result.arrays, simulation.strategy.server.state), state)
 
 
 def test_a_round_without_answers_changes_nothing(simulation):

@@ -78,8 +78,8 @@ class Federation:
     ) -> SignedUpload:
         """An upload of seeded random scalars; another `draw` is another upload."""
         rng = np.random.default_rng([client, round_, draw])
-        differentiates = self.rule.strategy.derivatives is not None and client % 2 == 1
-        upload = encode(self.rule.strategy.example(round_, client, 10 + client, differentiates, rng))
+        differentiates = self.rule.strategy.settings.derivatives is not None and client % 2 == 1
+        upload = encode(self.rule.strategy.client.example(round_, client, 10 + client, differentiates, rng))
         made = SignedUpload(round_ + late, bytes([draw]) * 32, upload)
         key = secret(client if signer is None else signer)
         return replace(made, signature=sign(key, made.statement(self.rule.run)))

@@ -15,6 +15,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.round import run_round
 from fedkseed.run.store import pack
+from fedkseed.strategies.uploads import wire_of
 from fedkseed.wire.codec import decode, encode
 from fedkseed.wire.records import Run, Upload
 
@@ -33,10 +34,10 @@ def test_the_model_of_a_set_is_that_of_the_engine_that_gets_the_same_uploads(tex
     """`run_round`, as `fedkseed run` calls it: late ones with the state that their clients began with."""
     made = Federation.of(text)
     entries = [made.entry(c, r, late=(c + r) % 4 == 0 and r + 1 < ROUNDS) for c in range(PEERS) for r in range(ROUNDS)]
-    strategy, states = made.rule.strategy, [made.rule.strategy.init()]
+    strategy, states = made.rule.strategy, [made.rule.strategy.server.init()]
     for step in range(ROUNDS):
         due = [one for one in entries if one.step == step]
-        uploads = [(decode(one.upload, *strategy.replies), one.upload) for one in due]
+        uploads = [(decode(one.upload, *strategy.aggregator.replies), one.upload) for one in due]
         # One of a client at a time goes into an engine's round: a client that is late is not drawn again.
         last = {upload.client: (upload, data) for upload, data in uploads}
         if len(last) < len(uploads):
@@ -116,7 +117,7 @@ def test_an_upload_that_the_strategy_could_not_add_up_is_refused_alone_and_not_w
     """Of another size, and above the clip: each would keep a whole round from being added up."""
     strategy = federation.rule.strategy
     for scalars, text in ((np.zeros(7), "7 scalars, 8 were asked for"), (np.full(8, 1000.0), "at most 100 is allowed")):
-        upload = Upload(strategy.run, 0, 1, 5, 1.0, scalars.astype(np.float32), strategy.wire)
+        upload = Upload(strategy.run, 0, 1, 5, 1.0, scalars.astype(np.float32), wire_of(strategy.settings))
         made = replace(federation.entry(1, 0), upload=encode(upload))
         made = replace(made, signature=sign(secret(1), made.statement(federation.rule.run)))
         with pytest.raises(FedKSeedError, match=text):

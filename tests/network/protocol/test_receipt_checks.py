@@ -158,8 +158,8 @@ def test_a_last_round_that_was_computed_anew_without_an_upload_is_found_by_a_hea
     path, head = client(run, tmp_path / "client", ROUNDS), run.head(ROUNDS).hex()
     assert require_head(run, head.upper()) == ROUNDS
     strategy = synthetic.federation(run.recipe.read_text()).strategy
-    kept = [decode(run.receipts(ROUNDS)[number].upload, *strategy.replies) for number in range(CLIENTS - 1)]
-    after = strategy.aggregate(run.state(strategy.state, ROUNDS - 1), kept)
+    kept = [decode(run.receipts(ROUNDS)[number].upload, *strategy.aggregator.replies) for number in range(CLIENTS - 1)]
+    after = strategy.aggregate(run.state(strategy.server.state, ROUNDS - 1), kept)
     change(run, "DELETE FROM uploads WHERE done = 6 AND client = 3")
     change(run, "UPDATE rounds SET state = ? WHERE done = 6", pack(after))
     mend(run, strategy)
@@ -175,7 +175,7 @@ def test_a_last_round_that_was_computed_anew_without_an_upload_is_found_by_a_hea
 def forged(run: Store, keys: Path, *, key: int, head: int = 5, nonce: bytes | None = None, client: int = 2) -> Store:
     """The upload of client 2 of the last round, signed anew by a server that has some client's key."""
     strategy = synthetic.federation(run.recipe.read_text()).strategy
-    broadcast = synthetic.encode(strategy.broadcast(run.state(strategy.state, 5), [2])[2])
+    broadcast = synthetic.encode(strategy.server.broadcast(run.state(strategy.server.state, 5)))
     upload = run.receipts(6)[2].upload
     statement = upload_statement(nonce or current_nonce(run), client, run.head(head), broadcast, upload)
     made = sign(private_key(keys / f"client-{key}"), statement)

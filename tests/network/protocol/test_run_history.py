@@ -43,7 +43,7 @@ def known(store: Store, done: int) -> SeenRun:
 def broadcast(store: Store, done: int, **changes: float) -> bytes:
     """The broadcast that is made of the state after `done` rounds, or one with other numbers."""
     strategy = synthetic.federation(store.recipe.read_text()).strategy
-    message = strategy.broadcast(store.state(strategy.state, done), [0])[0]
+    message = strategy.server.broadcast(store.state(strategy.server.state, done))
     return encode(replace(message, **changes))
 
 

@@ -6,6 +6,7 @@ The "arrays" of Flower's loop are the server's state: K coefficients, and the st
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from itertools import islice
 from logging import INFO, WARNING
 from typing import Any
 
@@ -17,10 +18,9 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from ...errors import FedKSeedError
 from ...local.client import Client
-from ...round import answer, run_round
+from ...round import Round, answer
 from ...run.cohort import cohort
 from ...strategy import Strategy
-from ...wire.codec import encode
 from ..protocol.envelope import Reply, Status, Task
 from .messages import packed, unpacked
 
@@ -43,24 +43,25 @@ class FedKSeedStrategy(FlowerStrategy):
     ) -> None:
         self.strategy, self.clients, self.size = strategy, clients, size or clients
         self.seed, self.seconds = seed, seconds
-        self._state: Any = None  # Flower gives the arrays to `configure_train`, and not to `aggregate_train`
+        self._round: Round[Any] | None = None  # begun by `configure_train`, which alone is given the arrays
         self._asked: dict[int, int] = {}  # node -> number
 
     def initial_arrays(self) -> ArrayRecord:
         """The state before the first round, for `start`."""
-        return to_arrays(self.strategy.init())
+        return to_arrays(self.strategy.server.init())
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        state = self._state = from_arrays(arrays, self.strategy.state)
+        state = from_arrays(arrays, self.strategy.server.state)
         nodes = sorted(grid.get_node_ids())[: self.clients]
         drawn = cohort(self.seed, state.round, self.clients, self.size)
         self._asked = {nodes[number]: number for number in drawn if number < len(nodes)}
-        messages = self.strategy.broadcast(state, list(self._asked.values()))
+        self._round = Round.begin(self.strategy, state, [*self._asked.values()])
+        (sent,) = islice(self._round.exchanges(), 1)
         tasks = []
         for node, number in self._asked.items():
-            task = Task(number, self.seconds, NO_RECIPE, b"", encode(messages[number]))
+            task = Task(number, self.seconds, NO_RECIPE, b"", sent[number])
             tasks.append(Message(packed(task.encode()), node, MessageType.TRAIN, group_id=str(state.round + 1)))
         return tasks
 
@@ -68,30 +69,21 @@ class FedKSeedStrategy(FlowerStrategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The state after the round; unusable answers are logged and left out. None, for no change, if all are."""
-        good: dict[int, bytes] = {}
+        if self._round is None:
+            raise FedKSeedError("configure_train() begins a round, and was not called")
         for message in replies:
             number = self._asked.get(message.metadata.src_node_id)
             try:
-                if number is None or number in good:
+                if number is None or number in self._round.answered:
                     raise FedKSeedError("it was not asked, or answered already")
-                good[number] = self._checked(number, message)
+                self._round.add_(number, _answer(message))
             except FedKSeedError as error:
                 log(WARNING, "node %s is left out: %s", message.metadata.src_node_id, error)
-        if not good:
+        if not self._round.answered:
             return None, None
-        after, report = run_round(self.strategy, self._state, list(self._asked.values()), lambda sent: good.items())
+        after, report = self._round.finish()
         metrics = {"loss": report.loss, "clients": len(report.clients), "skipped": report.skipped}
         return to_arrays(after), MetricRecord(metrics | {"bytes": report.bytes_total})
-
-    def _checked(self, number: int, message: Message) -> bytes:
-        """The answer in a client's message, checked by a trial round with this client alone."""
-        if message.has_error():
-            raise FedKSeedError(f"Flower's error {message.error.code}: {message.error.reason}")
-        reply = Reply.decode(unpacked(message))
-        if reply.status is not Status.DONE:
-            raise FedKSeedError(reply.text)
-        run_round(self.strategy, self._state, [number], lambda sent: [(number, reply.message)])
-        return reply.message
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -104,6 +96,16 @@ class FedKSeedStrategy(FlowerStrategy):
 
     def summary(self) -> None:
         log(INFO, "\t└──> %s, %d of %d clients in a round", type(self.strategy).__name__, self.size, self.clients)
+
+
+def _answer(message: Message) -> bytes:
+    """The answer in a client's message."""
+    if message.has_error():
+        raise FedKSeedError(f"Flower's error {message.error.code}: {message.error.reason}")
+    reply = Reply.decode(unpacked(message))
+    if reply.status is not Status.DONE:
+        raise FedKSeedError(reply.text)
+    return reply.message
 
 
 def train(message: Message, strategy: Strategy, client: Callable[[int], Client]) -> Message:
@@ -130,7 +132,7 @@ def from_arrays(arrays: ArrayRecord, kind: type[Any]) -> Any:
     """The state in Flower's arrays.
 
     Args:
-        kind: the class of the states, `Strategy.state`.
+        kind: the class of the states, `ServerPart.state`.
 
     Raises:
         FedKSeedError: the arrays are not those of a state.

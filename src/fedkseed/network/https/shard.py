@@ -11,21 +11,21 @@ the run's log. docs/scaling.md says how a tree is brought up.
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from ...errors import FedKSeedError
 from ...recipe.reading import parse, tables
 from ...recipe.rules import LARGEST_SHARD_UPLOAD, Where, checked_algorithm, require_legal
 from ...recipe.schema import NetworkTable, Recipe
-from ...round import decoded
 from ...run import digest_chain as chain
 from ...run.cohort import cohort
 from ...run.progress import Progress
 from ...strategies.kseed import KSeed
+from ...strategies.tree import ShardAggregator
 from ...wire.codec import decode, encode
 from ...wire.delta import lack, restore
 from ...wire.records import Broadcast, Run, Subtotal
@@ -184,7 +184,7 @@ class Shard:
             if self.recipe.network.shards is None:
                 raise FedKSeedError("the server above has no [network] shards in its recipe: it takes clients alone")
             self.algorithm = checked_algorithm(self.recipe)
-        self._strategy: KSeed | None = None
+        self._aggregator: ShardAggregator | None = None
         self._links: list[bytes] = []  # of the run's log, from the first
         self._last_broadcast: bytes | None = None  # the next may come as a difference to it
         self._remote: RemoteClients | None = None
@@ -215,11 +215,11 @@ class Shard:
                 f"the message is of round {broadcast.round}, the history of its task has {task.done} rounds"
             )
         self._last_broadcast = encoded
-        round_ = ShardRound(task.client, self._strategy_of(broadcast.run), broadcast, encoded, self._drawn(broadcast))
-        members = self.recipe.network.members(task.client)
-        replies = self._asked(task, end, still_awaited, partial(round_.replies, members))
-        note(f"round {broadcast.round + 1}: the sum of {len(replies)} clients")
-        return encoded, encode(round_.subtotal(replies))
+        aggregator, members = self._aggregator_of(broadcast.run), self.recipe.network.members(task.client)
+        round_ = ShardRound(task.client, aggregator, broadcast, encoded, self._drawn(broadcast))
+        subtotal = self._asked(task, end, still_awaited, partial(round_.subtotal, members))
+        note(f"round {broadcast.round + 1}: the sum of {subtotal.clients.size} clients")
+        return encoded, encode(subtotal)
 
     def afterwards(self) -> None:
         """Nothing is left to do."""
@@ -242,13 +242,13 @@ class Shard:
             raise FedKSeedError(f"a task has links from {task.since} on, and this shard has {len(self._links)}")
         self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
 
-    def _strategy_of(self, run: Run) -> KSeed:
-        """The strategy of the recipe, for the base model of a broadcast."""
-        if self._strategy is None or self._strategy.run != run:
+    def _aggregator_of(self, run: Run) -> ShardAggregator:
+        """What adds up the recipe's uploads, for the base model of a broadcast."""
+        if self._aggregator is None or self._aggregator.server.settings.run != run:
             strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
-            self._strategy = cast("KSeed", strategy)  # by the rules of a recipe with shards
-        self._strategy.run.require(run)
-        return self._strategy
+            self._aggregator = ShardAggregator(cast("KSeed", strategy.server))  # by the rules of a recipe with shards
+        self._aggregator.server.settings.run.require(run)
+        return self._aggregator
 
     def _drawn(self, broadcast: Broadcast) -> list[int]:
         """The cohort of a round, from the clients of all shards."""
@@ -297,28 +297,24 @@ class ShardRound:
     """
 
     shard: int
-    strategy: KSeed
+    aggregator: ShardAggregator
     broadcast: Broadcast
     encoded: bytes  # the broadcast
     drawn: Sequence[int]
 
-    def replies(self, members: range, remote: RemoteClients) -> dict[int, bytes]:
-        """The uploads of those members of the shard that were drawn and have a key, by client."""
+    def subtotal(self, members: range, remote: RemoteClients) -> Subtotal:
+        """The sum of the uploads of those members of the shard that were drawn and have a key."""
+        accumulator = self.aggregator.start(self.broadcast, self.drawn)
+
+        def add(client: int, reply: bytes) -> None:
+            upload: Any = decode(reply, *self.aggregator.replies)
+            if upload.client != client:
+                raise FedKSeedError(f"a reply of client {client} is signed by client {upload.client}")
+            self.aggregator.add_(accumulator, upload)
+
         asked = [client for client in self.drawn if client in members and client in remote.numbers.expected]
-        if not asked:
-            return {}
-        sent, minimum = dict.fromkeys(asked, self.encoded), (len(asked) + 1) // 2
-        return dict(remote.transport(self.broadcast.round, sent, minimum, self.require))
-
-    def require(self, client: int, reply: bytes) -> None:
-        """Refuse an upload that can't be added up."""
-        self.subtotal({client: reply})
-
-    def subtotal(self, replies: Mapping[int, bytes]) -> Subtotal:
-        """The sum of some clients' uploads.
-
-        Raises:
-            FedKSeedError: one of them is broken, or can't be added up.
-        """
-        uploads = decoded(replies, self.strategy.replies, dict.fromkeys(replies, self.broadcast))
-        return self.strategy.subtotal(self.broadcast, self.shard, uploads, len(self.drawn))
+        if asked:
+            sent, minimum = dict.fromkeys(asked, self.encoded), (len(asked) + 1) // 2
+            for _ in remote.transport(self.broadcast.round, sent, minimum, add):
+                pass  # `add` has it
+        return self.aggregator.finish(accumulator, self.shard)

@@ -21,9 +21,8 @@ from ...errors import FedKSeedError
 from ...recipe.schema import Recipe
 from ...run.cohort import cohort
 from ...strategies.kseed import KSeed, State
-from ...strategy import Strategy
+from ...strategy import COEFFICIENTS, Strategy
 from ...wire.codec import decode, encode
-from ...wire.records import Change, Upload
 from ..protocol.signatures import verify
 from .roster import Roster
 from .signed_upload import SignedUpload
@@ -63,7 +62,7 @@ class Rule:
     """
 
     run: bytes
-    strategy: KSeed
+    strategy: Strategy[State]
     keys: Sequence[EllipticCurvePublicKey]
     rounds: int
     drawn: Callable[[int], frozenset[int]] = field(repr=False)
@@ -75,9 +74,12 @@ class Rule:
         Args:
             text: the recipe as all peers have it.
         """
-        if not isinstance(strategy, KSeed):
-            raise FedKSeedError(f"peers share a model of K coefficients, got the strategy {type(strategy).__name__}")
-        late = replace(strategy, max_staleness=roster.max_staleness, staleness_power=roster.staleness_power)
+        if strategy.server.weights != COEFFICIENTS:
+            name = type(strategy.server).__name__
+            raise FedKSeedError(f"peers share a model of K coefficients, got the strategy {name}")
+        late = KSeed.make(
+            replace(strategy.settings, max_staleness=roster.max_staleness, staleness_power=roster.staleness_power)
+        )
         count, clients = len(roster.peers), recipe.clients
         size = clients.cohort_of(count)
         run = run_digest(text, strategy.run.base, roster)
@@ -93,15 +95,15 @@ class Rule:
         Raises:
             FedKSeedError: its upload is broken or could not be added up, it is not of this run, or not signed.
         """
-        upload = decode(entry.upload, *self.strategy.replies)
+        upload = decode(entry.upload, *self.strategy.aggregator.replies)
         self.strategy.run.require(upload.run)
         client, began, step = upload.client, upload.round, entry.step
         if not (began < self.rounds and client < len(self.keys) and client in self.drawn(began)):
             raise FedKSeedError(f"peer {client} does not take part in round {began + 1} of {self.rounds}")
-        if not began <= step <= min(began + self.strategy.max_staleness, self.rounds - 1):
+        if not began <= step <= min(began + self.strategy.settings.max_staleness, self.rounds - 1):
             raise FedKSeedError(
                 f"peer {client} began in round {began + 1} and was done in round {step + 1}: it may be "
-                f"{self.strategy.max_staleness} rounds late, and the run has {self.rounds}"
+                f"{self.strategy.settings.max_staleness} rounds late, and the run has {self.rounds}"
             )
         if step > now:
             raise FedKSeedError(f"round {step + 1}, in which peer {client} was done, is not open by this peer's clock")
@@ -112,20 +114,21 @@ class Rule:
         return OrderedUpload(entry.name(self.run), client, began, step)
 
     @cached_property
-    def _plain(self) -> KSeed:
+    def _plain(self) -> Strategy[State]:
         """The strategy without the comparison of uploads, which one alone does not need."""
-        return replace(self.strategy, trust=replace(self.strategy.trust, rule="mean", agreement=False))
+        settings = self.strategy.settings
+        return KSeed.make(replace(settings, trust=replace(settings.trust, rule="mean", agreement=False)))
 
     @cached_property
     def _before(self) -> State:
-        return self._plain.init()
+        return self._plain.server.init()
 
     def after(self, state: State, entries: Iterable[SignedUpload]) -> State:
         """The state after the step `state.round` with the entries that count in it.
 
         Where there are none, or where together they overflow, the model stays and the step is over.
         """
-        uploads: list[Upload | Change] = [decode(entry.upload, *self.strategy.replies) for entry in entries]
+        uploads = [decode(entry.upload, *self.strategy.aggregator.replies) for entry in entries]
         nothing = replace(state, round=state.round + 1)
         if not uploads:
             return nothing
@@ -139,7 +142,7 @@ class Rule:
         return hashlib.sha256(self.broadcast(state)).digest()
 
     def broadcast(self, state: State) -> bytes:
-        return encode(self.strategy.broadcast(state, [0])[0])
+        return encode(self.strategy.server.broadcast(state))
 
 
 def kept(slot: Iterable[OrderedUpload]) -> list[OrderedUpload]:
@@ -162,7 +165,7 @@ def model_of(rule: Rule, data: Iterable[bytes]) -> State:
     slots: dict[tuple[int, int], list[OrderedUpload]] = {}
     for mark in entries:
         slots[mark.client, mark.round] = kept([*slots.get((mark.client, mark.round), ()), mark])
-    state = rule.strategy.init()
+    state = rule.strategy.server.init()
     while state.round < rule.rounds:
         state = rule.after(state, [entries[mark] for mark in counted(slots) if mark.step == state.round])
     return state

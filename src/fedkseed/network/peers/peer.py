@@ -186,7 +186,7 @@ class Peer:
         """Train from the model that follows from the entries here, sign and keep the upload."""
         rule, roster, which = self.rule, self.roster, f"round {round_ + 1} of {self.rule.rounds}"
         broadcast = rule.broadcast(self.copy.state(round_))
-        ends = roster.opens(min(round_ + rule.strategy.max_staleness + 1, rule.rounds))
+        ends = roster.opens(min(round_ + rule.strategy.settings.max_staleness + 1, rule.rounds))
         known = sum(mark.step < round_ for mark in self.copy.marks())
         self.say(f"{which}: training from the model of {known} uploads, {hashlib.sha256(broadcast).hexdigest()[:16]}")
 

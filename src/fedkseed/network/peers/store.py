@@ -43,7 +43,7 @@ class UploadStore:
         self._slots: dict[tuple[int, int], list[OrderedUpload]] = {}
         self._names = set[bytes]()
         self._digests: dict[int, bytes] = {}  # of rounds, as long as they are right
-        self._states: dict[int, State] = {0: rule.strategy.init()}
+        self._states: dict[int, State] = {0: rule.strategy.server.init()}
         with border(f"can't open {path}"):
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._database.executescript(SCHEMA)

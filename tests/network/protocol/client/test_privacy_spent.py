@@ -53,7 +53,7 @@ def tasks(setting, extra: str):
     """A function from a nonce to the first task of a recipe, whose noise is for two of three rounds."""
     with_noise = Simulation(parse(loads(setting.text(more=extra))))
     strategy = with_noise.strategy
-    message = encode(strategy.broadcast(strategy.init(), [1])[1])
+    message = encode(strategy.server.broadcast(strategy.server.init()))
     text = recipe_for_clients(with_noise.recipe, 3)
     return lambda nonce: Task(1, 600.0, recipe_digest(text), text, message, nonce=nonce).encode()
 

@@ -38,12 +38,13 @@ from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_diges
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.signatures import ServerSigning, certificate, private_key, public_key
 from fedkseed.recipe.reading import parse
+from fedkseed.round import Round
 from fedkseed.run.cohort import cohort
 from fedkseed.run.privacy_plan import with_noise
 from fedkseed.secure import member as masks
 from fedkseed.secure.accounting import epsilon_of
 from fedkseed.strategies.masked import simulated_key
-from fedkseed.wire.records import Broadcast, Change, Masked, Upload
+from fedkseed.wire.records import Broadcast, Change, Masked, Secured, Upload
 
 from ...flower.conftest import OPEN, recorded
 
@@ -156,7 +157,7 @@ def private_task(setting, client: int, **changes: str) -> Task:
         text = text.replace(before.encode(), after.encode())
     with closing(Simulation(recipe)) as simulation:
         strategy = simulation.strategy
-        message = encode(strategy.broadcast(strategy.init(), [client])[client])
+        message = encode(strategy.server.broadcast(strategy.server.init()))
     return Task(client, 600.0, recipe_digest(text), text, message)
 
 
@@ -349,7 +350,7 @@ def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, 
     """The attack: two clients work with the server, which asks the third of them all in a round of three."""
     recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
     strategy = Simulation(recipe).strategy
-    message = encode(strategy.broadcast(strategy.init(), range(3))[1])
+    message = Round.begin(strategy, strategy.server.init(), range(3)).whole[1]
 
     def asked(count: int) -> Reply:
         text = recipe_for_clients(recipe, count)
@@ -370,7 +371,7 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
     """The attack: the plain broadcast of the same round, to a client that follows a recipe with [secure]."""
     recipe = parse(loads(setting.text(more="[secure]\nnorm = 0.05\n")))
     strategy = Simulation(recipe).strategy
-    message = strategy.broadcast(strategy.init(), range(3))[1]
+    message = decode(Round.begin(strategy, strategy.server.init(), range(3)).whole[1], Secured)
     text = recipe_for_clients(recipe, 3)
     worker = TaskHandler(partial(TrainingClient, owner, masks=partial(masker, recipe.seed)))
     for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):

@@ -41,7 +41,6 @@ from ....run.privacy_plan import noise_of_a_round, with_noise
 from ....run.progress import Silent
 from ....run.setup import build, tokenizer_of
 from ....run.workers import computing_with
-from ....strategy import TwoLegs
 from ....weights.adapter import NAME as TUNED
 from ....weights.base import Pooled
 from ....wire.codec import decode, kind_of
@@ -143,14 +142,16 @@ class TrainingClient:
         if whole is None:
             return task.message, lack(task.message, task.client)
         count, strategy = self.recipe.clients.count, self.setup.strategy
-        message = decode(whole, strategy.message, *((strategy.request,) if isinstance(strategy, TwoLegs) else ()))
+        message = decode(
+            whole, strategy.client.message, *((second.request,) if (second := strategy.second_leg) else ())
+        )
         bound(_digest(message, whole))
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with refusing(Code.MODEL):
             Run(self.setup.weights.pool, self.setup.weights.base_digest).require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
-        require_asked(inside, self.recipe, strategy.work(False))
+        require_asked(inside, self.recipe, strategy.settings.work(False))
         if isinstance(message, Secured | Survivors):
             require_cohort(message, self.recipe, count)
         if self.private:
@@ -200,12 +201,12 @@ class TrainingClient:
             What the server is sent of the client's gain: mostly nothing.
         """
         setup = self.setup
-        message = decode(task.message, setup.strategy.message, Broadcast)
+        message = decode(task.message, setup.strategy.client.message, Broadcast)
         if message.round == task.done:
             bound(_digest(message, task.message))
         with refusing(Code.MODEL):
             Run(setup.weights.pool, setup.weights.base_digest).require(message.run)
-            setup.strategy.sync(message, setup.weights)
+            setup.strategy.client.sync(message, setup.weights)
             if self.keeps is not None:
                 setup.held(message.round).save(self.keeps)
         if self.keeps is None or not self.unseen.examples:
@@ -272,7 +273,7 @@ class TrainingClient:
     def _require_taken(self, upload: Any) -> None:
         """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
         if isinstance(upload, Change):
-            asked = self.setup.strategy.work(True).count(len(self.examples))
+            asked = self.setup.strategy.settings.work(True).count(len(self.examples))
             with refusing(Code.POLICY):
                 self.policy.require_taken(asked - upload.skipped)
 

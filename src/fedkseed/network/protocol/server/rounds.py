@@ -1,7 +1,7 @@
 """The parts of a run whose clients are on other machines."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,23 +13,18 @@ from ....recipe.algorithms import Algorithm
 from ....recipe.basis_digest import with_basis
 from ....recipe.rules import Where, checked_algorithm, require_legal
 from ....recipe.schema import Recipe
-from ....round import Report, decoded, run_round
+from ....round import Broadcasts, Report, Round
 from ....run.cohort import EACH_ROUND, cohort, over_shards
 from ....run.digest_chain import Receipt
-from ....run.loop import NEWCOMER, Evaluator, Federation, WithoutModel
+from ....run.loop import Evaluator, Federation, WithoutModel
 from ....run.progress import Progress, Silent
-from ....strategies.kseed import KSeed
-from ....strategies.masked import MaskedKSeed
-from ....strategies.tree import Tree
-from ....strategy import COEFFICIENTS, Strategy, TwoLegs
-from ....wire.codec import decode, encode, kind_of
-from ....wire.delta import restore
-from ....wire.records import Delta, Lack, Run
+from ....strategy import COEFFICIENTS, Strategy
+from ....wire.records import Run
 from ..signatures import ServerSigning
 from .clients import RemoteClients
 
-# The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
 FIRST_LEG = "masked-uploads.json"  # in a run's directory
+# The value of data.federated.digest for one empty list; to call that function would be to import PyTorch.
 NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
@@ -71,13 +66,13 @@ def federation(
             )
         progress.note(f"there is no data at {recipe.data.source} on this machine: nothing is evaluated")
     strategy, evaluator, held_out = _evaluated(recipe, algorithm, progress, secret)
-    if isinstance(strategy, MaskedKSeed) and signing is not None:
-        strategy = replace(strategy, keys=signing.masks, name=signing.nonce)
+    if (masking := strategy.settings.secure) is not None and signing is not None:
+        masking = replace(masking, keys=signing.masks, name=signing.nonce)
+        strategy = algorithm.strategy_of(replace(strategy.settings, secure=masking))
     strategy = over_shards(strategy, recipe)
     keeps = recipe.keeps_uploads and algorithm.pooled
-    rounds = NetworkRounds(
-        recipe.seed, strategy, remote, size, keeps, remote.numbers.path.with_name(FIRST_LEG), recipe.clients.draw
-    )
+    first_leg = FirstLegFile(remote.numbers.path.with_name(FIRST_LEG))
+    rounds = NetworkRounds(recipe.seed, strategy, remote, size, keeps, first_leg, recipe.clients.draw)
     return Federation(
         recipe=recipe,
         strategy=strategy,
@@ -148,110 +143,110 @@ class NetworkRounds:
     Args:
         size: number of clients in a cohort.
         keeps: whether the uploads of a round are kept as receipts.
-        first_leg: file that keeps a round's masked uploads from its second leg on. Clients answer one set of survivors
-            a round, and so a server that was stopped between the legs must go on with these.
+        first_leg: keeps a round's masked uploads from its second leg on.
         draw: see `cohort`.
+        receipts: the uploads of the last round, where they are kept.
+        held: client that answered in the last round -> that round's broadcast.
     """
 
     seed: int
     strategy: Strategy[Any]
     remote: RemoteClients
     size: int
-    keeps: bool = False
-    first_leg: Path | None = None
+    keeps: bool
+    first_leg: "FirstLegFile"
     draw: str = EACH_ROUND
-    receipts: dict[int, Receipt] = field(default_factory=dict)  # the uploads of the last round, where they are kept
+    receipts: dict[int, Receipt] = field(default_factory=dict)
+    held: dict[int, bytes] = field(default_factory=dict)
     gathered: bool = False
-    kept: dict[int, bytes] = field(default_factory=dict)  # client that answered last round -> that round's broadcast
 
-    def next(self, state: Any, earlier: Callable[[int], Any]) -> tuple[Any, Report]:
+    def next(self, state: Any, state_after: Callable[[int], Any], broadcasts: Broadcasts[Any]) -> tuple[Any, Report]:
         """The state after a round, and its report."""
         if not self.gathered:
             self.remote.gather()
             self.gathered = True
         asked = cohort(self.seed, state.round, self.remote.numbers.count, self.size, self.draw)
-        needed = min(self.remote.minimum, len(asked))
+        least = min(self.remote.minimum, len(asked))
         self.remote.signatures.clear()
-        self.receipts, strategy = {}, self.strategy
-        alone: Strategy[Any] = strategy
-        # An answer is tried without the evidence about clients: it is of all of a round, and half of the work.
-        if isinstance(strategy, KSeed) and strategy.trust.agreement:
-            alone = replace(strategy, trust=replace(strategy.trust, agreement=False))
-        uploads: dict[int, bytes] = {}  # of the first of two legs
-        asked_by = ""  # the digest of its message
-
-        def transport(sent: Mapping[int, bytes]) -> Iterator[tuple[int, bytes]]:
-            nonlocal needed, asked_by
-
-            second = isinstance(strategy, TwoLegs) and all(kind_of(m) is strategy.request for m in sent.values())
-            if isinstance(strategy, TwoLegs):
-                needed = max(needed, strategy.needed(len(asked)))
-                if second:
-                    self._keep(asked_by, uploads)
-                elif kept := self._left(asked_by := self._asked_by(sent)):
-                    self.remote.progress.note(f"round {state.round + 1} goes on with its second leg")
-                    uploads.update(kept)
-                    yield from kept.items()
-                    return
-
-            def check(client: int, reply: bytes) -> None:
-                """Try a round with this answer alone, so that a bad answer does not spoil the round of the others."""
-                if isinstance(strategy, TwoLegs):
-                    strategy.require(client, sent[client], reply, uploads)
-                elif kind_of(reply) is Lack and kind_of(sent[client]) is Delta:
-                    decode(reply, Lack)  # of a restarted client: another call of `transport` sends the whole broadcast
-                else:
-                    records = decoded({client: reply}, strategy.replies, {client: state})
-                    if isinstance(alone, Tree):
-                        alone.require(state, records[0])
-                    else:
-                        alone.aggregate(state, records)
-
-            # A client signs what it has restored; most are sent the same difference, which is restored once.
-            differences = {client: data for client, data in sent.items() if kind_of(data) is Delta}
-            distinct = {data: client for client, data in differences.items()}
-            restored = {data: restore(data, self.kept[client]) or data for data, client in distinct.items()}
-            whole = {**sent, **{client: restored[data] for client, data in differences.items()}}
-            for client, reply in self.remote.transport(state.round, sent, max(0, needed), check, whole):
-                if kind_of(reply) is Lack:
-                    del self.remote.signatures[client]  # no upload, but a wish for the whole broadcast
-                else:
-                    needed -= 1
-                    if self.keeps:
-                        self.receipts[client] = Receipt(reply, self.remote.signatures[client])
-                    if not second:
-                        uploads[client] = reply
-                yield client, reply
-
-        after, report = run_round(self.strategy, state, asked, transport, kept=self.kept)
-        if isinstance(strategy, TwoLegs):
-            if self.first_leg is not None:
-                self.first_leg.unlink(missing_ok=True)
-        elif self.strategy.weights == COEFFICIENTS:
-            message = encode(self.strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
-            self.kept = dict.fromkeys(self.remote.signatures, message)  # of those whose answers counted
+        self.receipts = {}
+        round_ = Round.begin(self.strategy, state, asked, kept=self.held, broadcasts=broadcasts)
+        if (second := self.strategy.second_leg) is not None:
+            self._two_legs(round_, max(least, second.needed(len(asked))))
+        else:
+            for messages in round_.exchanges():
+                self._exchange(round_, messages, least)
+        after, report = round_.finish()
+        if second is not None:
+            self.first_leg.remove()
+        elif self.strategy.server.weights == COEFFICIENTS:
+            self.held = dict.fromkeys(round_.answered, broadcasts.of(state))
         return after, report
 
-    def _asked_by(self, sent: Mapping[int, bytes]) -> str:
+    def _exchange(self, round_: Round[Any], messages: Mapping[int, bytes], least: int) -> dict[int, bytes]:
+        """Carry messages to clients, and add each answer to the round that can be used; returns these answers.
+
+        Args:
+            least: number of answers that the present leg needs.
+        """
+        needed, uploads = max(0, least - len(round_.answered)), {}
+        answers = self.remote.transport(round_.state.round, messages, needed, round_.add_, round_.whole)
+        for client, reply in answers:
+            if client in round_.answered:  # else it lacks the earlier broadcast, and is sent the whole one next
+                uploads[client] = reply
+                if self.keeps:
+                    self.receipts[client] = Receipt(reply, self.remote.signatures[client])
+        return uploads
+
+    def _two_legs(self, round_: Round[Any], least: int) -> None:
+        """A round of masked uploads; one that was stopped in its second leg goes on with that."""
+        exchanges = round_.exchanges()
+        messages = next(exchanges)
+        asked_by = self._digest_of(messages)
+        if uploads := self.first_leg.uploads(asked_by):
+            self.remote.progress.note(f"round {round_.state.round + 1} goes on with its second leg")
+            for client, upload in uploads.items():
+                round_.add_(client, upload)
+        else:
+            uploads = self._exchange(round_, messages, least)
+        for requests in exchanges:
+            self.first_leg.write(asked_by, uploads)
+            self._exchange(round_, requests, least)
+
+    def _digest_of(self, messages: Mapping[int, bytes]) -> str:
         """The digest of a first leg's message and of the run's nonce: after a rollback the same message has others."""
         signing = self.remote.signing
-        made = hashlib.sha256(signing.nonce if signing else b"")
-        for message in {id(message): message for message in sent.values()}.values():
-            made.update(message)
-        return made.hexdigest()
+        digest = hashlib.sha256(signing.nonce if signing else b"")
+        for message in {id(message): message for message in messages.values()}.values():
+            digest.update(message)
+        return digest.hexdigest()
 
-    def _keep(self, asked_by: str, uploads: Mapping[int, bytes]) -> None:
-        if self.first_leg is not None:
-            kept = {str(client): data.hex() for client, data in uploads.items()}
-            write_table(self.first_leg, {"asked by": asked_by, "uploads": kept})
 
-    def _left(self, asked_by: str) -> dict[int, bytes]:
-        """The uploads of a first leg that was finished before this process, if they answer this message."""
-        if self.first_leg is None or not self.first_leg.exists():
+@dataclass(frozen=True, slots=True)
+class FirstLegFile:
+    """The masked uploads of a round whose second leg has begun.
+
+    Clients answer one set of survivors a round, and so a server that was stopped between the legs must go on with the
+    same uploads.
+    """
+
+    path: Path
+
+    def write(self, asked_by: str, uploads: Mapping[int, bytes]) -> None:
+        """Keep the uploads that have answered the message with a digest."""
+        texts = {str(client): data.hex() for client, data in uploads.items()}
+        write_table(self.path, {"asked by": asked_by, "uploads": texts})
+
+    def uploads(self, asked_by: str) -> dict[int, bytes]:
+        """The uploads that are kept, if they answer the message with this digest."""
+        if not self.path.exists():
             return {}
         try:
-            table = read_table(self.first_leg)
-            found = {int(client): bytes.fromhex(data) for client, data in table["uploads"].items()}
-            return found if table["asked by"] == asked_by else {}
+            table = read_table(self.path)
+            uploads = {int(client): bytes.fromhex(data) for client, data in table["uploads"].items()}
+            return uploads if table["asked by"] == asked_by else {}
         except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise FedKSeedError(f"{self.first_leg} holds no masked uploads: {error}; remove it") from error
+            raise FedKSeedError(f"{self.path} holds no masked uploads: {error}; remove it") from error
+
+    def remove(self) -> None:
+        """Forget the uploads of a round that is done."""
+        self.path.unlink(missing_ok=True)

@@ -13,12 +13,11 @@ from ....recipe.reading import own_recipe
 from ....recipe.rules import Where, require_legal
 from ....recipe.schema import Recipe
 from ....run.activity import ActivityFile
-from ....run.loop import NEWCOMER, Result, work
+from ....run.loop import Result, work
 from ....run.privacy_plan import kept_secret, with_noise
 from ....run.progress import Progress, Silent
 from ....run.store import GAINS, NONCES, Store
 from ....run.trackers import Trackers
-from ....strategies.tree import Tree
 from ....strategy import Strategy
 from ....wire.codec import encode
 from ..carrier import Carrier
@@ -88,7 +87,7 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         remote.history = None if remote.signing is None else store.history
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
-            hand_out(store, parts.strategy, remote, measuring=asks_for_gains(recipe, progress))
+            hand_out(store, parts.strategy, recipe, remote)
         return replace(result, gains=[Gain.of(table) for table in store.recall(GAINS) or ()])
 
 
@@ -99,12 +98,12 @@ def asks_for_gains(recipe: Recipe, progress: Progress) -> bool:
     return recipe.evaluation.clients is not None and recipe.secure is None
 
 
-def hand_out(store: Store, strategy: Strategy[Any], remote: RemoteClients, measuring: bool = False) -> None:
+def hand_out(store: Store, strategy: Strategy[Any], recipe: Recipe, remote: RemoteClients) -> None:
     """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
-    state = store.state(strategy.state, store.tuned)
-    message = encode(strategy.broadcast(state, [NEWCOMER])[NEWCOMER])
+    server, measuring = strategy.server, asks_for_gains(recipe, remote.progress)
+    message = encode(server.broadcast(store.state(server.state, store.tuned)))
     kept = remote.hand_out(store.rounds, message, measuring)
-    who = "shards have sent their clients" if isinstance(strategy, Tree) else "clients have kept"
+    who = "clients have kept" if recipe.network.shards is None else "shards have sent their clients"
     remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model")
     sent = [found.gain(client) for client, found in sorted(kept.items()) if found is not None]
     if measuring:
