@@ -61,7 +61,7 @@ def test_faults_are_of_the_size_that_their_names_say():
     noise = {
         fault: math.sqrt(changed.variance(grid)) * grid.step
         for fault in ("as built", "noise halved", "no clipping")
-        for changed in [privacy.with_fault(strategy, fault)]
+        for changed in [privacy.with_fault(strategy, fault).aggregator]
         for grid in [changed.grid(4096)]
     }
     # In units of the norm; the analytic Gaussian mechanism finds the stated epsilon in it. Rounding adds 0.05 %.

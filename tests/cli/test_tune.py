@@ -99,10 +99,10 @@ def test_a_run_goes_on_with_a_model_that_has_moved(finished, copy, model_folder,
 def test_ctrl_c_names_the_directory_of_the_run(recipe_file, tmp_path, monkeypatch):
     done = simulation.Simulation.round
 
-    def interrupted(self, state, earlier=None):
+    def interrupted(self, state, *rest):
         if state.round == 1:
             raise KeyboardInterrupt
-        return done(self, state, earlier)
+        return done(self, state, *rest)
 
     monkeypatch.setattr(simulation.Simulation, "round", interrupted)
     result = fedkseed("run", recipe_file, "--output", tmp_path / "mine")

@@ -163,10 +163,10 @@ def test_a_run_that_was_killed_goes_on_to_the_same_digest(write, tmp_path, monke
     class Killed(BaseException):
         pass
 
-    def killed(self, state, earlier=None, own=Simulation.round):
+    def killed(self, state, *rest, own=Simulation.round):
         if state.round == 2:
             raise Killed
-        return own(self, state, earlier)
+        return own(self, state, *rest)
 
     with monkeypatch.context() as patch:
         patch.setattr(Simulation, "round", killed)
