@@ -35,7 +35,8 @@ data.file_formats data.layouts data.sources
 data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
 run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
 report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page
-network.flower.compat network.flower.client_app network.flower.server_app cli.network
+network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
+cli.network
 network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.protocol.server.rounds
 network.protocol.server.clients network.protocol.server.client_numbers
@@ -78,6 +79,7 @@ TESTED_IN = {
     "network.protocol.client.task_handler": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_process": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_socket": "network/protocol/client/test_worker.py",
+    "network.flower.grid_carrier": "network/flower/test_server_app.py",
     "network.flower.messages": "network/flower/test_client_app.py",
     "network.protocol.server.serving": "network/protocol/server/test_clients.py",
     "cli.https": "network/https/test_commands.py",

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -99,7 +99,8 @@ def example(folder: Path, setting: Setting, root: Path, section: str) -> Iterato
         raise
     finally:
         for process in made.started:
-            os.killpg(process.pid, signal.SIGKILL)
+            with suppress(ProcessLookupError):  # of one that was refused and has ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         kill(processes("", folder))
 

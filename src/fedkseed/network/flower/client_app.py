@@ -22,9 +22,11 @@ from .messages import numbered, packed, unpacked
 
 Answer: TypeAlias = Callable[[bytes, Context], bytes]  # bytes of a task, Flower's facts of the client -> of a reply
 
-PATHS = ("policy", "basis", "members")  # of --node-config: files of the client's owner
 # All keys of --node-config. Flower's simulation sets the first two itself.
-KEYS = {"partition-id", "num-partitions", "data", "state", "model", "device", "key", "ca", "idle", *PATHS}
+KEYS = {
+    "partition-id", "num-partitions", "data", "state", "model", "device", "policy", "basis", "members", "key", "ca",
+    "idle",
+}  # fmt: skip
 
 
 def client_app(answer: Answer) -> ClientApp:
@@ -65,18 +67,25 @@ def prepare(config: Mapping[str, Any]) -> Path:
         raise FedKSeedError(f"--node-config has no {sorted(unknown)}; it knows {sorted(KEYS)}")
     if missing := [name for name in ("data", "state") if not config.get(name)]:
         raise FedKSeedError(f"--node-config lacks {missing}: data is this client's file, state a directory of its own")
-    directory = Path(str(config["state"])).expanduser().resolve()
-    model, policy, basis, members = (config.get(name) for name in ("model", *PATHS))
-    paths = [None if path is None else Path(str(path)) for path in (policy, basis, members)]
-    owner = owner_of(str(config["data"]), model and str(model), str(config.get("device", "auto")), *paths)
-    key, ca = (None if config.get(name) is None else str(Path(str(config[name])).resolve()) for name in ("key", "ca"))
+    directory, key, ca = Path(str(config["state"])).expanduser().resolve(), _path(config, "key"), _path(config, "ca")
+    owner = owner_of(
+        str(config["data"]),
+        str(config["model"]) if "model" in config else None,
+        str(config.get("device", "auto")),
+        *(_path(config, name) for name in ("policy", "basis", "members")),
+    )
     if key is not None and ca is not None:
-        require_files(Path(ca), Path(key))
-    settings = OwnerSettings(owner, float(config.get("idle", 1800)), key, ca)
+        require_files(ca, key)
+    settings = OwnerSettings(owner, float(config.get("idle", 1800)), key and str(key), ca and str(ca))
     if not (directory / SETTINGS).exists() or OwnerSettings.read(directory) != settings:
         stop_worker(directory)
         settings.write(directory)
     return directory
+
+
+def _path(config: Mapping[str, Any], name: str) -> Path | None:
+    """The path under a name of --node-config, so that it holds in any directory; None if there is none."""
+    return Path(str(config[name])).expanduser().resolve() if name in config else None
 
 
 app = client_app(answer)

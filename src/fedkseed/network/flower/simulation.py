@@ -78,7 +78,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     from ..protocol.server.client_numbers import ClientNumbers
     from ..protocol.server.clients import RemoteClients
     from .client_app import client_app
-    from .server_app import GridCarrier
+    from .grid_carrier import GridCarrier
 
     copies = Trackers([*recipe.report.to, *trackers], progress)
     now = ActivityFile(copies)
