@@ -4,9 +4,21 @@ Every check (of configuration, files, messages, arguments of the public function
 its text on one line and exits with code 2.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class FedKSeedError(ValueError):
     """Refused input or a failure, with a text for a person; nothing was changed when it is raised."""
+
+
+@contextmanager
+def needs_extra(what: str, extra: str) -> Iterator[None]:
+    """Say what to install where an import of an optional package fails; `what` is as "adapters need"."""
+    try:
+        yield
+    except ImportError as error:
+        raise FedKSeedError(f"{what} the extra `{extra}`: pip install 'fedkseed[{extra}]'") from error
 
 
 def first_line(error: BaseException) -> str:

@@ -24,7 +24,7 @@ from fedkseed.evaluation.evaluate import evaluate, respond
 from fedkseed.evaluation.metrics import Metrics, accuracies, accuracy, metrics_of, rouge_l
 from fedkseed.evaluation.statistics import BALANCED, Evaluation, McNemar, balanced_accuracy, paired_change
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import example_losses, graph_loss, option_losses, takes_positions
+from fedkseed.models.loss import example_losses, option_losses, takes_positions
 from fedkseed.paper.results import MEASURES, RunOutcome
 from fedkseed.recipe import schema
 from fedkseed.recipe.reading import parse
@@ -35,6 +35,7 @@ from fedkseed.run.store import Store
 
 from ..conftest import CONFIGS, SMALL, recipe_text
 from ..weights.test_streamed import model_of
+from .conftest import train
 
 LABELS = {"taste": ["sweet", "sour", "it has no taste that I know of"], "size": ["large", "small"]}
 THINGS = ["grass", "snow", "coal", "a cat", "an ant", "a bird", "France", "Peru", "lime", "sugar", "a pea", "the sea"]
@@ -70,17 +71,9 @@ def tokenizer(model_folder):
 
 @pytest.fixture(scope="module")
 def decided(model_folder, tokenizer, tmp_path_factory) -> Path:
-    """The tiny model after some backpropagation: it chooses now this and now that, and not always right."""
-    folder, model = tmp_path_factory.mktemp("decided"), load_model(str(model_folder))
+    """A model that chooses now this and now that, and not always right."""
     batch = collate([encode(Example(**row), tokenizer, Wording()) for row in questions()], tokenizer.pad_token_id)
-    optimizer = torch.optim.Adam(model.requires_grad_(True).parameters(), lr=5e-3)
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        graph_loss(model, batch).backward()
-        optimizer.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return train(model_folder, tokenizer, batch, STEPS, tmp_path_factory.mktemp("decided"))
 
 
 @pytest.fixture(scope="module")
@@ -495,8 +488,9 @@ def test_eval_prints_the_same(run, kept):
 
 def test_event_files_have_a_curve_of_each(run, kept):
     points = {}
-    for name, done, _, value in trackers.scalars(Store(run)):
-        points.setdefault(name, {})[done] = value
+    for done, _, values in trackers.curves(Store(run)):
+        for name, value in values.items():
+            points.setdefault(name, {})[done] = value
     assert points["held-out/choice accuracy"] == {done: found.means["choice"] for done, found in kept.items()}
     assert points[f"held-out/{BALANCED}"] == {done: found.means[BALANCED] for done, found in kept.items()}
     assert points["loss/held-out"] == {done: found.means["loss"] for done, found in kept.items()}

@@ -19,7 +19,7 @@ from fedkseed.data.wording import Wording, encode_all
 from fedkseed.evaluation.metrics import accuracy, rouge_l
 from fedkseed.evaluation.objectives import objective_of
 from fedkseed.models.load import load_model, load_tokenizer
-from fedkseed.models.loss import batch_loss, graph_loss
+from fedkseed.models.loss import batch_loss
 from fedkseed.randomness import pool_key
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import parse
@@ -27,6 +27,7 @@ from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text, rows
+from .conftest import train
 
 NAMES = ("loss", "accuracy", "exact match", "rouge")
 LIMIT = 8  # new tokens: responses have 4 to 7, and the end
@@ -53,16 +54,7 @@ def batch(tokenizer):
 
 @pytest.fixture(scope="module")
 def trained(model_folder, tokenizer, batch, tmp_path_factory):
-    """The tiny model after some backpropagation, which gets some tokens right: a random one gets none."""
-    folder, model = tmp_path_factory.mktemp("trained"), load_model(str(model_folder))
-    optimizer = torch.optim.Adam(model.requires_grad_(True).parameters(), lr=5e-3)
-    for _ in range(32):
-        optimizer.zero_grad()
-        graph_loss(model, batch).backward()
-        optimizer.step()
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return train(model_folder, tokenizer, batch, 32, tmp_path_factory.mktemp("trained"))
 
 
 @pytest.fixture

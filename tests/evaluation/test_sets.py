@@ -284,8 +284,8 @@ def test_rounds_metrics_jsonl_and_event_files_have_the_means_of_each_set(run, ke
     for of, name in (("own rows", "loss"), ("unseen task", "accuracy"), ("general", "loss")):
         means = [float(np.mean(kept[done].sets[of].measures[name])) for done in kept]
         assert [lines[0]["base"][f"{of}: {name}"], *(line["evaluation"][f"{of}: {name}"] for line in lines)] == means
-        points = {done: value for at, done, _, value in trackers.scalars(Store(run))
-                  if at == f"held-out/{of}: {title_of(name)}"}  # fmt: skip
+        curve = f"held-out/{of}: {title_of(name)}"
+        points = {done: values[curve] for done, _, values in trackers.curves(Store(run)) if curve in values}
         assert points == dict(zip(kept, means, strict=True))
     printed = fedkseed("rounds", run)
     rows = [re.split("[┃│]", line)[1:-1] for line in printed.splitlines() if re.search("[┃│]", line)]

@@ -36,10 +36,10 @@ class ClientShares:
     held_out: list[Encoded]
     too_long: int  # left out of the training examples
     too_small: int = 0  # training tasks with too few examples to be a client
-    options: dict[str, list[str]] = field(default_factory=dict)  # of `held_out`, see `HeldOut`
+    options: dict[str, list[str]] = field(default_factory=dict)  # the choices in `held_out`, see `HeldOut`
     sets: dict[str, HeldOut] = field(default_factory=dict)  # the validation part, and further held-out sets, by name
-    names: list[str] = field(default_factory=list)  # of the clients, where files, folders, tasks or a column name them
-    template: str | None = None  # of the examples, where it is not the recipe's: see `Encoder.of`
+    names: list[str] = field(default_factory=list)  # the clients', where files, tasks or a column name them
+    template: str | None = None  # the examples', where it is not the recipe's: see `Encoder.of`
 
     def digest(self) -> str:
         """A hash over all tokens in their order, by which a run recognises that its data is still the same."""

@@ -18,17 +18,17 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..errors import FedKSeedError, first_line
+from ..errors import FedKSeedError, first_line, needs_extra
 
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
 PACKINGS = (".gz", ".zst")
 PARQUET = ".parquet"
-READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, and *.parquet"  # as errors name the formats
+READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, and *.parquet"  # the formats, for errors
 # All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
-MAX_BYTES = 1 << 32  # of a file's text, unpacked
-MAX_LINE = 1 << 24  # bytes of one row, and of one line
-MAX_ROWS = 1 << 22  # and lines
+MAX_BYTES = 1 << 32  # a file's text, unpacked
+MAX_LINE = 1 << 24  # bytes in a row, and in a line
+MAX_ROWS = 1 << 22  # rows, or lines
 # gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
 MAX_RATIO = 100
 MAX_SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
@@ -36,7 +36,7 @@ ZSTD_INPUT = 512  # bytes given to zstandard at once: 4 of them can make 128 KiB
 BOM = codecs.BOM_UTF8
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
-UNREADABLE = (OSError, EOFError, zlib.error)  # of a file that is damaged
+UNREADABLE = (OSError, EOFError, zlib.error)  # errors that a damaged file raises
 
 Placed: TypeAlias = Iterator[tuple[str, Any]]  # place of a row, as "line 1" or "row 1", and the row
 
@@ -170,10 +170,8 @@ class _Zstandard(io.RawIOBase):
     """
 
     def __init__(self, path: Path) -> None:
-        try:
+        with needs_extra("reading .zst needs", "data"):
             import zstandard
-        except ImportError as error:
-            raise FedKSeedError("reading .zst needs the extra `data`: pip install 'fedkseed[data]'") from error
         self._file = path.open("rb")
         self._error, self._unpacker = zstandard.ZstdError, zstandard.ZstdDecompressor()
         self._frame = self._unpacker.decompressobj()
@@ -271,7 +269,7 @@ def _separated_values(unpacked: _Unpacked) -> Placed:
     first = next(lines, "")
     separator = _separator(first, unpacked.path.name)
     reader, number = csv.reader(chain([first], lines), delimiter=separator, strict=True), 1
-    limit_before = csv.field_size_limit(MAX_LINE)  # of the process: 131,072 by default, less than a document may have
+    limit_before = csv.field_size_limit(MAX_LINE)  # the process's: 131,072 by default, less than a document
     try:
         header = next(reader, [])
         named = [name for name in header if name]
@@ -315,13 +313,12 @@ def _separator(first_line: str, name: str) -> str:
 def _table(open_table: Callable[[], Any], source: str) -> Placed:
     """The rows of a data set of the package `datasets`."""
     try:
-        table = open_table().with_format(None)  # a saved one may give its rows as tensors
+        with needs_extra(f"reading {source} needs", "data"):
+            table = open_table().with_format(None)  # a saved one may give its rows as tensors
         _require_size(source, table.num_rows, table.data.nbytes)
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
     except FedKSeedError:
         raise
-    except ImportError as error:
-        raise FedKSeedError(f"reading {source} needs the extra `data`: pip install 'fedkseed[data]'") from error
     except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
         raise FedKSeedError(f"the data file {source} can't be read: {error}") from error
 

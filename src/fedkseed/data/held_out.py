@@ -32,10 +32,10 @@ class HeldOut:
 class HeldOutRows:
     """The rows from which held-out sets are drawn."""
 
-    usual: Sequence[OwnedRow]  # of the set that is always there
-    categories: Mapping[str, Sequence[OwnedRow]]  # of each category that is a set of its own
-    every: Sequence[Example]  # of the data, whose responses are options
-    kept_back: Sequence[tuple[Encoded, str]] = ()  # of the clients' own rows, with their clients' names
+    usual: Sequence[OwnedRow]  # rows for the set that is always there
+    categories: Mapping[str, Sequence[OwnedRow]]  # rows of categories that are sets of their own
+    every: Sequence[Example]  # all rows of the data: their responses are the options of `choice`
+    kept_back: Sequence[tuple[Encoded, str]] = ()  # the clients' own rows, each with its client's name
 
 
 def separate_categories(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[dict[str, list[OwnedRow]], list[OwnedRow]]:

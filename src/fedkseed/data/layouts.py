@@ -9,7 +9,7 @@ from ..errors import FedKSeedError
 
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
-ROLES = {  # in small letters, as the formats name them -> as chat templates name them
+ROLES = {  # the formats' names in small letters -> those of chat templates
     **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
     **{"human": USER, "developer": SYSTEM},
     **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), ASSISTANT),
@@ -28,11 +28,11 @@ class Turn(NamedTuple):
 class Example:
     """One instruction with its response, in the field names of Dolly; or a conversation, or a text."""
 
-    instruction: str  # of a conversation: the message before the response
-    response: str  # of a conversation: the assistant's last message
+    instruction: str  # in a conversation the message before the response
+    response: str  # in a conversation the assistant's last message
     context: str = ""
     category: str = ""
-    turns: tuple[Turn, ...] = ()  # of a conversation: all messages before the response
+    turns: tuple[Turn, ...] = ()  # in a conversation all messages before the response
     plain: bool = False  # whether the response is a text that nothing asks for
 
 
@@ -224,7 +224,7 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
             _renamed(candidate, optional) for candidate in usual if candidate.count_in(row) == candidate.required
         ]
     if not fitting:
-        return max(candidates, key=lambda candidate: candidate.count_in(row))  # which names what is missing
+        return max(candidates, key=lambda candidate: candidate.count_in(row))  # its `example` names the missing columns
     # Two that take the same columns, as a recipe may name them, are one.
     different = {candidate.needed_columns: candidate.name for candidate in reversed(fitting)}
     names = [name for name in reversed(different.values()) if name != "text"]

@@ -49,7 +49,7 @@ def on_repeated_rows(
     """A line on held-out rows that are also trained on, if there are any.
 
     Args:
-        kept_back: of the clients' own rows, those that they do not train on; `clients` has the others.
+        kept_back: the clients' own rows that they do not train on; `clients` has the others.
 
     Raises:
         FedKSeedError: there is one, and [data] strict refuses that.

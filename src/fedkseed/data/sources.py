@@ -13,15 +13,15 @@ from .layouts import CONVERSATIONS, LAYOUTS, Example, RowLayout, fit, normalised
 class DataFile:
     """The examples of one file, and what was found in it."""
 
-    name: str  # of the file, from the source on
+    name: str  # the file's path within the source
     source: str
     layout: RowLayout = LAYOUTS["instruction"]
     examples: list[Example] = field(default_factory=list)
-    places: list[str] = field(default_factory=list)  # of each example: its row or line, as "line 3"
-    clients: list[str] = field(default_factory=list)  # of each example: the client that its row names; "": none
+    places: list[str] = field(default_factory=list)  # each example's row or line, as "line 3"
+    clients: list[str] = field(default_factory=list)  # the client that each row names; "": none
     empty: int = 0  # rows left out because there is nothing to learn
     lacking: list[str] = field(default_factory=list)  # columns that a recipe names and no row has
-    columns: list[str] = field(default_factory=list)  # of the first row
+    columns: list[str] = field(default_factory=list)  # those of the first row
 
     def place(self, index: int) -> str:
         """The place of an example, for an error."""
@@ -105,7 +105,7 @@ class Reader:
                 f"no folder with data files at {path}; one file or folder a client is wanted, {READABLE}"
             )
         names = [_stem(entry) for entry in entries]
-        if len(set(names)) < len(names):  # as of hr.csv and hr.json
+        if len(set(names)) < len(names):  # hr.csv beside hr.json
             names = [entry.name for entry in entries]
         return {
             name: [self.file(str(file), str(file.relative_to(path))) for file in _data_files(entry)]

@@ -14,8 +14,8 @@ from .natural_instructions import subsample
 from .partition import dirichlet, even
 from .sources import DataFile, Reader, require_columns
 
-DEFAULT_CATEGORY = DataTable.model_fields["held_out"].default  # of Dolly, which the paper holds out
-SHARE_WITHOUT_IT = 0.1  # of the rows, held out where the recipe leaves the default and the data has no such category
+DEFAULT_CATEGORY = DataTable.model_fields["held_out"].default  # a category of Dolly, which the paper holds out
+SHARE_WITHOUT_IT = 0.1  # held-out share of data without that category, if the recipe names no other
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class OwnedRow:
     example: Example
     owner: int = 0  # number of the file, folder, task or named client
     file: DataFile | None = None  # None for a row of a task
-    index: int = 0  # of the example in `file`
+    index: int = 0  # the example's number in `file`
 
 
 @dataclass(frozen=True, slots=True)

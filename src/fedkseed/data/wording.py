@@ -16,7 +16,7 @@ from .batches import Encoded
 from .layouts import ASSISTANT, SYSTEM, USER, Example
 
 MAX_TEMPLATE = 1 << 16  # characters of a chat template, and of what it adds to a text; SmolLM2's has 368
-MAX_STEPS = 20_000  # of a chat template for one message; SmolLM2's takes fewer than 40
+MAX_STEPS = 20_000  # that a chat template may take for a message; SmolLM2's takes fewer than 40
 REQUEST = "Write a response that appropriately completes the request."
 DOLLY_REQUEST = "Write a response for the task request."
 WITH_INPUT = (

@@ -13,7 +13,7 @@ from ..models.loss import example_losses, has_virtual_tokens, option_losses, tak
 from .metrics import Metrics
 from .statistics import SHOWN, Evaluation
 
-OPTIONS = 8  # of a prompt in a batch of prompts, at most on average: their logits are held at once
+MOST_OPTIONS = 8  # for each prompt of a batch, on average: the logits of all are in memory at once
 
 OnProgress: TypeAlias = Callable[[int], None]
 
@@ -141,6 +141,6 @@ def _together(
     for i in sorted(range(len(examples)), key=lambda i: examples[i].prompt):
         groups.setdefault(0 if mixed else examples[i].prompt, []).append(i)
     for group in groups.values():
-        most = max(1, min(size, size * OPTIONS // max(len(options[i]) for i in group)))
+        most = max(1, min(size, size * MOST_OPTIONS // max(len(options[i]) for i in group)))
         for begin in range(0, len(group), most):
             yield group[begin : begin + most]

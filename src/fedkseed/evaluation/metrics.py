@@ -27,7 +27,7 @@ class Metrics:
 
     predicted: Mapping[str, Callable[[nn.Module, Batch], Sequence[float]]] = field(default_factory=dict)
     written: Mapping[str, Score] = field(default_factory=dict)  # scores of generated answers
-    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of `choice`: category -> possible responses
+    options: Mapping[str, Sequence[str]] = field(default_factory=dict)  # for `choice`: category -> possible responses
 
     def work(self, held_out: Sequence[Encoded], generated: int) -> int:
         """Number of rows that an evaluation puts through the model."""
@@ -39,7 +39,7 @@ def metrics_of(settings: EvaluationTable, options: Mapping[str, Sequence[str]]) 
     """The metrics of a recipe; its own functions are loaded, which runs their files.
 
     Args:
-        options: of `choice`: category -> possible responses, from `data.held_out`.
+        options: for `choice`: category -> possible responses, from `data.held_out`.
 
     Raises:
         FedKSeedError: no function has a name.

@@ -51,8 +51,8 @@ class Evaluation:
     rouge: list[float] = field(default_factory=list)  # Rouge-L F1, one a generated example
     empty: list[bool] = field(default_factory=list)  # whether the output was blank
     scores: dict[str, list[float]] = field(default_factory=dict)  # other metrics: name -> one number an example
-    choices: list[Any] = field(default_factory=list)  # of the metric `choice`: a `Choice` an example
-    sets: dict[str, "Evaluation"] = field(default_factory=dict)  # of the other held-out sets, which have none
+    choices: list[Any] = field(default_factory=list)  # for the metric `choice`: a `Choice` an example
+    sets: dict[str, "Evaluation"] = field(default_factory=dict)  # the other held-out sets, whose own `sets` is empty
     answers: list[Any] = field(default_factory=list)  # the first SHOWN that were written: an `Answer` each
     owners: list[str] = field(default_factory=list)  # the client of each example, where a set has the clients' own rows
 

@@ -18,8 +18,8 @@ STRING, ARRAY = 8, 9
 # Kind of a tensor -> numbers of a block, bytes of a block: float32, float16, Q4_0, Q4_1, Q8_0, bfloat16. Those of other
 # kinds are left to the library that reads them.
 BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
-MAX_ITEMS = 1 << 22  # of an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
-MAX_DEPTH = 2  # of arrays in arrays
+MAX_ITEMS = 1 << 22  # in an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
+MAX_DEPTH = 2  # arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit
 WIDTHS = (".embedding_length", ".feed_forward_length")  # a matrix of the file has at least as many numbers
 
@@ -91,7 +91,7 @@ def _check(header: GgufHeader) -> None:
     if (version := header.count("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
     tensors, pairs = header.count(), header.count()
-    alignment, ends = 32, list[tuple[int, str]]()  # of the data, by default; byte at which a tensor ends
+    alignment, ends = 32, list[tuple[int, str]]()  # the data's default alignment; the byte at which each tensor ends
     for _ in range(pairs):  # each takes bytes of the file, so that a large number ends with it
         name, value = header.text().decode(errors="replace"), header.value(header.count("I"))
         if name.endswith(".block_count") and not (isinstance(value, int) and 0 <= value <= tensors):

@@ -31,7 +31,7 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
     """Write a tokenizer's fields: tokens, merges or scores, special tokens, chat template.
 
     Args:
-        config: of the model; its vocabulary may be larger than the tokenizer's.
+        config: the model's; its vocabulary may be larger than the tokenizer's.
 
     Raises:
         FedKSeedError: llama.cpp has no such tokenizer.

@@ -46,7 +46,7 @@ class KeptStates:
     def __init__(self, model: Any, room: int = ROOM) -> None:
         self.model, self._layer, self._room = model, output_layer(model), room
         self._kept: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
-        self.rows = 0  # that went through the layers before
+        self.rows = 0  # number of rows that went through the other layers
 
     def loss(self, batch: Batch) -> Tensor:
         """The mean loss over a batch's response tokens, with the graph of the output layer."""

@@ -19,16 +19,16 @@ from ..data.batches import IGNORED, Batch, Encoded, collate
 from ..data.sources import Example
 from ..errors import FedKSeedError
 
-CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # by which transformers runs a layer
+CHECKPOINT_ATTRIBUTE = "_gradient_checkpointing_func"  # the function by which transformers runs a layer
 MIN_SHARED = 8  # tokens at the beginning of all texts, from which on a pass of their own is worth it
-LOGITS_AT_ONCE = 1 << 20  # whose losses are computed together
+LOGITS_AT_ONCE = 1 << 20  # logits whose losses are computed together
 
 
 def response_logits(model: nn.Module, batch: Batch, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor]:
     """Logits that predict the tokens from the first response token on, (B, T', V), and their labels, (B, T').
 
     Args:
-        cache: of tokens that all rows begin with, before their first response token.
+        cache: what the model keeps of tokens that all rows begin with, before their first response token.
     """
     # Logits are the largest activation (49,152 a token for SmolLM2): make only those in use, where the model can.
     kept = needed(batch.labels)
@@ -174,8 +174,8 @@ def option_losses(
     together, one by one.
 
     Args:
-        prompts: of one length, where the model does not take positions (`takes_positions`).
-        options: of each prompt.
+        prompts: as tokens; they have one length where the model does not take positions (`takes_positions`).
+        options: the possible continuations of each prompt, as tokens.
     """
     device = next(model.parameters()).device
     cache = _cache_of_beginning(model, prompts, min(map(len, prompts)) - 1)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..errors import FedKSeedError
+from ..errors import FedKSeedError, needs_extra
 
 PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
 
@@ -18,10 +18,10 @@ PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": (
 class Adapters:
     """Sizes of adapters; the defaults are the paper's (Qin et al., 2024, Appendix C)."""
 
-    rank: int = 8  # of LoRA
-    alpha: float = 16  # of LoRA
+    rank: int = 8  # LoRA's
+    alpha: float = 16  # LoRA's
     targets: Sequence[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
-    virtual_tokens: int = 20  # of P-tuning and prompt tuning
+    virtual_tokens: int = 20  # for P-tuning and prompt tuning
 
 
 def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Module:
@@ -71,10 +71,8 @@ def load_adapters(model: nn.Module, folder: str) -> nn.Module:
 
 
 def _peft() -> Any:
-    try:
+    with needs_extra("adapters need", "peft"):
         import peft
-    except ImportError as error:
-        raise FedKSeedError("adapters need the extra `peft`: pip install 'fedkseed[peft]'") from error
     return peft
 
 
@@ -82,7 +80,7 @@ def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
     """The number of weights of a LoRA in the matrices of queries and values, where peft puts it in most architectures.
 
     Args:
-        shapes: of a model's tensors, by name.
+        shapes: the shapes of a model's tensors, by name.
 
     Returns:
         None if no tensor has the name of such a matrix.

@@ -34,8 +34,8 @@ class Blocks:
     Args:
         raw: uint8, a row of blocks a row of the matrix.
         kind: the name of GGUF's type, `Q4_1` say.
-        shape: of the matrix.
-        dtype: of the weights it is read as; float32 values are rounded once to it.
+        shape: the matrix's, (rows, columns).
+        dtype: the type of the weights it is read as; float32 values are rounded once to it.
         device: where it is kept and read. Types without a kernel are read on the CPU.
     """
 

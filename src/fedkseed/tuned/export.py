@@ -11,7 +11,7 @@ from ..errors import FedKSeedError
 from ..files import folder, require_absent
 from ..models.load import DTYPES
 from ..weights.lazy import densify
-from .gguf import KINDS, write_gguf, write_gguf_lora
+from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
 from .model_card import card, require_format
@@ -33,9 +33,9 @@ def export(
     Args:
         format_: `hf`, a whole model for transformers; `peft`, a LoRA or other adapters; `gguf`, a whole model for
             llama.cpp, with a Modelfile for Ollama; `lora-gguf`, a LoRA for llama.cpp; `fedkseed`, the coefficients.
-        kind: of the matrices in a GGUF file.
-        rank: of a LoRA that is only near to the tuned model; None: only an exact one is written.
-        dtype: of the weights of `hf`; None: as they were tuned.
+        kind: the type of the matrices in a GGUF file, a name of MATRIX_TYPES.
+        rank: the rank of a LoRA that is only near to the tuned model; None: only an exact one is written.
+        dtype: the type of the weights of `hf`; None: as they were tuned.
 
     Returns:
         Sentences on what was written.
@@ -45,8 +45,8 @@ def export(
     """
     require_format(format_)
     require_absent(output)
-    if kind not in KINDS:
-        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(KINDS)}")
+    if kind not in MATRIX_TYPES:
+        raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(MATRIX_TYPES)}")
     if dtype is not None and (format_ != "hf" or dtype not in DTYPES):
         raise FedKSeedError(f"--dtype is one of {', '.join(DTYPES)}, for --format hf; got {dtype!r} for {format_}")
     if rank is not None and format_ not in LORAS:

@@ -27,7 +27,7 @@ from ..weights.lazy import Lazy
 from .lora import PREFIX, Lora
 
 # By the name on the command line: the type of matrices, and the number that stands in the file for it.
-KINDS = {
+MATRIX_TYPES = {
     "f32": (Type.F32, LlamaFileType.ALL_F32),
     "f16": (Type.F16, LlamaFileType.MOSTLY_F16),
     "bf16": (Type.BF16, LlamaFileType.MOSTLY_BF16),
@@ -121,7 +121,7 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
     and those of the vocabulary Q8_0 where the others have 4 bits.
 
     Args:
-        kind: one of KINDS.
+        kind: a name of MATRIX_TYPES.
         source: the base model's own GGUF file, if it is one. Tensors that were not tuned stay as they are in it, where
             it is of the same kind.
 
@@ -129,8 +129,8 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
         FedKSeedError: the model or its tokenizer can't be written.
     """
     names, parameters = Names.of(model.config), dict(model.named_parameters(remove_duplicate=False))
-    writer, (matrices, number) = GGUFWriter(None, names.architecture), KINDS[kind]
-    values = dict[str, Tensor | ReaderTensor]()  # of the model, or as the base model's file has them
+    writer, (matrices, number) = GGUFWriter(None, names.architecture), MATRIX_TYPES[kind]
+    values = dict[str, Tensor | ReaderTensor]()  # the model's, or those of the base model's file
     if source is None:
         values |= describe(writer, model, names.architecture)
         add_tokenizer(writer, tokenizer, model.config)
@@ -164,7 +164,7 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
     """Write a LoRA as a GGUF file, for llama.cpp to load beside the base model's.
 
     Args:
-        config: of the base model.
+        config: the base model's.
 
     Raises:
         FedKSeedError: the LoRA has vectors, or a matrix that is used twice: such a file can't hold them.

@@ -15,8 +15,8 @@ from ..evaluation.statistics import Estimate, paired_change
 from .load import TunedModel
 
 TASKS = Path(__file__).parents[1] / "evaluation" / "tasks"  # tasks whose data is in this package
-SEED = 1234  # the harness's own, of the draw of few-shot examples
-BATCH = 8  # rows at a time
+SEED = 1234  # the harness's own, for the draw of few-shot examples
+BATCH = 8  # rows that go through the model at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class TaskScore:
     """The score of a task, or of a group of tasks, by one of its metrics."""
 
     task: str
-    metric: str  # as the harness names it, followed by the name of its filter where there is one
+    metric: str  # the harness's name, and that of its filter where there is one
     tuned: Estimate
     base: Estimate | None = None
     change: Estimate | None = None  # paired by example; None where the metric is no mean over examples
@@ -51,7 +51,7 @@ def scores(
     """Scores of the tuned model by the harness, which is given it as a model of `transformers`.
 
     Args:
-        names: of tasks or groups of tasks, or paths of YAML files.
+        names: names of tasks or groups of tasks, or paths of YAML files.
         own: folder of further YAML files, as the harness reads them.
         shots: solved examples before each question; None: as the task says.
         examples: number of each task's, the first ones; None: all.
@@ -96,7 +96,7 @@ def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None 
     try:
         with _quiet():
             tasks = manager.load(list(names))
-    except Exception as error:  # of the hub, of YAML, of a task's own code
+    except Exception as error:  # the hub, YAML and a task's own code raise many kinds
         raise FedKSeedError(
             f"the tasks {', '.join(names)} can't be loaded: {first_line(error)}; the harness's own tasks get their "
             "data from the hub; general_knowledge, and tasks over files of yours (--tasks-from), need no network"
@@ -145,7 +145,7 @@ def _estimates(results: Mapping[str, Any]) -> dict[tuple[str, str], tuple[Estima
     estimates = {}
     for task, measures in {**results["results"], **results.get("groups", {})}.items():
         for key, score in measures.items():
-            metric, _, filter_ = key.partition(",")  # as "acc,none" and "acc_stderr,none"
+            metric, _, filter_ = key.partition(",")  # keys are "acc,none", "acc_stderr,none" and so on
             if not filter_ or metric.endswith("_stderr"):
                 continue
             error = measures.get(f"{metric}_stderr,{filter_}")

@@ -18,8 +18,8 @@ from ..weights.adapter import Adapter
 from .lora import CONFIG, adapter_config
 
 ADAPTER, CARD = "adapter.safetensors", "README.md"
-DEFAULT = Wording()  # where nothing says in which words a model was tuned
-CARD_ENTRY = "fedkseed"  # of a card's front matter, in which an exported folder keeps what evaluation needs
+DEFAULT = Wording()  # for a model of which nobody says in which words it was tuned
+CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to know of the exported model
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Lora:
 
     Args:
         tensors: by peft's names.
-        ranks: of each adapted module, by its path.
+        ranks: the rank of each adapted module, by its path.
         saved: paths of modules that are stored whole.
         biases: whether biases of the base model are among the tensors.
         transposed: whether a module holds its matrix as inputs × outputs, as GPT-2's do.

@@ -22,7 +22,7 @@ from ..run.store import Store
 from .load import CARD, CARD_ENTRY, TunedModel
 
 TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
-UNKNOWN = "unknown"  # as Hugging Face has it, of a licence
+UNKNOWN = "unknown"  # Hugging Face's word for a licence that is not known
 LIBRARIES = {"hf": "transformers", "peft": "peft", "gguf": "gguf", "lora-gguf": "gguf", "fedkseed": "fedkseed"}
 RELATIONS = {"hf": "finetune", "peft": "adapter", "gguf": "quantized", "lora-gguf": "adapter", "fedkseed": "adapter"}
 
@@ -31,9 +31,9 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
     """The card of an exported folder.
 
     Args:
-        format_: of the folder, see `run.export`.
-        command: that made it.
-        dtype: of the weights.
+        format_: the folder's, see `export`.
+        command: the command that made the folder.
+        dtype: the type of the weights.
         notes: sentences on what the folder holds, and how near it is to the tuned model.
     """
     unread = {}

@@ -20,7 +20,7 @@ def untie(model: str, output: Path, dtype: str = "float32") -> int:
     Args:
         model: see `fedkseed.models.load.find`.
         output: new folder.
-        dtype: of the weights written.
+        dtype: the type of the weights that are written.
 
     Returns:
         The number of weights that it has more.
