@@ -166,11 +166,11 @@ def separable_products(pool: Pool, v: Tensor, tensor: int, rows: range, matrix: 
 
 def informed_total(pool: Pool, core: Tensor, tensor: int, rows: range, factor: Factor, sums: Tensor) -> Tensor:
     left, right = held(factor, sums.device)
-    moved = sums.new_zeros(len(rows), factor.ranks[1])
+    left_sums = sums.new_zeros(len(rows), factor.ranks[1])
     for a, row in enumerate(torch.from_numpy(factor.core(core.cpu().numpy())).to(sums.device)):
-        moved = moved + left[rows.start : rows.stop, a : a + 1] * row
+        left_sums = left_sums + left[rows.start : rows.stop, a : a + 1] * row
     for b in range(factor.ranks[1]):
-        sums = sums + moved[:, b : b + 1] * right[:, b]
+        sums = sums + left_sums[:, b : b + 1] * right[:, b]
     return sums
 
 
@@ -190,11 +190,11 @@ def mixed_products(pool: Pool, v: Tensor, tensor: int, rows: range, factor: Fact
 
 def held(factor: Factor, device: torch.device) -> tuple[Tensor, Tensor]:
     """The factors U and V as float32, once a device."""
-    there = HELD.setdefault(factor, {})
-    if device not in there:
+    by_device = HELD.setdefault(factor, {})
+    if device not in by_device:
         left, right = (torch.from_numpy(part.astype(np.float32)).to(device) for part in (factor.left, factor.right))
-        there[device] = left, right
-    return there[device]
+        by_device[device] = left, right
+    return by_device[device]
 
 
 HELD: "WeakKeyDictionary[Factor, dict[torch.device, tuple[Tensor, Tensor]]]" = WeakKeyDictionary()
