@@ -3,4 +3,4 @@
 from importlib.util import find_spec
 
 if find_spec("flwr"):
-    from ..flower.conftest import setting  # noqa: F401 - a fixture
+    from ..flower.conftest import setting, undisturbed  # noqa: F401 - fixtures
