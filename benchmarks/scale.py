@@ -132,7 +132,7 @@ def shards(count: int, clients: int) -> "Row":
     size = strategy.run.pool.size
     uploads = [upload(strategy, 0, client) for client in range(clients)]
     taken = [
-        Contribution.of_scalars(one.client, one.examples, drawn_by(one, strategy.run, None), one.scalars[one.found])
+        Contribution.of_scalars(one.client, one.examples, drawn_by(one, strategy.run), one.scalars[one.found])
         for one in uploads
     ]
     groups = [taken[s * clients // count : (s + 1) * clients // count] for s in range(count)]

@@ -46,8 +46,8 @@ class Median:
         lr = local.learning_rate(state.round)
         return Broadcast(self.settings.run, state.round, lr, local.eps, local.steps, local.clip, c, local.probes)
 
-    def start(self, state: State, sent, began=None) -> KeptUploads:
-        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+    def start(self, state: State, sent, earlier_states=None) -> KeptUploads:
+        return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: KeptUploads, upload: Upload) -> None:
         accumulator.arrivals.require(upload)

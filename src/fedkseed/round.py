@@ -122,7 +122,6 @@ class Measured:
     """The measurements of one upload that a report is made of."""
 
     clients: list[int]  # itself, or those in its subtotal
-    round: int  # in which its client began
     loss: float
     skipped: int
     scalar: float | None  # mean |ρ|
@@ -132,11 +131,11 @@ class Measured:
         """Masked uploads say nothing of losses, and what has no noise must not be in a private run's report."""
         clients = upload.clients.tolist() if isinstance(upload, Subtotal) else [upload.client]
         if private or not isinstance(upload, Upload | Change | Subtotal):
-            return cls(clients, upload.round, math.nan, 0, None)
+            return cls(clients, math.nan, 0, None)
         scalar = None
         if isinstance(upload, Upload) and upload.found.any():
             scalar = abs(upload.scalars[upload.found]).mean()
-        return cls(clients, upload.round, upload.loss, upload.skipped, scalar)
+        return cls(clients, upload.loss, upload.skipped, scalar)
 
 
 @dataclass(slots=True)
@@ -163,6 +162,7 @@ class Round(Generic[State]):
     accumulator: Any
     replies: tuple[type[Any], ...]
     add_reply_: Callable[[Any, Any], None]
+    begun_at: tuple[float, float]  # seconds on the clock, and of this process
     sent: dict[int, bytes] = field(default_factory=dict)
     awaited: set[int] = field(default_factory=set)
     answered: set[int] = field(default_factory=set)
@@ -170,8 +170,6 @@ class Round(Generic[State]):
     down: dict[int, int] = field(default_factory=dict)
     up: dict[int, int] = field(default_factory=dict)
     measured: dict[int, Measured] = field(default_factory=dict)
-    begin_seconds: float = field(default_factory=time.perf_counter)
-    begin_cpu: float = field(default_factory=time.process_time)
 
     @classmethod
     def begin(
@@ -195,20 +193,21 @@ class Round(Generic[State]):
         clock = time.perf_counter(), time.process_time()
         broadcasts = broadcasts or Broadcasts(strategy.server, 1 + len(began))
         if strategy.addressed is None:
-            own = dict.fromkeys(cohort)
+            addressed = dict.fromkeys(cohort)
             whole = {client: broadcasts.of(began.get(client, state)) for client in cohort}
         else:
-            own = dict(strategy.addressed(state, cohort, lambda: broadcasts.of(state)))
-            encoded = {id(message): encode(message) for message in {id(m): m for m in own.values()}.values()}
-            whole = {client: encoded[id(message)] for client, message in own.items()}
+            addressed = dict(strategy.addressed(state, cohort, lambda: broadcasts.of(state)))
+            distinct = {id(message): message for message in addressed.values()}  # one object is encoded once
+            encoded = {key: encode(message) for key, message in distinct.items()}
+            whole = {client: encoded[id(message)] for client, message in addressed.items()}
+        histories = [message for message in addressed.values() if isinstance(message, History)]
         aggregator = strategy.aggregator
         return cls(
             strategy, state, whole, kept or {},
             asked_round={client: began.get(client, state).round for client in whole},
-            replayed=max((each.coefficients.size for each in own.values() if isinstance(each, History)), default=0),
-            accumulator=aggregator.start(state, own, {other.round: other for other in began.values()}),
-            replies=aggregator.replies, add_reply_=aggregator.add_,
-            begin_seconds=clock[0], begin_cpu=clock[1],
+            replayed=max((history.coefficients.size for history in histories), default=0),
+            accumulator=aggregator.start(state, addressed, {other.round: other for other in began.values()}),
+            replies=aggregator.replies, add_reply_=aggregator.add_, begun_at=clock,
         )  # fmt: skip
 
     def exchanges(self) -> Iterator[dict[int, bytes]]:
@@ -284,10 +283,10 @@ class Round(Generic[State]):
             loss=median(losses) if losses else math.nan,
             skipped=sum(upload.skipped for upload in uploads),
             scalar=float(sum(scalars) / len(scalars)) if scalars else None,
-            seconds=time.perf_counter() - self.begin_seconds,
-            cpu_seconds=time.process_time() - self.begin_cpu,
+            seconds=time.perf_counter() - self.begun_at[0],
+            cpu_seconds=time.process_time() - self.begun_at[1],
             total_down=down,
-            staleness=tuple(self.state.round - upload.round for upload in uploads),
+            staleness=tuple(self.state.round - self.asked_round[client] for client in sorted(self.measured)),
             replayed=self.replayed,
         )
         return after, report

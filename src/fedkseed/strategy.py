@@ -182,12 +182,12 @@ class Aggregator(Protocol[State]):
         """The kinds of record that clients may send."""
         ...
 
-    def start(self, state: State, sent: Mapping[int, Any], began: Mapping[int, State] = ...) -> Any:
+    def start(self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = ...) -> Any:
         """The accumulator of a round to which nothing was added yet.
 
         Args:
             sent: the clients that may reply, with the message that each was sent.
-            began: by round: the states with which the clients of older uploads began.
+            earlier_states: by round: the states with which the clients of older uploads began.
         """
         ...
 
@@ -274,9 +274,9 @@ class Strategy(Generic[State]):
         """The pool and the base model that messages must be for."""
         return self.settings.run
 
-    def aggregate(self, state: State, uploads: Sequence[Any], began: Mapping[int, State] = NO_STATES) -> State:
+    def aggregate(self, state: State, uploads: Sequence[Any], earlier_states: Mapping[int, State] = NO_STATES) -> State:
         """The state after a round with these uploads, as in a round in which nobody else was asked."""
-        accumulator = self.aggregator.start(state, dict.fromkeys(upload.client for upload in uploads), began)
+        accumulator = self.aggregator.start(state, dict.fromkeys(upload.client for upload in uploads), earlier_states)
         for upload in uploads:
             self.aggregator.add_(accumulator, upload)
         return self.aggregator.finish(accumulator)

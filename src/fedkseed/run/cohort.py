@@ -107,6 +107,6 @@ def over_shards(strategy: Strategy[Any], recipe: Recipe) -> Strategy[Any]:
     """The strategy, for a server whose clients are shards if its recipe says so."""
     if (shards := recipe.network.shards) is None:
         return strategy
-    all_, clients = sum(shards), recipe.clients
-    drawn = partial(cohort, recipe.seed, clients=all_, count=clients.cohort_of(all_), draw=clients.draw)
+    count, clients = sum(shards), recipe.clients
+    drawn = partial(cohort, recipe.seed, clients=count, count=clients.cohort_of(count), draw=clients.draw)
     return tree(strategy, drawn, recipe.network.members)

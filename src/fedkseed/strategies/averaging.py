@@ -72,9 +72,9 @@ class Averaging:
         return (Upload if self.uplink == "scalars" else Change,)
 
     def start(
-        self, state: AveragingState, sent: Mapping[int, Any], began: Mapping[int, AveragingState] = NO_STATES
+        self, state: AveragingState, sent: Mapping[int, Any], earlier_states: Mapping[int, AveragingState] = NO_STATES
     ) -> KeptUploads[AveragingState]:
-        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+        return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: KeptUploads[AveragingState], upload: Upload | Change) -> None:
         """Keep an upload: floating-point numbers are added up in one order, when all have come.

@@ -1,6 +1,6 @@
 """Checks that the servers of all algorithms share, and the accumulator of those that need all uploads of a round."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -26,6 +26,11 @@ class Arrivals:
     clients: frozenset[int]  # that may send one
     max_staleness: int = 0  # the largest number of rounds since a client began; 0 where rounds are synchronous
     came: set[tuple[int, int]] = field(default_factory=set)  # (client, round in which it began)
+
+    @classmethod
+    def of(cls, run: Run, state: Any, sent: Iterable[int], max_staleness: int = 0) -> "Arrivals":
+        """Those of the round after a state, of which none has come."""
+        return cls(run, state.round, frozenset(sent), max_staleness)
 
     def require(self, upload: Any) -> None:
         """Refuse an upload that is of another run or round, or that is one too many.
@@ -122,8 +127,7 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     """
     most = HEAVIEST // len(uploads)  # no claim of one client must make the sum of all too large for integers
     contributions = [
-        Contribution.of_scalars(u.client, min(u.examples, most), drawn_by(u, run, None), u.scalars[u.found])
-        for u in uploads
+        Contribution.of_scalars(u.client, min(u.examples, most), drawn_by(u, run), u.scalars[u.found]) for u in uploads
     ]
     directions, places = np.unique(np.concatenate([each.directions for each in contributions]), return_inverse=True)
     total = np.zeros(directions.size, np.int64)
@@ -133,14 +137,8 @@ def merged(uploads: Sequence[Upload], run: Run, lr: float) -> tuple[NDArray[np.u
     return directions.astype(np.uint32), sums.astype(np.float32)
 
 
-def drawn_by(
-    upload: Upload, run: Run, probabilities: NDArray[np.float32] | None, drawer: int | None = None
-) -> NDArray[np.uint32]:
-    """The directions along which a client's scalar is not NaN, as drawn and in the order of its steps.
-
-    Args:
-        drawer: the number by which they were drawn; None: the client's.
-    """
-    pool, drawer = run.pool, upload.client if drawer is None else drawer
-    asked = draw_directions(pool.key, upload.round, drawer, upload.scalars.size, pool.size, probabilities)
+def drawn_by(upload: Upload, run: Run) -> NDArray[np.uint32]:
+    """The directions along which a client's scalar is not NaN, as drawn and in the order of its steps."""
+    pool = run.pool
+    asked = draw_directions(pool.key, upload.round, upload.client, upload.scalars.size, pool.size, None)
     return asked[upload.found]

@@ -147,9 +147,9 @@ class KSeed:
     def replies(self) -> tuple[type[Upload] | type[Change], ...]:
         return (Upload,) if self.settings.derivatives is None else (Upload, Change)
 
-    def start(self, state: State, sent: Mapping[int, Any], began: Mapping[int, State] = NO_STATES) -> RoundSum:
-        states = {**began, state.round: state}
-        arrivals = Arrivals(self.settings.run, state.round, frozenset(sent), self.settings.max_staleness)
+    def start(self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = NO_STATES) -> RoundSum:
+        states = {**earlier_states, state.round: state}
+        arrivals = Arrivals.of(self.settings.run, state, sent, self.settings.max_staleness)
         probabilities = {round_: self.probabilities(each) for round_, each in states.items()} if self.importance else {}
         return RoundSum(state, arrivals, probabilities, Sum.of([], self.settings.run.pool.size))
 

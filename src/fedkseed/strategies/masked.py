@@ -130,9 +130,11 @@ class MaskedAggregator:
     masks: Masks
     server: KSeed
 
-    def start(self, state: State, sent: Mapping[int, Secured], began: Mapping[int, State] = NO_STATES) -> MaskedSum:
+    def start(
+        self, state: State, sent: Mapping[int, Secured], earlier_states: Mapping[int, State] = NO_STATES
+    ) -> MaskedSum:
         roster = self.masks.roster(next(iter(sent.values())), self.masks.secure.name)
-        return MaskedSum(state, Arrivals(self.masks.settings.run, state.round, frozenset(sent)), roster)
+        return MaskedSum(state, Arrivals.of(self.masks.settings.run, state, sent), roster)
 
     def add_(self, accumulator: MaskedSum, upload: Masked) -> None:
         from ..secure.server import require_upload

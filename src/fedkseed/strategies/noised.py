@@ -59,10 +59,10 @@ class NoisedAggregator:
     def replies(self) -> tuple[type[Any], ...]:
         return self.server.replies
 
-    def start(self, state: Any, sent: Mapping[int, Any], began: Mapping[int, Any] = NO_STATES) -> CodedSum:
+    def start(self, state: Any, sent: Mapping[int, Any], earlier_states: Mapping[int, Any] = NO_STATES) -> CodedSum:
         if not self.noise.secret:
             raise FedKSeedError("the noise of a sum needs a secret, and this party has none: it is the server's")
-        return CodedSum(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+        return CodedSum(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: CodedSum, upload: Any) -> None:
         accumulator.arrivals.require(upload)

@@ -143,9 +143,9 @@ class Replay:
         return (Upload if self.directions.kind == "drawn" else Change,)
 
     def start(
-        self, state: ReplayState, sent: Mapping[int, Any], began: Mapping[int, ReplayState] = NO_STATES
+        self, state: ReplayState, sent: Mapping[int, Any], earlier_states: Mapping[int, ReplayState] = NO_STATES
     ) -> KeptUploads[ReplayState]:
-        return KeptUploads(state, Arrivals(self.settings.run, state.round, frozenset(sent)))
+        return KeptUploads(state, Arrivals.of(self.settings.run, state, sent))
 
     def add_(self, accumulator: KeptUploads[ReplayState], upload: Upload | Change) -> None:
         """Keep an upload: floating-point numbers are added up in one order, when all have come.

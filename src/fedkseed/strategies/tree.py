@@ -62,9 +62,11 @@ class RootAggregator:
     drawn: Callable[[int], Sequence[int]]
     members: Callable[[int], Sequence[int]]
 
-    def start(self, state: State, sent: Mapping[int, Any], began: Mapping[int, State] = NO_STATES) -> SubtotalSum:
+    def start(
+        self, state: State, sent: Mapping[int, Any], earlier_states: Mapping[int, State] = NO_STATES
+    ) -> SubtotalSum:
         run = self.server.settings.run
-        return SubtotalSum(state, Arrivals(run, state.round, frozenset(sent)), Sum.of([], run.pool.size))
+        return SubtotalSum(state, Arrivals.of(run, state, sent), Sum.of([], run.pool.size))
 
     def add_(self, accumulator: SubtotalSum, upload: Subtotal) -> None:
         accumulator.arrivals.require(upload)

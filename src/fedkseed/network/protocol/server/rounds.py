@@ -120,7 +120,7 @@ def _evaluated(
     metrics = metrics_of(recipe.evaluation, held_out.options)
     setup = build(recipe, tokenizer, basis, serves=True, progress=progress, secret=secret)
     evaluator = WithModel(setup, held_out.examples, metrics=metrics, sets=sets)
-    return setup.strategy, evaluator, digest([held_out.examples, *(one.examples for one in sets.values())])
+    return setup.strategy, evaluator, digest([held_out.examples, *(further.examples for further in sets.values())])
 
 
 def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:

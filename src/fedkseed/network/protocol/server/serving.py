@@ -44,8 +44,8 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
     Trackers(wanted.report.to, Silent())  # refuses one whose package is missing
     if (directory / "recipe.toml").exists():
-        known = Store(directory).load_recipe()
-        if known.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
+        begun = Store(directory).load_recipe()
+        if begun.model_copy(update={"network": wanted.network, "report": wanted.report}) != wanted:
             raise FedKSeedError(
                 f"{directory} holds a run of another recipe than {file}: undo the change, or choose another "
                 "directory for the run; only [network] and [report] may change"
@@ -68,22 +68,22 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
     """
     store = Store(directory)
     trackers = Trackers(store.load_recipe().report.to, progress)
-    now = ActivityFile(trackers)
-    with store.locked(), trackers.copying(directory), now.shown_in(directory):
+    activity = ActivityFile(trackers)
+    with store.locked(), trackers.copying(directory), activity.shown_in(directory):
         recipe = store.load_recipe()
         shards = recipe.network.shards
-        if shards is not None and (here := ClientNumbers.registered(directory)) not in (0, len(shards)):
+        if shards is not None and (keys := ClientNumbers.registered(directory)) not in (0, len(shards)):
             raise FedKSeedError(
-                f"[network] shards has {len(shards)} shards, and {here} keys are registered: one for each"
+                f"[network] shards has {len(shards)} shards, and {keys} keys are registered: one for each"
             )
         numbers = ClientNumbers(directory, recipe.clients.count if shards is None else len(shards))
         count = numbers.count if shards is None else sum(shards)  # of clients, of all shards
         recipe = with_noise(recipe, count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
-        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, now)
+        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity)
         remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
-        parts = federation(recipe, remote, now, remote.signing, kept_secret(recipe, directory))
+        parts = federation(recipe, remote, activity, remote.signing, kept_secret(recipe, directory))
         remote.history = None if remote.signing is None else store.history
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
@@ -102,15 +102,15 @@ def hand_out(store: Store, strategy: Strategy[Any], recipe: Recipe, remote: Remo
     """Send the tuned model of a finished run to the clients that are connected, and keep the gains that they send."""
     server, measuring = strategy.server, asks_for_gains(recipe, remote.progress)
     message = encode(server.broadcast(store.state(server.state, store.tuned)))
-    kept = remote.hand_out(store.rounds, message, measuring)
+    sums = remote.hand_out(store.rounds, message, measuring)
     who = "clients have kept" if recipe.network.shards is None else "shards have sent their clients"
-    remote.progress.note(f"{len(kept)} of {remote.numbers.count} {who} the tuned model")
-    sent = [found.gain(client) for client, found in sorted(kept.items()) if found is not None]
+    remote.progress.note(f"{len(sums)} of {remote.numbers.count} {who} the tuned model")
+    gains = [gain_sum.gain(client) for client, gain_sum in sorted(sums.items()) if gain_sum is not None]
     if measuring:
-        names = {gain.client for gain in sent}
+        names = {gain.client for gain in gains}
         before = [table for table in store.recall(GAINS) or () if table["client"] not in names]
-        store.remember(GAINS, before + [asdict(gain) for gain in sent])
-        remote.progress.note(f"{len(sent)} of them have sent what they gained, as their owners allow")
+        store.remember(GAINS, before + [asdict(gain) for gain in gains])
+        remote.progress.note(f"{len(gains)} of them have sent what they gained, as their owners allow")
 
 
 def current_nonce(store: Store) -> bytes:
@@ -118,8 +118,8 @@ def current_nonce(store: Store) -> bytes:
 
     They are drawn when there are none since the beginning, or since the last rollback.
     """
-    known = store.recall(NONCES) or [[0, None]]
-    if known[-1][1] is None:
-        known[-1][1] = secrets.token_bytes(len(NO_NONCE)).hex()
-        store.remember(NONCES, known)
-    return bytes.fromhex(known[-1][1])
+    nonces = store.recall(NONCES) or [[0, None]]  # rounds done at the time, the nonce
+    if nonces[-1][1] is None:
+        nonces[-1][1] = secrets.token_bytes(len(NO_NONCE)).hex()
+        store.remember(NONCES, nonces)
+    return bytes.fromhex(nonces[-1][1])
