@@ -25,32 +25,26 @@ trainer planning tuned report network paper cli
 
 # Modules that a server without a model is made of, or a command that only looks at a run.
 WITHOUT_TORCH = words("""
-errors randomness files directions directions.pool directions.families directions.reference wire wire.records
-wire.codec wire.numbers wire.int8 wire.delta weights.adapter weights.basis_file local.client local.work
-local.zeroth_order local.derivatives local.optimizers local.private_steps local.schedules strategy strategies.kseed
-strategies.kseed_client strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked
-strategies.noised strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise
-secure.server round recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading
-data.file_formats data.layouts data.sources
-data.partition data.natural_instructions evaluation.statistics run.loop run.store run.best_round run.progress
-run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers report.watch_state
-report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds report.page
-network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
-cli.network
-network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
-network.protocol.server.rounds
-network.protocol.server.clients network.protocol.server.client_numbers
-network.protocol.server.request_limits
-network.protocol.signatures network.protocol.masking_keys
-network.protocol.client.recipe_consent network.protocol.client.policy
-network.protocol.client.worker_socket network.protocol.client.worker_process
-network.protocol.client.task_handler network.protocol.server.serving network.protocol
-network.protocol.carrier network.https network.https.task_files network.https.connections network.https.app
-network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server network.https.join
-network.https.shard cli.https network.peers
-network.peers.signed_upload network.peers.roster network.peers.merge_rule network.peers.store network.peers.tls
-network.peers.app network.peers.gossip network.peers.verify cli.peer cli cli.options cli.certs cli.tune cli.look
-cli.share cli.research
+errors randomness files directions directions.pool directions.families directions.reference wire wire.records wire.codec
+wire.numbers wire.int8 wire.delta weights.adapter weights.basis_file local.client local.work local.zeroth_order
+local.derivatives local.optimizers local.private_steps local.schedules strategy strategies.kseed strategies.kseed_client
+strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised
+strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
+recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
+data.layouts data.sources data.partition data.natural_instructions evaluation.statistics run.loop run.database run.store
+run.best_round run.progress run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers
+report.watch_state report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds
+report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
+cli.network network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
+network.protocol.server.rounds network.protocol.server.clients network.protocol.server.client_numbers
+network.protocol.server.request_limits network.protocol.signatures network.protocol.masking_keys
+network.protocol.client.recipe_consent network.protocol.client.policy network.protocol.client.worker_socket
+network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
+network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections
+network.https.app network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server
+network.https.join network.https.shard cli.https network.peers network.peers.signed_upload network.peers.roster
+network.peers.merge_rule network.peers.store network.peers.tls network.peers.app network.peers.gossip
+network.peers.verify cli.peer cli cli.options cli.certs cli.tune cli.look cli.share cli.research
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
@@ -109,6 +103,7 @@ TESTED_IN = {
     "trainer.checkpoints": "trainer/test_trainer.py",
     "trainer.outputs": "trainer/test_trainer.py",
     "trainer.training": "trainer/test_trainer.py",
+    "run.database": "run/test_store.py",
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
