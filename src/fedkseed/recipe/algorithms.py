@@ -190,15 +190,15 @@ def packages(recipe: Recipe) -> dict[str, str]:
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:
-    own, training = recipe.derivatives, recipe.training
+    derivatives, training = recipe.derivatives, recipe.training
     return LocalWork(
         rounds=training.rounds,
-        steps_of=own.optimizer,
-        steps=own.steps or training.steps,
-        epochs=None if own.steps else training.epochs,
+        steps_of=derivatives.optimizer,
+        steps=derivatives.steps or training.steps,
+        epochs=None if derivatives.steps else training.epochs,
         batch_size=training.batch_size,
-        lr=own.lr,
-        schedule=own.schedule or training.schedule,
+        lr=derivatives.lr,
+        schedule=derivatives.schedule or training.schedule,
     )
 
 

@@ -17,12 +17,13 @@ def with_basis(recipe: Recipe) -> tuple[Recipe, Basis | None]:
     Raises:
         FedKSeedError: the file can't be read, or has another digest than the recipe says.
     """
-    own = recipe.directions
-    if own.basis is None:
+    directions = recipe.directions
+    if directions.basis is None:
         return recipe, None
-    basis = load_basis(Path(own.basis).expanduser())
-    if own.basis_digest not in (None, digest := basis.digest().hex()):
+    basis = load_basis(Path(directions.basis).expanduser())
+    if directions.basis_digest not in (None, digest := basis.digest().hex()):
         raise FedKSeedError(
-            f"[directions] basis_digest is {own.basis_digest}, the basis {own.basis} has {digest}: get the run's file"
+            f"[directions] basis_digest is {directions.basis_digest}, the basis {directions.basis} has {digest}: get "
+            "the run's file"
         )
-    return recipe.model_copy(update={"directions": own.model_copy(update={"basis_digest": digest})}), basis
+    return recipe.model_copy(update={"directions": directions.model_copy(update={"basis_digest": digest})}), basis

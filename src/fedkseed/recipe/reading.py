@@ -86,10 +86,10 @@ def _with(table: dict[str, Any], place: Sequence[str], name: str, value: str) ->
 def _value(text: str) -> Any:
     """The value of a piece of TOML; other text is a value itself."""
     try:
-        found = tables(f"value = {text}".encode())
+        parsed = tables(f"value = {text}".encode())
     except FedKSeedError:
         return text
-    return found["value"] if len(found) == 1 else text
+    return parsed["value"] if len(parsed) == 1 else text
 
 
 def tables(data: bytes) -> dict[str, Any]:
@@ -138,9 +138,9 @@ def _explain(kind: type[BaseModel], detail: Any) -> str:
     ]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
-        known = list(_fields(kind, place[:-1]))
-        near = get_close_matches(place[-1], known, 1)
-        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(known)}"
+        keys = list(_fields(kind, place[:-1]))
+        near = get_close_matches(place[-1], keys, 1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(keys)}"
         return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
     if detail["type"] == "missing":
         return f"{where}{place[-1]} is missing"

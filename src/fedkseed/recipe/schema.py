@@ -149,8 +149,8 @@ class ClientsTable(Table):
 
 def _known_family(name: str) -> str:
     if name not in FAMILIES:
-        *some, last = map(repr, FAMILIES)
-        raise PydanticCustomError("family", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
+        *others, last = map(repr, FAMILIES)
+        raise PydanticCustomError("family", "Input should be {names}", {"names": f"{', '.join(others)} or {last}"})
     return name
 
 
@@ -292,8 +292,8 @@ class NetworkTable(Table):
 
 def _known_rule(name: str) -> str:
     if name not in RULES:
-        *some, last = map(repr, RULES)
-        raise PydanticCustomError("rule", "Input should be {names}", {"names": f"{', '.join(some)} or {last}"})
+        *others, last = map(repr, RULES)
+        raise PydanticCustomError("rule", "Input should be {names}", {"names": f"{', '.join(others)} or {last}"})
     return name
 
 
@@ -390,10 +390,11 @@ class HeldOutSetTable(Table):
 
     @model_validator(mode="after")
     def _check(self) -> "HeldOutSetTable":
-        given = [name for name in ("path", "held_out", "clients") if getattr(self, name) is not None]
-        if len(given) != 1:
+        sources = [name for name in ("path", "held_out", "clients") if getattr(self, name) is not None]
+        if len(sources) != 1:
             raise ValueError(
-                f"the set {self.name!r} has {' and '.join(given) or 'no rows'}: give one of path (a file), held_out (a "
+                f"the set {self.name!r} has {' and '.join(sources) or 'no rows'}: give one of path (a file), held_out "
+                f"(a "
                 "category) and clients (a share or a number of each client's rows)"
             )
         return self
@@ -445,10 +446,10 @@ class EvaluationTable(Table):
                 f"the metric {self.written[0]!r} scores written answers, and generated = 0 of them are asked for: set "
                 "generated, 16 or more, or leave the metric out"
             )
-        if sum(one.clients is not None for one in self.further) > 1:
+        if sum(rows.clients is not None for rows in self.further) > 1:
             raise ValueError("two sets are of the clients' own rows: give one, with as many rows as you need")
         for what in ("name", "held_out"):
-            values = [value for one in self.further if (value := getattr(one, what)) is not None]
+            values = [value for rows in self.further if (value := getattr(rows, what)) is not None]
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two sets have the {what} {twice[0]!r}: give each its own")
         self._require_choosable()
@@ -456,10 +457,10 @@ class EvaluationTable(Table):
 
     def _require_choosable(self) -> None:
         """Refuse a best round that can't be chosen."""
-        if self.best is not None and self.best not in (known := [n for n in self.measured if n in PREDICTED]):
+        if self.best is not None and self.best not in (choosing := [n for n in self.measured if n in PREDICTED]):
             raise ValueError(
-                f"best is a metric that every evaluation measures, {' or '.join(map(repr, known))} in this recipe, got "
-                f"{self.best!r}"
+                f"best is a metric that every evaluation measures, {' or '.join(map(repr, choosing))} in this recipe, "
+                f"got {self.best!r}"
             )
         if self.best is not None and not self.every:
             raise ValueError(
@@ -481,13 +482,14 @@ class EvaluationTable(Table):
     @property
     def further(self) -> tuple[HeldOutSetTable, ...]:
         """The held-out sets beside that of [data] held_out, the clients' own rows last."""
-        own = [HeldOutSetTable(name=OWN_ROWS, clients=self.clients, examples="all")] if self.clients is not None else []
-        return (*(self.sets or ()), *own)
+        if self.clients is None:
+            return tuple(self.sets or ())
+        return (*(self.sets or ()), HeldOutSetTable(name=OWN_ROWS, clients=self.clients, examples="all"))
 
     @property
     def categories(self) -> tuple[str, ...]:
         """The categories that are sets of their own."""
-        return tuple(one.held_out for one in self.further if one.held_out is not None)
+        return tuple(rows.held_out for rows in self.further if rows.held_out is not None)
 
 
 class ReportTable(Table):
@@ -551,25 +553,28 @@ class Recipe(Table):
         Raises:
             FedKSeedError: they need a basis whose digest is not known yet, see `with_basis`.
         """
-        own = self.directions
-        if own.informed and own.basis_digest is None:
+        directions = self.directions
+        if directions.informed and directions.basis_digest is None:
             raise FedKSeedError(
                 "[directions] basis_digest is missing: a run writes it into its recipe.toml, `fedkseed pin` into yours"
             )
-        return Pool(pool_key(self.seed), own.size, own.family, bytes.fromhex(own.basis_digest or ""))
+        return Pool(
+            pool_key(self.seed), directions.size, directions.family, bytes.fromhex(directions.basis_digest or "")
+        )
 
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
         basis, sets, metrics = self.directions.basis, self.evaluation.sets, self.evaluation.metrics
-        own = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
+        code = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
         changed: dict[str, dict[str, Any]] = {
             "model": {"name": _absolute(self.model.name)},
             "data": {"source": _absolute(self.data.source)},
             "directions": {"basis": basis and _absolute(basis)},
-            "training": own,
+            "training": code,
             "evaluation": {
                 "metrics": metrics and [*map(own_code.absolute, metrics)],
-                "sets": sets and [one.model_copy(update={"path": one.path and _absolute(one.path)}) for one in sets],
+                "sets": sets
+                and [rows.model_copy(update={"path": rows.path and _absolute(rows.path)}) for rows in sets],
             },
         }
         return self.model_copy(

@@ -27,7 +27,7 @@ def best_round(settings: schema.EvaluationTable, evaluations: Mapping[int, Mappi
     metric = settings.best
     if metric is None or not evaluations:
         return None
-    means = {done: Evaluation.of(found).sets[VALIDATION].means[metric] for done, found in evaluations.items()}
+    means = {done: Evaluation.of(scores).sets[VALIDATION].means[metric] for done, scores in evaluations.items()}
     sign = 1 if metric in LOWER else -1
     return min(means, key=lambda done: (sign * means[done] if math.isfinite(means[done]) else math.inf, done))
 

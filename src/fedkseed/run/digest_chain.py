@@ -32,11 +32,11 @@ def parts(state: bytes, report: str | None, receipts: Mapping[int, Receipt], bro
     Args:
         broadcast: the digest of the message that is made of the state, since a message may have gigabytes.
     """
-    made = hashlib.sha256()
+    of_receipts = hashlib.sha256()
     for client, receipt in sorted(receipts.items()):
-        made.update(client.to_bytes(4, "little"))
-        made.update(digest(receipt.upload) + digest(receipt.signature))
-    return digest(state) + digest((report or "").encode()) + made.digest() + broadcast
+        of_receipts.update(client.to_bytes(4, "little"))
+        of_receipts.update(digest(receipt.upload) + digest(receipt.signature))
+    return digest(state) + digest((report or "").encode()) + of_receipts.digest() + broadcast
 
 
 def stem(of: bytes) -> bytes:

@@ -25,10 +25,10 @@ def suspicious(losses: Sequence[float | None], evaluated: int) -> bool:
         losses: of all rounds, the median over their clients; None or NaN where there was no finite one.
         evaluated: number of rounds before the last evaluation.
     """
-    known = [math.nan if loss is None else loss for loss in losses]
-    if len(known) - evaluated < ROUNDS or len(known) <= ROUNDS or not math.isfinite(known[0]):
+    of_rounds = [math.nan if loss is None else loss for loss in losses]
+    if len(of_rounds) - evaluated < ROUNDS or len(of_rounds) <= ROUNDS or not math.isfinite(of_rounds[0]):
         return False
-    return not any(loss <= known[0] + RISE for loss in known[-ROUNDS:])  # NaN is not
+    return not any(loss <= of_rounds[0] + RISE for loss in of_rounds[-ROUNDS:])  # NaN is not
 
 
 def lowers_loss(recipe: Recipe) -> bool:
@@ -43,14 +43,14 @@ def diverged(evaluations: Mapping[int, Mapping[str, Any]], by_loss: bool = True)
         evaluations: of the run, as the store keeps them.
         by_loss: whether a higher loss is a sign, see `lowers_loss`; one that is not finite always is.
     """
-    losses = {done: Evaluation.of(found).losses for done, found in sorted(evaluations.items())}
+    losses = {done: Evaluation.of(scores).losses for done, scores in sorted(evaluations.items())}
     base = losses.pop(0, [])
     if not base or not losses or not math.isfinite(mean(base)):
         return None
     last = max(losses)
     if not math.isfinite(mean(losses[last])):
         return f"after {last} rounds the held-out loss is {mean(losses[last])}"
-    changes = [paired_change(base, found) for found in list(losses.values())[-EVALUATIONS:]]
+    changes = [paired_change(base, now) for now in list(losses.values())[-EVALUATIONS:]]
     rises = [change.mean > max(LEAST, ERRORS * change.error) for change in changes]
     if not by_loss or len(rises) < EVALUATIONS or not all(rises):
         return None
@@ -62,7 +62,7 @@ def diverged(evaluations: Mapping[int, Mapping[str, Any]], by_loss: bool = True)
 
 def lowest_round(evaluations: Mapping[int, Mapping[str, Any]]) -> int:
     """The number of rounds after which the held-out loss was lowest, the first of equals; 0 is the base model."""
-    losses = {done: mean(Evaluation.of(found).losses) for done, found in evaluations.items()}
+    losses = {done: mean(Evaluation.of(scores).losses) for done, scores in evaluations.items()}
     return min(losses, key=lambda done: (losses[done] if math.isfinite(losses[done]) else math.inf, done))
 
 

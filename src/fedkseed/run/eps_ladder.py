@@ -79,8 +79,7 @@ def measure(simulation: Simulation, until: float = math.inf, clock: Clock = time
         if clock() > until:
             break
     simulation.setup.load(state)
-    one = simulation.setup.algorithm.local == ONE
-    return judge(np.array(losses), points=1 if one else 2)
+    return judge(np.array(losses), points=1 if simulation.setup.algorithm.local == ONE else 2)
 
 
 def ladder(

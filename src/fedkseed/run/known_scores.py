@@ -31,16 +31,16 @@ def base_scores(recipe: Recipe, identity: Mapping[str, str], runs: Iterable[Path
         try:
             store = Store(directory, looks=True)
             same = _start(store.load_recipe()) == ours and _same(store.recall("identity"), identity)
-            if same and (found := store.evaluations().get(0)) is not None:
-                return found
+            if same and (scores := store.evaluations().get(0)) is not None:
+                return scores
         except FedKSeedError:  # it costs the time of an evaluation, no more
             continue
     return None
 
 
 def _start(recipe: Recipe) -> list[Any]:
-    of = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
-    return [of, *(getattr(recipe, part) for part in PARTS)]
+    adapters = recipe.training.algorithm if checked_algorithm(recipe).adapts else None
+    return [adapters, *(getattr(recipe, part) for part in PARTS)]
 
 
 def _same(theirs: Mapping[str, str] | None, ours: Mapping[str, str]) -> bool:

@@ -39,12 +39,12 @@ def with_noise(recipe: Recipe, clients: int) -> Recipe:
             f"[privacy] times = {privacy.times}, and in the plan of {recipe.training.rounds} rounds a client takes "
             f"part in up to {times}: leave times out"
         )
-    found: dict[str, float] = {"times": times}
+    follows: dict[str, float] = {"times": times}
     if privacy.unit == "client" and privacy.noise is None and privacy.epsilon is not None:
         from ..secure.accounting import noise_for
 
-        found["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
-    return recipe.model_copy(update={"privacy": privacy.model_copy(update=found)})
+        follows["noise"] = noise_for(privacy.epsilon, privacy.delta, times)
+    return recipe.model_copy(update={"privacy": privacy.model_copy(update=follows)})
 
 
 def participations(recipe: Recipe, privacy: PrivacyTable, clients: int, rounds: int) -> int:
@@ -85,8 +85,8 @@ def private_steps(recipe: Recipe, number: int, examples: int, steps: int, secret
 
     a_pass = examples // min(recipe.training.batch_size, examples)
     noise = noise_for(privacy.epsilon, privacy.delta, privacy.times * math.ceil(steps / a_pass))
-    own = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""
-    return Private(noise, privacy.norm, own)
+    of_client = hashlib.sha256(b"fedkseed noise of client %d\n" % number + secret).digest() if secret else b""
+    return Private(noise, privacy.norm, of_client)
 
 
 def spent(recipe: Recipe, clients: int, rounds: int) -> float | None:
@@ -115,12 +115,12 @@ def noise_of_a_round(privacy: PrivacyTable) -> float | None:
 def exhausted_budget(recipe: Recipe, clients: int, rounds: int) -> str | None:
     """The reason why a run must end before it has done a number of rounds; None if it may go on."""
     privacy = recipe.privacy
-    if privacy is None or privacy.epsilon is None or (found := spent(recipe, clients, rounds)) is None:
+    if privacy is None or privacy.epsilon is None or (epsilon := spent(recipe, clients, rounds)) is None:
         return None
-    if found <= privacy.epsilon * (1 + SLACK):
+    if epsilon <= privacy.epsilon * (1 + SLACK):
         return None
     return (
-        f"round {rounds} would spend epsilon = {found:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
+        f"round {rounds} would spend epsilon = {epsilon:.4g}, and [privacy] epsilon is {privacy.epsilon:g} at delta = "
         f"{privacy.delta:g}: the run ends with {rounds - 1} rounds; in a new run take more noise, fewer rounds or more "
         "clients"
     )
@@ -131,15 +131,15 @@ def about(recipe: Recipe, rounds: int) -> dict[str, Any]:
     privacy = recipe.privacy
     if privacy is None:
         return {}
-    found: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
+    promise: dict[str, Any] = {"unit": privacy.unit, "epsilon": privacy.epsilon, "delta": privacy.delta}
     if (noise := noise_of_a_round(privacy)) is not None and privacy.times is not None:
         from ..secure.accounting import epsilon_of
 
-        found |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}
-        found["epsilon"] = epsilon_of(noise, min(privacy.times, rounds), privacy.delta)
+        promise |= {"noise": noise, "rounds of one client": min(privacy.times, rounds)}
+        promise["epsilon"] = epsilon_of(noise, min(privacy.times, rounds), privacy.delta)
     if privacy.simulated is not None:
-        found["simulated"] = privacy.simulated.model_dump()
-    return {"privacy": found}
+        promise["simulated"] = privacy.simulated.model_dump()
+    return {"privacy": promise}
 
 
 def new_secret(recipe: Recipe) -> bytes:

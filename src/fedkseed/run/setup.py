@@ -285,13 +285,13 @@ class WithModel:
         if not self.held_out:
             return NOT_EVALUATED
         self.setup.load(state)
-        found = self.setup.score(self.held_out, what, write, self.metrics)
-        for name, one in self.sets.items():
-            metrics = replace(self.metrics, options=one.options)
+        evaluation = self.setup.score(self.held_out, what, write, self.metrics)
+        for name, held_out in self.sets.items():
+            metrics = replace(self.metrics, options=held_out.options)
             writes = write and name != VALIDATION  # which chooses by metrics of predictions
-            scores = self.setup.score(one.examples, f"{what}, {name}", writes, metrics)
-            found.sets[name] = replace(scores, owners=one.owners)
-        return found
+            scores = self.setup.score(held_out.examples, f"{what}, {name}", writes, metrics)
+            evaluation.sets[name] = replace(scores, owners=held_out.owners)
+        return evaluation
 
     def finish(self, state: Any, store: Store) -> Finished:
         setup = self.setup

@@ -327,8 +327,8 @@ def start(
     with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(simulation.recipe, directory, simulation.secret)
         federation = simulation.federation
-        known = base_scores(federation.recipe, federation.identity, earlier)
-        return work(store, replace(federation, base=known))
+        scores = base_scores(federation.recipe, federation.identity, earlier)
+        return work(store, replace(federation, base=scores))
 
 
 def resume(

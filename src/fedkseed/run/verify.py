@@ -94,9 +94,9 @@ def verify(store: Store, signed: Signed | None = None) -> Verdict:
 
 def _clients(store: Store, recipe: Recipe) -> int:
     """The number of clients with which a run began."""
-    known = (store.recall("identity") or {}).get("a number of clients of") or recipe.clients.count
+    count = (store.recall("identity") or {}).get("a number of clients of") or recipe.clients.count
     try:
-        return int(known or len(store.recall("clients")["examples"]))
+        return int(count or len(store.recall("clients")["examples"]))
     except (TypeError, ValueError, KeyError) as error:
         raise FedKSeedError(f"{store.directory} does not say how many clients it has: {error!r}") from error
 
@@ -147,7 +147,7 @@ def _strategy(store: Store, recipe: Recipe) -> Strategy[Any]:
     if recipe.model.digest not in (None, base.hex()):
         raise FedKSeedError(f"the run began with a base model of digest {base.hex()}, its recipe says another")
     strategy = algorithm.make(recipe, Run(pool, base), secret=kept_secret(recipe, store.directory, reads=True))
-    sums = store.rounds and any(kind_of(one.upload) is Subtotal for one in store.receipts(1).values())
+    sums = store.rounds and any(kind_of(receipt.upload) is Subtotal for receipt in store.receipts(1).values())
     return over_shards(strategy, recipe) if sums else strategy  # the same recipe in one process has no shards
 
 
@@ -188,20 +188,20 @@ def _require_adapter(store: Store, recipe: Recipe, strategy: Strategy[Any], stat
     """Refuse an adapter of the run that is not that of its tuned state, its base model and its recipe."""
     if not store.adapter.exists():
         return
-    found, weights, run = Adapter.load(store.adapter), Coefficients(), strategy.run
-    if (found.pool, found.base) != (run.pool, run.base.hex()):
+    adapter, weights, run = Adapter.load(store.adapter), Coefficients(), strategy.run
+    if (adapter.pool, adapter.base) != (run.pool, run.base.hex()):
         raise FedKSeedError(
-            f"{store.adapter} is for {found.pool} and a base model of digest {found.base}, the run had {run.pool} and "
-            f"{run.base.hex()}"
+            f"{store.adapter} is for {adapter.pool} and a base model of digest {adapter.base}, the run had {run.pool} "
+            f"and {run.base.hex()}"
         )
     named = provenance(recipe, state.round)
-    if wrong := [name for name, value in named.items() if found.provenance.get(name) != value]:
+    if wrong := [name for name, value in named.items() if adapter.provenance.get(name) != value]:
         raise FedKSeedError(
-            f"{store.adapter} says {wrong[0]} = {found.provenance.get(wrong[0])!r}, the run had {named[wrong[0]]!r}"
+            f"{store.adapter} says {wrong[0]} = {adapter.provenance.get(wrong[0])!r}, the run had {named[wrong[0]]!r}"
         )
     patterns = recipe.model.tuned or ["*"]
-    if [*found.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
-        raise FedKSeedError(f"{store.adapter} tunes {[*found.patterns]}, the run tuned {patterns}")
+    if [*adapter.patterns] != patterns and (recipe.model.tuned or checked_algorithm(recipe).tuned == "all"):
+        raise FedKSeedError(f"{store.adapter} tunes {[*adapter.patterns]}, the run tuned {patterns}")
     strategy.load(state, weights)
-    if not np.array_equal(found.coefficients, weights.c):
+    if not np.array_equal(adapter.coefficients, weights.c):
         raise FedKSeedError(f"{store.adapter} does not hold the coefficients of the state after {state.round} rounds")

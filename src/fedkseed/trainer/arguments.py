@@ -64,9 +64,9 @@ def schedule(args: TrainingArguments, steps: int) -> Callable[[int], float]:
     if kind not in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY):
         placeholder = torch.optim.SGD([torch.zeros(1)], lr=args.learning_rate)  # a schedule wants an optimiser
         options = args.lr_scheduler_kwargs if isinstance(args.lr_scheduler_kwargs, dict) else {}
-        found = get_scheduler(kind, placeholder, args.get_warmup_steps(steps), steps, options)
-        if isinstance(found, LambdaLR):
-            (factor,) = found.lr_lambdas
+        scheduler = get_scheduler(kind, placeholder, args.get_warmup_steps(steps), steps, options)
+        if isinstance(scheduler, LambdaLR):
+            (factor,) = scheduler.lr_lambdas
             return lambda step: args.learning_rate * max(factor(step), SMALLEST)
     raise FedKSeedError(
         f"lr_scheduler_type={kind.value!r} depends on more than the number of the step; take constant, linear or cosine"

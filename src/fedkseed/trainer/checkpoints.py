@@ -49,9 +49,9 @@ def read(path: Path, identity: Mapping[str, Any]) -> tuple[State, TrainerState, 
         if _digest(content) != facts["files"][name]:
             raise FedKSeedError(f"{path / name} has changed since it was written; take another checkpoint")
     for name, value in identity.items():
-        if (known := facts["identity"].get(name)) != value:
+        if (saved := facts["identity"].get(name)) != value:
             hint = "load the base model again" if name == "base" else "give the arguments with which it began"
-            raise FedKSeedError(f"{path} is of a training with {name} {known}, this one has {value}; {hint}")
+            raise FedKSeedError(f"{path} is of a training with {name} {saved}, this one has {value}; {hint}")
     history = TrainerState.load_from_json(str(path / HISTORY))
     return unpack(data[STATE], State, history.global_step, path / STATE), history, facts
 

@@ -110,13 +110,13 @@ def shares(dataset: Any, column: str | None = None) -> dict[str, Any]:
         _require_rows({"train_dataset": dataset})
         return _by_column(dataset, column)
     if isinstance(dataset, Mapping):
-        found = {str(name): own for name, own in dataset.items()}
-    elif isinstance(dataset, list | tuple) and dataset and all(_is_dataset(own) for own in dataset):
-        found = {str(number): own for number, own in enumerate(dataset)}
+        datasets = {str(name): rows for name, rows in dataset.items()}
+    elif isinstance(dataset, list | tuple) and dataset and all(_is_dataset(rows) for rows in dataset):
+        datasets = {str(number): rows for number, rows in enumerate(dataset)}
     else:
-        found = {"0": dataset}
-    _require_rows(found)
-    return found
+        datasets = {"0": dataset}
+    _require_rows(datasets)
+    return datasets
 
 
 def _by_column(dataset: Any, column: str) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def _is_dataset(item: Any) -> bool:
 def _require_rows(datasets: Mapping[str, Any]) -> None:
     if not datasets:
         raise FedKSeedError("train_dataset has no client; give a dataset, a list or dict of datasets, one a client")
-    for name, own in datasets.items():
-        if not (hasattr(own, "__len__") and hasattr(own, "__getitem__")):
+    for name, rows in datasets.items():
+        if not (hasattr(rows, "__len__") and hasattr(rows, "__getitem__")):
             raise FedKSeedError(
-                f"the dataset {name!r} is a {type(own).__name__}; give one whose length is known and whose rows have "
+                f"the dataset {name!r} is a {type(rows).__name__}; give one whose length is known and whose rows have "
                 "numbers"
             )
-        if not len(own):
+        if not len(rows):
             raise FedKSeedError(f"the dataset {name!r} has no row; leave the client out")

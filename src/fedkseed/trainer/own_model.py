@@ -72,8 +72,8 @@ class Parties:
         basis: Basis | None = None,
         wire: str = "compact",
     ) -> None:
-        if not batches or not all(len(own) for own in batches):
-            raise FedKSeedError(f"every client needs a batch, got {[len(own) for own in batches]} batches of clients")
+        if not batches or 0 in map(len, batches):
+            raise FedKSeedError(f"every client needs a batch, got {[*map(len, batches)]} batches of clients")
         if local.epochs is not None and not local.backpropagates:
             raise FedKSeedError(f"epochs = {local.epochs} is of steps that take derivatives; give steps to two points")
         self.model, self.loss, self.batches, self.seed, self.patterns = model, loss, batches, seed, tuple(tuned)
@@ -93,16 +93,16 @@ class Parties:
 
     def client(self, number: int) -> Client[Pooled]:
         """One client, as algorithms see it."""
-        own, derivatives = self.batches[number], self.strategy.settings.derivatives is not None
-        steps = self.strategy.settings.work(derivatives).count(len(own))  # of a round
+        rows, derivatives = self.batches[number], self.strategy.settings.derivatives is not None
+        steps = self.strategy.settings.work(derivatives).count(len(rows))  # of a round
 
         def batches(round_: int) -> Iterator[Any]:
-            for passed in count(round_ * steps // len(own)):
-                order = generator(self.seed, Purpose.BATCHES, passed, number).permutation(len(own))
-                yield from (own[i] for i in order[max(0, round_ * steps - passed * len(own)) :])
+            for passed in count(round_ * steps // len(rows)):
+                order = generator(self.seed, Purpose.BATCHES, passed, number).permutation(len(rows))
+                yield from (rows[i] for i in order[max(0, round_ * steps - passed * len(rows)) :])
 
         graph = (lambda batch: self.loss(self.model, batch)) if derivatives else None
-        return Client(number, self.weights, len(own), batches, self.value, graph=graph)
+        return Client(number, self.weights, len(rows), batches, self.value, graph=graph)
 
     @torch.inference_mode()
     def value(self, batch: Any) -> float:
