@@ -9,12 +9,13 @@
     state-N.safetensors   the state after N rounds, where it is large: the last two, the best so far by [evaluation]
                           best, and those that clients of an asynchronous round still train with
     lock                  held by the process that works on the run
-    now.json              its present activity, for people (now.py)
+    now.json              its present activity, for people (activity.py)
 
 The process may be killed at any moment: committed rounds are complete, and the run continues from the last of them. All
 files are for their owner alone.
 
-Everything has a digest, and those of the rounds are a chain (chain.py): a run in which one bit has changed is refused.
+Everything has a digest, and those of the rounds are a chain (digest_chain.py): a run in which one bit
+has changed is refused.
 """
 
 import hashlib
