@@ -26,17 +26,16 @@ from pathlib import Path
 import numpy as np
 import tomli_w
 
-from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import tls
-from fedkseed.network.peers.app import application, knowing
-from fedkseed.network.peers.gossip import ComparisonPace, Gossip
-from fedkseed.network.peers.merge_rule import Rule
+from fedkseed.network.peers.app import application, serving_uploads
+from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests
+from fedkseed.network.peers.merge_rule import MergeRule
 from fedkseed.network.peers.roster import PeerAddresses, Roster, load_roster
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import make, sign
 from fedkseed.network.protocol.networked_recipe import largest_request, with_network_defaults
-from fedkseed.network.protocol.signatures import fingerprint, private_key
+from fedkseed.network.protocol.signatures import private_key
 from fedkseed.network.protocol.signatures import sign as signature
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.rules import checked_algorithm
@@ -87,36 +86,36 @@ class Peers:
         self.roster: Roster = load_roster(folder / "peers.toml")
         algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), bytes(32)))
-        self.rule = Rule.of(b"", recipe, strategy, self.roster)
+        self.rule = MergeRule.of(b"", recipe, strategy, self.roster)
         self.keys = [private_key(keys / f"client-{number}") for number in range(count)]
-        self.copies, self.gossips, self.servers = list[UploadStore](), list[Gossip](), []
-        largest, known = largest_request(recipe), {fingerprint(key): k for k, key in enumerate(self.rule.keys)}
+        self.stores, self.gossips, self.servers = list[UploadStore](), list[Gossip](), []
+        largest = largest_request(recipe)
         for number, port in enumerate(self.listens):
             files = keys / f"client-{number}", keys / f"client-{number}.pem", keys / "ca.pem"
             server, client = tls.contexts(*files, folder)
-            copy = UploadStore(folder / f"{number}-{FILE}", self.rule)
+            store = UploadStore(folder / f"{number}-{FILE}", self.rule)
             addresses, pace = PeerAddresses(folder / "peers.toml", self.roster, print), ComparisonPace.of(seconds)
-            gossip = Gossip(copy, number, addresses, client, self.roster.now, recipe.seed, largest, pace, print)
-            app = application(copy, self.roster.now, largest, gossip.heard)
-            listening = serving(app, "127.0.0.1", port, server, http=knowing(known), log_level="critical")
-            self.copies.append(copy)
+            requests = PeerRequests(self.rule, addresses, client, largest)
+            gossip = Gossip(store, requests, number, self.roster.open_round, recipe.seed, pace, print)
+            app = application(store, self.roster.open_round, largest, gossip.heard)
+            self.stores.append(store)
             self.gossips.append(gossip)
-            self.servers.append(listening)
+            self.servers.append(serving_uploads(app, store, "127.0.0.1", port, server))
 
     def train(self, round_: int) -> None:
         """Each adds an upload of random scalars, some time after the round has opened, and pushes it."""
         rng = np.random.default_rng(round_)
-        whens = np.sort(rng.uniform(0.0, 0.4 * self.seconds, self.count)) + self.roster.opens(round_)
+        whens = np.sort(rng.uniform(0.0, 0.4 * self.seconds, self.count)) + self.roster.opens_at(round_)
         for number, when in zip(rng.permutation(self.count).tolist(), whens.tolist(), strict=True):
             time.sleep(max(0.0, when - time.time()))
             differentiates = self.rule.strategy.settings.derivatives is not None
             own = self.rule.strategy.client.example(
                 round_, number, 100, differentiates, np.random.default_rng([round_, number])
             )
-            made = SignedUpload(round_, self.rule.base(self.copies[number].state(round_)), encode(own))
+            made = SignedUpload(round_, self.rule.broadcast_digest(self.stores[number].state(round_)), encode(own))
             made = replace(made, signature=signature(self.keys[number], made.statement(self.rule.run)))
-            (mark,), _ = self.copies[number].add([made.encoded], round_)
-            self.gossips[number].push(mark.name)
+            (header,), _ = self.stores[number].add([made.encoded], round_)
+            self.gossips[number].push(header.name)
             self.size = len(made.encoded)
 
 
@@ -127,23 +126,23 @@ async def measure(folder: Path, peers: Peers, name: str) -> list[Row]:
         async with AsyncExitStack() as proxies:
             for proxy in peers.proxies:
                 await proxies.enter_async_context(proxy.running())
-            for listening, copy in zip(peers.servers, peers.copies, strict=True):
-                stack.callback(copy.close)
+            for listening, store in zip(peers.servers, peers.stores, strict=True):
+                stack.callback(store.close)
                 await asyncio.to_thread(listening.__enter__)
                 stack.push(listening.__exit__)
             for gossip in peers.gossips:
                 stack.callback(gossip.close)
                 gossip.start()
             for round_ in range(peers.rounds):
-                await asyncio.sleep(max(0.0, peers.roster.opens(round_) - time.time()))
+                await asyncio.sleep(max(0.0, peers.roster.opens_at(round_) - time.time()))
                 counts.append(Counts.total([proxy.counts for proxy in peers.proxies]))
                 await asyncio.to_thread(peers.train, round_)
-            await asyncio.sleep(max(0.0, peers.roster.opens(peers.rounds) - time.time()))
+            await asyncio.sleep(max(0.0, peers.roster.opens_at(peers.rounds) - time.time()))
             counts.append(Counts.total([proxy.counts for proxy in peers.proxies]))
             end = time.monotonic() + WAIT
-            while len({copy.digest() for copy in peers.copies}) > 1 and time.monotonic() < end:
+            while len({store.digest() for store in peers.stores}) > 1 and time.monotonic() < end:
                 await asyncio.sleep(0.5)
-            digests = len({peers.rule.base(copy.state(peers.rounds)) for copy in peers.copies})
+            digests = len({peers.rule.broadcast_digest(store.state(peers.rounds)) for store in peers.stores})
             for before, after in pairwise(counts):
                 one = after.since(before)
                 rows.append(

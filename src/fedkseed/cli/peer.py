@@ -9,7 +9,7 @@ import typer
 from ..errors import INTERRUPTED, FedKSeedError
 from ..network.protocol.addresses import require_files
 from ..report.terminal import console, print_json
-from .https import require_https
+from .https import Notes, require_https
 from .network import Authority, BasisFile, Changes, Data, Device, Key, Model, PolicyFile, prepare
 from .options import Json
 
@@ -72,7 +72,7 @@ def peer(
     those of all others (docs/peers.md).
     """  # noqa: D301 — click keeps the lines after a \b as they are
     require_https()
-    from ..network.peers.peer import Files, Place, run
+    from ..network.peers.peer import PeerFiles, run
     from ..network.protocol.client.recipe_consent import owner_of
     from ..recipe.reading import own_recipe
 
@@ -83,25 +83,23 @@ def peer(
     wanted = own_recipe(recipe, changes or ()).absolute()
     owner = owner_of(data, model, device, policy, basis, None)
     require_files(ca, key)
-    place = Place(state or Path("runs") / key.name, host.strip("[]"), int(port))
-    files = Files(peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
+    directory = state or Path("runs") / key.name
+    files = PeerFiles(directory, peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
     try:
-        found = run(
-            wanted, files, owner, place, until,
-            lambda text: console.print(text, highlight=False, markup=False, soft_wrap=True),
-        )  # fmt: skip
+        outcome = run(wanted, files, owner, (host.strip("[]"), int(port)), Notes().note, quiet=until)
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on, with all uploads that were here", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(outcome))
         return
+    here = f"{outcome.from_here} of them trained from this very model"
     lines = [
-        f"{found.uploads} uploads in {found.rounds} rounds, {found.from_here} of them trained from this very model",
-        f"the set of digest {found.set}",
-        f"the tuned model {found.adapter}, of digest {found.digest}",
+        f"{outcome.uploads} uploads in {outcome.rounds} rounds, {here}",
+        f"the set of digest {outcome.set}",
+        f"the tuned model {outcome.adapter}, of digest {outcome.digest}",
     ]
-    if found.contradictions:
-        lines.insert(1, f"left out: {found.contradictions} times a peer has signed two uploads for one round")
+    if outcome.contradictions:
+        lines.insert(1, f"left out: {outcome.contradictions} times a peer has signed two uploads for one round")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -9,7 +9,7 @@ import numpy as np
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedkseed.network.peers.merge_rule import Rule
+from fedkseed.network.peers.merge_rule import MergeRule
 from fedkseed.network.peers.roster import ListedPeer, Roster
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
@@ -53,25 +53,25 @@ def line(number: int) -> str:
 
 
 def roster(**changes: object) -> Roster:
-    made = Roster(
+    defaults = Roster(
         start=datetime(2026, 1, 1, tzinfo=UTC), seconds=60.0, max_staleness=LATE,
         peers=[ListedPeer(key=line(number)) for number in range(PEERS)],
     )  # fmt: skip
-    return made.model_copy(update=changes)
+    return defaults.model_copy(update=changes)
 
 
 @dataclass(frozen=True)
 class Federation:
     """A rule, and entries that its peers could have made."""
 
-    rule: Rule
+    rule: MergeRule
 
     @classmethod
     def of(cls, text: str = RECIPE + TRUST, **changes: object) -> "Federation":
         recipe = parse(loads(text))
         algorithm = checked_algorithm(recipe)
         strategy = algorithm.make(recipe, Run(algorithm.pool(recipe), BASE))
-        return cls(Rule.of(text.encode(), recipe, strategy, roster(**changes)))
+        return cls(MergeRule.of(text.encode(), recipe, strategy, roster(**changes)))
 
     def entry(
         self, client: int, round_: int, *, late: int = 0, draw: int = 0, signer: int | None = None
@@ -80,9 +80,9 @@ class Federation:
         rng = np.random.default_rng([client, round_, draw])
         differentiates = self.rule.strategy.settings.derivatives is not None and client % 2 == 1
         upload = encode(self.rule.strategy.client.example(round_, client, 10 + client, differentiates, rng))
-        made = SignedUpload(round_ + late, bytes([draw]) * 32, upload)
+        unsigned = SignedUpload(round_ + late, bytes([draw]) * 32, upload)
         key = secret(client if signer is None else signer)
-        return replace(made, signature=sign(key, made.statement(self.rule.run)))
+        return replace(unsigned, signature=sign(key, unsigned.statement(self.rule.run)))
 
     def everything(self) -> list[bytes]:
         """An upload of each peer and round; each fifth is late, and one peer contradicts itself twice."""

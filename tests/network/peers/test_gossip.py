@@ -4,7 +4,7 @@ import math
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,15 +15,14 @@ import tomli_w
 from cryptography.hazmat.primitives import serialization
 
 from fedkseed import FedKSeedError
-from fedkseed.network.https.endpoints import serving
 from fedkseed.network.peers import gossip, tls
-from fedkseed.network.peers.app import application, knowing, path_of
-from fedkseed.network.peers.gossip import ComparisonPace, Gossip
+from fedkseed.network.peers.app import application, path_of, serving_uploads
+from fedkseed.network.peers.gossip import ComparisonPace, Gossip, PeerRequests, compare
 from fedkseed.network.peers.roster import PeerAddresses, load_roster
 from fedkseed.network.peers.signed_upload import framed, unframed
 from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import add, make, sign
-from fedkseed.network.protocol.signatures import _key_of_a_server, certificate, fingerprint
+from fedkseed.network.protocol.signatures import _key_of_a_server, certificate
 
 from ..ports import free_port
 from .synthetic import PEERS, ROUNDS, Federation, line, roster, secret
@@ -34,9 +33,9 @@ LISTED = b"\x01\0\0\0" + bytes(32) + bytes(12)  # names of four rounds: one, and
 
 @dataclass
 class One:
-    """A peer without a model: its copy, its server, its gossip."""
+    """A peer without a model: its store, its server, its gossip."""
 
-    copy: UploadStore
+    store: UploadStore
     gossip: Gossip
     said: list[str]
     port: int
@@ -85,17 +84,17 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
         server, contexts[number] = tls.contexts(*files, folder)
         if number > 2:
             continue
-        copy, said = UploadStore(folder / f"{number}.{FILE}", federation.rule), list[str]()
+        store, said = UploadStore(folder / f"{number}.{FILE}", federation.rule), list[str]()
         addresses = PeerAddresses(folder / "peers.toml", load_roster(folder / "peers.toml"), said.append)
-        pace = ComparisonPace(quick, 4 * quick)
-        one = Gossip(copy, number, addresses, contexts[number], lambda: ROUNDS, 3, LARGEST, pace, said.append)
-        names = {fingerprint(key): k for k, key in enumerate(federation.rule.keys)}
-        app = application(copy, lambda: ROUNDS, LARGEST, one.heard)
-        servers.append(serving(app, "127.0.0.1", ports[number], server, http=knowing(names), log_level="critical"))
-        made.append(One(copy, one, said, ports[number]))
+        rule, pace = federation.rule, ComparisonPace(quick, 4 * quick)
+        requests = PeerRequests(rule, addresses, contexts[number], LARGEST)
+        one = Gossip(store, requests, number, lambda: ROUNDS, 3, pace, said.append)
+        app = application(store, lambda: ROUNDS, LARGEST, one.heard)
+        servers.append(serving_uploads(app, store, "127.0.0.1", ports[number], server))
+        made.append(One(store, one, said, ports[number]))
     with ExitStack() as stack:
         for one, server in zip(made, servers, strict=True):
-            stack.callback(one.copy.close)
+            stack.callback(one.store.close)
             stack.enter_context(server)
         for one in made:
             stack.callback(one.gossip.close)
@@ -106,7 +105,7 @@ def place(keys: Path, folder: Path, quick: float = 0.05) -> Iterator[Place]:
 def quiet(keys, tmp_path_factory) -> Iterator[Place]:
     """Peers that do nothing by themselves; peer 0 has everything."""
     with place(keys, tmp_path_factory.mktemp("quiet")) as made:
-        made.peers[0].copy.add(made.federation.everything(), ROUNDS)
+        made.peers[0].store.add(made.federation.everything(), ROUNDS)
         yield made
 
 
@@ -119,64 +118,64 @@ def wait_for(condition, seconds: float = 20.0) -> None:
 
 def test_uploads_that_three_peers_are_given_apart_reach_all_of_them(keys, tmp_path):
     with place(keys, tmp_path) as made:
-        copies = [one.copy for one in made.peers]
+        stores = [one.store for one in made.peers]
         for number, data in enumerate(made.federation.everything()):
-            copies[number % 3].add([data], ROUNDS)
+            stores[number % 3].add([data], ROUNDS)
         for one in made.peers:
             one.gossip.start()
-        wait_for(lambda: len({copy.digest() for copy in copies}) == 1)
+        wait_for(lambda: len({store.digest() for store in stores}) == 1)
         own = made.federation.entry(0, 2, draw=9)
-        (mark,), _ = copies[0].add([own.encoded], ROUNDS)
-        made.peers[0].gossip.push(mark.name)
-        wait_for(lambda: all((0, 2) in copy.contradictions() for copy in copies))
+        (header,), _ = stores[0].add([own.encoded], ROUNDS)
+        made.peers[0].gossip.push(header.name)
+        wait_for(lambda: all((0, 2) in store.contradictions() for store in stores))
         assert not any(one.said for one in made.peers)
 
 
 def test_what_a_peer_gives_is_checked_and_the_rest_of_it_taken(quiet):
-    federation, copy = quiet.federation, quiet.peers[2].copy
+    federation, store = quiet.federation, quiet.peers[2].store
     good, bad = federation.entry(1, 2).encoded, federation.entry(0, 0, signer=4).encoded
-    assert not copy.has(1, 2)
+    assert not store.has(1, 2)
     found = quiet.ask(4, 2, "POST", "/give", framed([bad, good]))
     assert found.status_code == 422
     assert "not signed with the key of peer 0" in found.text
-    assert copy.has(1, 2)
-    assert not copy.has(0, 0)
+    assert store.has(1, 2)
+    assert not store.has(0, 0)
 
 
 def test_one_comparison_makes_two_copies_one_both_ways(quiet):
     here, there = quiet.peers[0], quiet.peers[1]
     own = quiet.federation.entry(3, 3, draw=7)
-    there.copy.add([own.encoded], ROUNDS)
+    there.store.add([own.encoded], ROUNDS)
     assert here.gossip.meet_all() == 2
-    assert here.copy.digest() == there.copy.digest() == quiet.peers[2].copy.digest()
-    assert (3, 3) in here.copy.contradictions()
-    assert quiet.ask(1, 0, "GET", f"/set?digest={here.copy.digest().hex()}").status_code == 204
+    assert here.store.digest() == there.store.digest() == quiet.peers[2].store.digest()
+    assert (3, 3) in here.store.contradictions()
+    assert quiet.ask(1, 0, "GET", f"/set?digest={here.store.digest().hex()}").status_code == 204
 
 
 def test_a_peer_that_was_away_is_left_alone_and_back_when_it_is(keys, tmp_path, monkeypatch):
     with place(keys, tmp_path) as made:
-        first, copies = made.peers[0], [one.copy for one in made.peers]
-        copies[0].add(made.federation.everything(), ROUNDS)
-        whole = dict(first.gossip.addresses.now())
+        first, stores = made.peers[0], [one.store for one in made.peers]
+        stores[0].add(made.federation.everything(), ROUNDS)
+        whole = dict(first.gossip.requests.addresses.current())
         now = {**whole, 1: f"https://localhost:{free_port()}"}
-        monkeypatch.setattr(first.gossip.addresses, "now", lambda: now)
+        monkeypatch.setattr(first.gossip.requests.addresses, "current", lambda: now)
         assert first.gossip.meet_all() == 1
         assert first.said == ["peer 1 is away"]
-        assert first.gossip._standing[1].again > 0
-        first.gossip._standing[1].again = math.inf  # however slow this machine is
+        assert first.gossip.standings[1].again > 0
+        first.gossip.standings[1].again = math.inf  # however slow this machine is
         assert first.gossip._others() == [2]
-        assert copies[2].digest() == copies[0].digest() != copies[1].digest()
+        assert stores[2].digest() == stores[0].digest() != stores[1].digest()
         now[1] = whole[1]
-        first.gossip._standing[1].again = 0.0
+        first.gossip.standings[1].again = 0.0
         assert first.gossip.meet_all() == 2
         assert first.said[-1] == "peer 1 is back"
-        assert copies[1].digest() == copies[0].digest()
+        assert stores[1].digest() == stores[0].digest()
 
 
 def test_a_peer_that_shows_the_key_of_another_is_refused(quiet, monkeypatch):
     second, said = quiet.peers[1], quiet.peers[1].said
     address = f"https://localhost:{quiet.peers[0].port}"
-    monkeypatch.setattr(second.gossip.addresses, "now", lambda: {2: address})
+    monkeypatch.setattr(second.gossip.requests.addresses, "current", lambda: {2: address})
     assert second.gossip.meet_all() == 0
     assert "shows the key of somebody else" in said[-1]
 
@@ -213,9 +212,9 @@ def test_a_stranger_is_not_answered_and_nobody_without_a_certificate(quiet):
     ],
 )  # fmt: skip
 def test_requests_that_are_none_are_refused_and_change_nothing(quiet, method, path, body, status):
-    before = quiet.peers[0].copy.digest()
+    before = quiet.peers[0].store.digest()
     assert quiet.ask(4, 0, method, path, body).status_code == status
-    assert quiet.peers[0].copy.digest() == before
+    assert quiet.peers[0].store.digest() == before
 
 
 def test_a_request_of_another_run_is_named_as_one(quiet):
@@ -245,8 +244,7 @@ def test_a_request_of_another_run_is_named_as_one(quiet):
 )
 def test_answers_of_a_peer_that_lies_are_refused(quiet, monkeypatch, answers, text):
     """The bytes come from a stand-in for the connection; the checks are those of any answer."""
-    one = quiet.peers[1].gossip
-    sent = []
+    store, requests, sent = quiet.peers[1].store, quiet.peers[1].gossip.requests, []
 
     @contextmanager
     def stream(method, url, content=None):
@@ -258,15 +256,12 @@ def test_answers_of_a_peer_that_lies_are_refused(quiet, monkeypatch, answers, te
         def get_extra_info(self, name: str) -> object:
             return self
 
-    monkeypatch.setattr(one._http, "stream", stream)
-    monkeypatch.setattr(gossip.tls, "shown", lambda connection: one.keys[0])
-    before = one.copy.digest()
-    if text is None:
-        one._compare(0)
-    else:
-        with pytest.raises(FedKSeedError, match=text):
-            one._compare(0)
-    assert one.copy.digest() == before
+    monkeypatch.setattr(requests.http, "stream", stream)
+    monkeypatch.setattr(gossip.tls, "fingerprint_shown", lambda connection: requests.fingerprints[0])
+    before = store.digest()
+    with nullcontext() if text is None else pytest.raises(FedKSeedError, match=text):
+        compare(store, requests, 0, ROUNDS)
+    assert store.digest() == before
     assert sent
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.network.peers.merge_rule import Rule, counted, kept, model_of
+from fedkseed.network.peers.merge_rule import MergeRule, counting, model_of, with_headers
 from fedkseed.network.peers.signed_upload import SignedUpload
 from fedkseed.network.protocol.signatures import sign
 from fedkseed.recipe.reading import parse
@@ -68,13 +68,13 @@ def test_of_a_peer_that_contradicts_itself_neither_upload_counts_whichever_two_o
     for pair in itertools.combinations(lies, 2):
         assert pack(model_of(rule, [*honest, *pair])) == alone
     assert pack(model_of(rule, [*honest, lies[0]])) != alone
-    marks = [rule.mark(SignedUpload.decode(one), ROUNDS) for one in lies]
-    for order in itertools.permutations(marks):  # one after the other, as they come
-        slot: list = []
-        for mark in order:
-            slot = kept([*slot, mark])
-        assert slot == sorted(marks)[:2]
-    assert counted({(3, 0): sorted(marks)[:2], (1, 0): [marks[0]]}) == [marks[0]]
+    headers = [rule.header(SignedUpload.decode(one), ROUNDS) for one in lies]
+    for order in itertools.permutations(headers):  # one after the other, as they come
+        slots: dict = {}
+        for header in order:
+            slots |= with_headers(slots, [header])
+        assert slots == {(3, 0): sorted(headers)[:2]} == with_headers({}, order)
+    assert counting({(3, 0): sorted(headers)[:2], (1, 0): [headers[0]]}) == [headers[0]]
 
 
 def test_another_good_signature_of_the_same_upload_is_the_same_entry(federation):
@@ -82,8 +82,7 @@ def test_another_good_signature_of_the_same_upload_is_the_same_entry(federation)
     entry, order = federation.entry(1, 0), int("ffffffff00000000ffffffffffffffffbce6faada7179e84f3b9cac2fc632551", 16)
     r, s = entry.signature[:32], int.from_bytes(entry.signature[32:], "big")
     other = replace(entry, signature=r + (order - s).to_bytes(32, "big"))
-    marks = [federation.rule.mark(one, 0) for one in (entry, other)]
-    assert marks[0] == marks[1]
+    assert federation.rule.header(entry, 0) == federation.rule.header(other, 0)
     assert other.encoded != entry.encoded
 
 
@@ -103,13 +102,13 @@ def test_another_good_signature_of_the_same_upload_is_the_same_entry(federation)
 )  # fmt: skip
 def test_an_entry_that_does_not_belong_to_the_set_is_refused(federation, make, text):
     with pytest.raises(FedKSeedError, match=text):
-        federation.rule.mark(make(federation), 2)
+        federation.rule.header(make(federation), 2)
 
 
 def test_an_entry_of_another_run_is_refused(federation):
     for other in (Federation.of(seconds=61.0), Federation.of(RECIPE)):
         with pytest.raises(FedKSeedError, match="not signed with the key of peer 1"):
-            federation.rule.mark(other.entry(1, 0), 0)
+            federation.rule.header(other.entry(1, 0), 0)
     assert Federation.of().rule.run == federation.rule.run
 
 
@@ -121,19 +120,19 @@ def test_an_upload_that_the_strategy_could_not_add_up_is_refused_alone_and_not_w
         made = replace(federation.entry(1, 0), upload=encode(upload))
         made = replace(made, signature=sign(secret(1), made.statement(federation.rule.run)))
         with pytest.raises(FedKSeedError, match=text):
-            federation.rule.mark(made, 0)
+            federation.rule.header(made, 0)
 
 
 def test_every_prefix_and_every_flipped_bit_of_an_entry_is_refused(federation):
     data = federation.entry(0, 0).encoded
     for end in range(0, len(data), 7):
         with pytest.raises(FedKSeedError):
-            federation.rule.mark(SignedUpload.decode(data[:end]), 0)
+            federation.rule.header(SignedUpload.decode(data[:end]), 0)
     for bit in range(0, 8 * len(data), 37):
         broken = bytearray(data)
         broken[bit // 8] ^= 1 << bit % 8
         with pytest.raises(FedKSeedError):
-            federation.rule.mark(SignedUpload.decode(bytes(broken)), 0)
+            federation.rule.header(SignedUpload.decode(bytes(broken)), 0)
 
 
 def test_a_round_without_uploads_leaves_the_model_as_it_is(federation):
@@ -147,4 +146,4 @@ def test_an_algorithm_without_coefficients_has_no_rule():
     recipe = parse(loads(RECIPE.replace('"fedkseed"', '"fedavg"')))
     strategy = checked_algorithm(recipe).make(recipe, Run(checked_algorithm(recipe).pool(recipe), BASE))
     with pytest.raises(FedKSeedError, match="a model of K coefficients, got the strategy Averaging"):
-        Rule.of(b"", recipe, strategy, roster())
+        MergeRule.of(b"", recipe, strategy, roster())

@@ -10,7 +10,7 @@ import pytest
 
 from fedkseed import start
 from fedkseed.network.peers.store import FILE
-from fedkseed.network.peers.verify import central, verify
+from fedkseed.network.peers.verify import recompute, verify
 from fedkseed.network.protocol.networked_recipe import with_network_defaults
 from fedkseed.run.simulation import Simulation
 
@@ -36,7 +36,7 @@ def test_peers_that_are_not_disturbed_end_with_the_digest_of_the_recipe_in_one_p
 
 def central_digest(peers: Peers, number: int) -> str:
     """Digest of the tuned model that the engine makes of the uploads that one peer has kept."""
-    rule, state, _ = central(peers.state(number))
+    rule, state, _ = recompute(peers.state(number))
     setup = Simulation(with_network_defaults(peers.recipe)).setup
     assert rule.strategy.run == setup.strategy.run
     return setup.adapter(state).tuned or ""

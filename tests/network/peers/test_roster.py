@@ -30,11 +30,11 @@ def write(path, **changes):
 
 def test_rounds_open_by_the_clock(tmp_path, monkeypatch):
     roster = load_roster(write(tmp_path / "peers.toml"))
-    assert [roster.opens(k) - START.timestamp() for k in (0, 1, 3)] == [0, 600, 1800]
+    assert [roster.opens_at(k) - START.timestamp() for k in (0, 1, 3)] == [0, 600, 1800]
     for seconds, round_ in ((-0.5, -1), (0, 0), (599.9, 0), (600, 1)):
         now = START.timestamp() + seconds
         monkeypatch.setattr("time.time", lambda now=now: now)
-        assert roster.now() == round_
+        assert roster.open_round() == round_
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_a_file_that_lacks_something_is_refused(tmp_path, changes, text):
 def test_addresses_may_change_and_keys_and_times_may_not(tmp_path):
     path, notes = write(tmp_path / "peers.toml"), []
     addresses = PeerAddresses(path, load_roster(path), notes.append)
-    assert addresses.now()[2] == "https://p2.example.org:8443"
+    assert addresses.current()[2] == "https://p2.example.org:8443"
 
     def changed(**changes) -> dict[int, str]:
         write(tmp_path / "part", **changes)
         os.replace(tmp_path / "part", path)
-        return addresses.now()
+        return addresses.current()
 
     assert changed(peers=[{"key": line(0)}, *table()["peers"][1:]]).keys() == {1, 2}
     assert notes == []
@@ -72,5 +72,5 @@ def test_addresses_may_change_and_keys_and_times_may_not(tmp_path):
         assert changed(**wrong).keys() == {1, 2}
     assert ["stay as they were" in note for note in notes] == [True] * 3
     path.unlink()
-    assert addresses.now().keys() == {1, 2}
+    assert addresses.current().keys() == {1, 2}
     assert changed().keys() == {0, 1, 2}

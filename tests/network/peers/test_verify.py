@@ -12,7 +12,7 @@ from fedkseed import Adapter, FedKSeedError
 from fedkseed.cli import app
 from fedkseed.network.peers.merge_rule import model_of
 from fedkseed.network.peers.store import FILE, UploadStore
-from fedkseed.network.peers.verify import central, describe, verify
+from fedkseed.network.peers.verify import recompute, remember_run, verify
 from fedkseed.recipe.reading import parse
 from fedkseed.run.loop import Coefficients, provenance
 from fedkseed.run.store import pack
@@ -26,11 +26,11 @@ from .synthetic import RECIPE, ROUNDS, TRUST, Federation, roster
 def directory(tmp_path):
     """As a peer leaves it; the model's digest is any."""
     federation, text = Federation.of(), RECIPE + TRUST
-    with closing(UploadStore(tmp_path / FILE, federation.rule)) as copy:
-        describe(copy, text.encode(), roster())
-        copy.add(federation.everything(), ROUNDS)
+    with closing(UploadStore(tmp_path / FILE, federation.rule)) as store:
+        remember_run(store, text.encode(), roster())
+        store.add(federation.everything(), ROUNDS)
         weights = Coefficients()
-        weights.load(decode(copy.rule.broadcast(copy.state(ROUNDS)), Broadcast).coefficients)
+        weights.load(decode(store.rule.broadcast(store.state(ROUNDS)), Broadcast).coefficients)
     run = federation.rule.strategy.run
     made = provenance(parse(loads(text)), ROUNDS)
     Adapter(run.pool, weights.c, run.base.hex(), "00" * 32, ("*",), made).save(tmp_path / "adapter.safetensors")
@@ -39,7 +39,7 @@ def directory(tmp_path):
 
 def test_the_model_of_a_directory_is_that_of_its_set_and_its_adapter_follows(directory):
     federation = Federation.of()
-    rule, state, uploads = central(directory)
+    rule, state, uploads = recompute(directory)
     assert rule.run == federation.rule.run
     assert pack(state) == pack(model_of(federation.rule, federation.everything()))
     found = verify(directory)
@@ -53,8 +53,8 @@ def test_the_model_of_a_directory_is_that_of_its_set_and_its_adapter_follows(dir
 
 def test_an_upload_that_came_after_the_adapter_was_written_shows(directory):
     federation = Federation.of()
-    with closing(UploadStore(directory / FILE, federation.rule)) as copy:
-        copy.add([federation.entry(0, 0, draw=1).encoded], ROUNDS)
+    with closing(UploadStore(directory / FILE, federation.rule)) as store:
+        store.add([federation.entry(0, 0, draw=1).encoded], ROUNDS)
     with pytest.raises(FedKSeedError, match="does not hold the coefficients that follow from the 23 uploads"):
         verify(directory)
     (directory / "adapter.safetensors").unlink()

@@ -9,7 +9,9 @@ RUN are 16 digits of the run's digest; digests and names have 32 bytes. A refusa
 asks is known by the key of its TLS connection: others than the run's peers get no answer at all.
 """
 
+import ssl
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -20,7 +22,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ...errors import FedKSeedError
 from ..https.app import Answer, read_body, refusing
 from ..https.connections import RequestError
+from ..https.endpoints import serving
 from ..protocol.server.request_limits import Quota
+from ..protocol.signatures import fingerprint
 from . import tls
 from .signed_upload import DIGEST, framed, unframed
 from .store import UploadStore
@@ -34,11 +38,20 @@ def path_of(run: bytes) -> str:
     return f"/v1/{run[:PREFIX].hex()}"
 
 
-def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: Callable[[], object]) -> Starlette:
+def serving_uploads(
+    app: Starlette, store: UploadStore, host: str, port: int, context: ssl.SSLContext
+) -> AbstractContextManager[None]:
+    """Answer requests of the run's peers, and of nobody else, for the length of a `with` block."""
+    numbers = {fingerprint(key): number for number, key in enumerate(store.rule.keys)}
+    return serving(app, host, port, context, http=_protocol_for(numbers), log_level="critical")
+
+
+def application(
+    store: UploadStore, open_round: Callable[[], int], largest: int, heard: Callable[[], object]
+) -> Starlette:
     """The application of a peer.
 
     Args:
-        now: the round that is open.
         largest: bytes of the largest entry.
         heard: called when something new was given.
     """
@@ -46,7 +59,7 @@ def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: 
 
     async def compare(request: Request) -> Response:
         theirs = _hex(request.query_params.get("digest", ""))
-        return Response(status_code=204) if theirs == copy.digest() else Response(b"".join(copy.digests()))
+        return Response(status_code=204) if theirs == store.digest() else Response(b"".join(store.digests()))
 
     async def names(request: Request) -> Response:
         text = request.query_params.get("rounds", "")
@@ -56,19 +69,19 @@ def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: 
             raise RequestError(400, "rounds are numbers with commas between them") from None
         if len(rounds) > BATCH:
             raise RequestError(400, f"at most {BATCH} rounds are asked for at once")
-        found = [copy.names(round_) for round_ in rounds]
-        return Response(b"".join(len(one).to_bytes(4, "little") + b"".join(one) for one in found))
+        lists = [store.names(round_) for round_ in rounds]
+        return Response(b"".join(len(some).to_bytes(4, "little") + b"".join(some) for some in lists))
 
     async def want(request: Request) -> Response:
         body = await read_body(request, BATCH * DIGEST)
         if len(body) % DIGEST:
             raise RequestError(400, f"names have {DIGEST} bytes each")
-        return Response(framed(copy.data([body[at : at + DIGEST] for at in range(0, len(body), DIGEST)])))
+        return Response(framed(store.data([body[at : at + DIGEST] for at in range(0, len(body), DIGEST)])))
 
     async def give(request: Request) -> Response:
         body = await read_body(request, BATCH * (largest + 4))
         try:
-            added, refused = copy.add(unframed(body, BATCH), now())
+            added, refused = store.add(unframed(body, BATCH), open_round())
         except FedKSeedError as error:
             raise RequestError(400, str(error)) from None
         if added:
@@ -79,16 +92,13 @@ def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: 
 
     def guarded(endpoint: Answer) -> Answer:
         async def answered(request: Request) -> Response:
-            if (member := getattr(request.state, "peer", None)) is None:
+            if (number := getattr(request.state, "peer", None)) is None:
                 raise RequestError(403, "the key of this connection is no peer's of the run")
-            if not quota.takes(member):
+            if not quota.takes(number):
                 raise RequestError(429, "too many requests of this peer: wait a little")
-            if request.path_params["run"] != copy.rule.run[:PREFIX].hex():
-                raise RequestError(
-                    409,
-                    f"this peer works on the run {copy.rule.run[:PREFIX].hex()}: compare recipe, base model, keys "
-                    "and times",
-                )
+            run = store.rule.run[:PREFIX].hex()
+            if request.path_params["run"] != run:
+                raise RequestError(409, f"this peer works on the run {run}: compare recipe, base model, keys and times")
             return await endpoint(request)
 
         return refusing(answered)
@@ -103,22 +113,22 @@ def application(copy: UploadStore, now: Callable[[], int], largest: int, heard: 
     )
 
 
-def knowing(peers: Mapping[bytes, int]) -> type[H11Protocol]:
+def _protocol_for(numbers: Mapping[bytes, int]) -> type[H11Protocol]:
     """The server's side of a connection, which knows the peer behind it by the key that it has shown.
 
     Args:
-        peers: fingerprint of a key -> number of the peer. Connections of others are closed.
+        numbers: fingerprint of a key -> number of the peer. Connections of others are closed.
     """
 
-    class Known(H11Protocol):
+    class PeerProtocol(H11Protocol):
         def connection_made(self, transport) -> None:
-            number = peers.get(tls.shown(transport.get_extra_info("ssl_object")))
+            number = numbers.get(tls.fingerprint_shown(transport.get_extra_info("ssl_object")))
             if number is None:
                 transport.abort()
             self.app_state = {**self.app_state, "peer": number}
             super().connection_made(transport)
 
-    return Known
+    return PeerProtocol
 
 
 def _hex(text: str) -> bytes:

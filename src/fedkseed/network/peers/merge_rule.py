@@ -1,19 +1,19 @@
-"""The rule of the set: which entries are taken, which of them count, and the model that follows.
+"""The rule by which peers merge their uploads: which are taken, which of them count, and the model that follows.
 
     taken      each upload that its peer has signed, for a round of its cohort, that the strategy can add up alone
-    kept       of one peer and round, the two with the smallest names: peers that have the same entries keep the same
-    counts     an entry that is alone in its peer's round; of two that contradict each other, none does
-    the model  state after r steps = aggregate(state before, the entries that count in step r), from the first step on
+    kept       of one peer and round, the two with the smallest names: peers that have seen the same keep the same
+    counts     an upload that is alone in its peer's round; of two that contradict each other, none does
+    the model  state after r steps = aggregate(state before, the uploads that count in step r), from the first step on
 
-Nothing of it depends on the order or the time in which entries come, so that equal sets are equal models, to the bit.
+The order and the time in which uploads come make no difference, so that equal sets are equal models, to the bit.
 """
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
 
@@ -27,14 +27,14 @@ from ..protocol.signatures import verify
 from .roster import Roster
 from .signed_upload import SignedUpload
 
-KEPT = 2  # entries of one peer and round: two prove that it has contradicted itself
+MAX_PER_ROUND = 2  # uploads that are kept of one peer and round: two prove that it has contradicted itself
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class OrderedUpload:
-    """An entry as the set's order knows it."""
+class UploadHeader:
+    """A signed upload without its bytes: who made it, and where it counts."""
 
-    name: bytes
+    name: bytes  # see `SignedUpload.name`
     client: int
     round: int  # in which its client began
     step: int  # in which it counts
@@ -50,9 +50,13 @@ def run_digest(recipe: bytes, base: bytes, roster: Roster) -> bytes:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
 
 
+# The headers that are kept of each peer and round in which it began, in order.
+Slots: TypeAlias = dict[tuple[int, int], list[UploadHeader]]
+
+
 @dataclass(frozen=True)
-class Rule:
-    """The rule of one run's set.
+class MergeRule:
+    """The rule of one run.
 
     Args:
         run: digest of the run, see `run_digest`.
@@ -68,7 +72,7 @@ class Rule:
     drawn: Callable[[int], frozenset[int]] = field(repr=False)
 
     @classmethod
-    def of(cls, text: bytes, recipe: Recipe, strategy: Strategy[Any], roster: Roster) -> "Rule":
+    def of(cls, text: bytes, recipe: Recipe, strategy: Strategy[Any], roster: Roster) -> "MergeRule":
         """The rule of a recipe's run.
 
         Args:
@@ -86,18 +90,18 @@ class Rule:
         drawn = [frozenset(cohort(recipe.seed, k, count, size, clients.draw)) for k in range(recipe.training.rounds)]
         return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
-    def mark(self, entry: SignedUpload, now: int) -> OrderedUpload:
-        """The mark of an entry that belongs to the set; what is cheap to check comes first.
+    def header(self, signed: SignedUpload, open_round: int) -> UploadHeader:
+        """The header of an upload that is taken; what is cheap to check comes first.
 
         Args:
-            now: the round that is open by this peer's clock.
+            open_round: by this peer's clock.
 
         Raises:
-            FedKSeedError: its upload is broken or could not be added up, it is not of this run, or not signed.
+            FedKSeedError: it is broken or could not be added up, it is not of this run, or not signed.
         """
-        upload = decode(entry.upload, *self.strategy.aggregator.replies)
+        upload = decode(signed.upload, *self.strategy.aggregator.replies)
         self.strategy.run.require(upload.run)
-        client, began, step = upload.client, upload.round, entry.step
+        client, began, step = upload.client, upload.round, signed.step
         if not (began < self.rounds and client < len(self.keys) and client in self.drawn(began)):
             raise FedKSeedError(f"peer {client} does not take part in round {began + 1} of {self.rounds}")
         if not began <= step <= min(began + self.strategy.settings.max_staleness, self.rounds - 1):
@@ -105,67 +109,70 @@ class Rule:
                 f"peer {client} began in round {began + 1} and was done in round {step + 1}: it may be "
                 f"{self.strategy.settings.max_staleness} rounds late, and the run has {self.rounds}"
             )
-        if step > now:
+        if step > open_round:
             raise FedKSeedError(f"round {step + 1}, in which peer {client} was done, is not open by this peer's clock")
-        if not verify(self.keys[client], entry.statement(self.run), entry.signature):
+        if not verify(self.keys[client], signed.statement(self.run), signed.signature):
             raise FedKSeedError(f"the upload for round {began + 1} is not signed with the key of peer {client}")
-        alone = replace(self._before, round=step)
-        self._plain.aggregate(alone, [upload])  # else one upload could keep a step from being added up
-        return OrderedUpload(entry.name(self.run), client, began, step)
+        # Else one upload could keep a step from being added up.
+        self._strategy_of_one.aggregate(replace(self._first_state, round=step), [upload])
+        return UploadHeader(signed.name(self.run), client, began, step)
 
     @cached_property
-    def _plain(self) -> Strategy[State]:
-        """The strategy without the comparison of uploads, which one alone does not need."""
+    def _strategy_of_one(self) -> Strategy[State]:
+        """The strategy without a comparison of uploads, for a single one."""
         settings = self.strategy.settings
         return KSeed.make(replace(settings, trust=replace(settings.trust, rule="mean", agreement=False)))
 
     @cached_property
-    def _before(self) -> State:
-        return self._plain.server.init()
+    def _first_state(self) -> State:
+        return self._strategy_of_one.server.init()
 
-    def after(self, state: State, entries: Iterable[SignedUpload]) -> State:
-        """The state after the step `state.round` with the entries that count in it.
+    def next_state(self, state: State, counting: Iterable[SignedUpload]) -> State:
+        """The state after the step `state.round` with the uploads that count in it.
 
         Where there are none, or where together they overflow, the model stays and the step is over.
         """
-        uploads = [decode(entry.upload, *self.strategy.aggregator.replies) for entry in entries]
-        nothing = replace(state, round=state.round + 1)
+        uploads = [decode(signed.upload, *self.strategy.aggregator.replies) for signed in counting]
+        unchanged = replace(state, round=state.round + 1)
         if not uploads:
-            return nothing
+            return unchanged
         try:
             return self.strategy.aggregate(state, uploads)
         except FedKSeedError:
-            return nothing
-
-    def base(self, state: State) -> bytes:
-        """SHA-256 of the broadcast that is made of a state: from it, clients train, and it is the tuned model."""
-        return hashlib.sha256(self.broadcast(state)).digest()
+            return unchanged
 
     def broadcast(self, state: State) -> bytes:
+        """The message from which peers train; after the last round, the tuned model."""
         return encode(self.strategy.server.broadcast(state))
 
-
-def kept(slot: Iterable[OrderedUpload]) -> list[OrderedUpload]:
-    """The marks of one peer and round that are kept: the two with the smallest names, in order."""
-    return sorted(set(slot))[:KEPT]
+    def broadcast_digest(self, state: State) -> bytes:
+        return hashlib.sha256(self.broadcast(state)).digest()
 
 
-def counted(slots: Mapping[tuple[int, int], Sequence[OrderedUpload]]) -> list[OrderedUpload]:
-    """The marks that count: each alone in its slot, by (client, round)."""
-    return [slots[key][0] for key in sorted(slots) if len(slots[key]) == 1]
+def with_headers(slots: Slots, headers: Iterable[UploadHeader]) -> Slots:
+    """The slots that further headers change or repeat: of each, the headers with the smallest names."""
+    changed: Slots = {}
+    for header in headers:
+        place = header.client, header.round
+        slot = changed.get(place) or slots.get(place, [])
+        changed[place] = sorted({*slot, header})[:MAX_PER_ROUND]
+    return changed
 
 
-def model_of(rule: Rule, data: Iterable[bytes]) -> State:
-    """The state after all rounds that follows from a set of encoded entries: the definition, from nothing.
+def counting(slots: Slots) -> list[UploadHeader]:
+    """The headers of the uploads that count: each alone in its slot, by (client, round)."""
+    return [slots[place][0] for place in sorted(slots) if len(slots[place]) == 1]
+
+
+def model_of(rule: MergeRule, data: Iterable[bytes]) -> State:
+    """The state after all rounds that follows from a set of encoded uploads: the definition, from nothing.
 
     Raises:
-        FedKSeedError: an entry would not be taken.
+        FedKSeedError: one of them would not be taken.
     """
-    entries = {rule.mark(entry, rule.rounds): entry for entry in map(SignedUpload.decode, data)}
-    slots: dict[tuple[int, int], list[OrderedUpload]] = {}
-    for mark in entries:
-        slots[mark.client, mark.round] = kept([*slots.get((mark.client, mark.round), ()), mark])
+    uploads = {rule.header(signed, rule.rounds): signed for signed in map(SignedUpload.decode, data)}
+    headers = counting(with_headers({}, uploads))
     state = rule.strategy.server.init()
     while state.round < rule.rounds:
-        state = rule.after(state, [entries[mark] for mark in counted(slots) if mark.step == state.round])
+        state = rule.next_state(state, [uploads[header] for header in headers if header.step == state.round])
     return state

@@ -1,12 +1,13 @@
-"""A peer: it serves its copy of the set, gossips, trains when a round opens, and keeps the model in the end.
+"""A peer: it serves the uploads that it has, gossips, trains when a round opens, and keeps the model in the end.
 
 The main thread trains; requests are answered on a second one, and a third one gossips. All that must not be lost is in
-the copy, in one SQLite file: an own upload is committed there before any other peer sees it.
+the store, one SQLite file: a peer's own upload is committed there before any other peer sees it.
 """
 
 import hashlib
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,23 +19,22 @@ from ...recipe.rules import Where, require_legal
 from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
-from ..https.endpoints import serving
 from ..protocol.client.recipe_consent import Owner, RecipeJournal
 from ..protocol.client.worker import TrainingClient, batch_secret, follow_recipe
 from ..protocol.envelope import Task, recipe_digest
 from ..protocol.networked_recipe import largest_request, recipe_for_clients, with_network_defaults
 from ..protocol.signatures import fingerprint, private_key, sign
 from . import tls
-from .app import application, knowing
-from .gossip import ComparisonPace, Gossip
-from .merge_rule import Rule
+from .app import application, serving_uploads
+from .gossip import ComparisonPace, Gossip, PeerRequests
+from .merge_rule import MergeRule
 from .roster import PeerAddresses, Roster, load_roster
 from .signed_upload import SignedUpload
 from .store import FILE, UploadStore
-from .verify import describe
+from .verify import remember_run
 
 ANY = "each peer's own"  # in the place of the model's name, which is another on each machine; its digest counts
-LOOK = 0.5  # seconds between two looks at the clock
+CLOCK_EVERY = 0.5  # seconds between two looks at the clock
 
 Say = Callable[[str], object]
 
@@ -44,14 +44,16 @@ class LateError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
+class PeerFiles:
     """The files of a peer's identity, and those that all peers have.
 
     Args:
+        directory: for this peer's uploads and its tuned model.
         peers: see roster.py.
         cert: certificate for the key, of the authority `ca`.
     """
 
+    directory: Path
     peers: Path
     key: Path
     cert: Path
@@ -63,10 +65,10 @@ class PeerOutcome:
     """The result of a run, as one peer has it."""
 
     digest: str  # of the tuned model
-    set: str  # digest of the set
+    set: str  # digest of the set of uploads
     rounds: int
     uploads: int  # that count
-    from_here: int  # of them, trained from the very models that this set gives
+    from_here: int  # of them, trained from the very models that follow from this set
     contradictions: int  # (peer, round) with two different uploads
     adapter: str
 
@@ -80,166 +82,149 @@ def shared_recipe(recipe: Recipe, count: int) -> bytes:
     require_legal(recipe, Where.NETWORK, Where.PEERS)
     if recipe.clients.count not in (None, count):
         raise FedKSeedError(f"[clients] count = {recipe.clients.count}, the peers' file has {count}: leave count out")
-    own = recipe.model.model_copy(update={"name": ANY, "device": "auto"})
-    return recipe_for_clients(recipe.model_copy(update={"model": own}), count)
+    any_model = recipe.model.model_copy(update={"name": ANY, "device": "auto"})
+    return recipe_for_clients(recipe.model_copy(update={"model": any_model}), count)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a peer on this machine.
-
-    Args:
-        directory: for its copy of the set and its tuned model.
-        host, port: where it listens.
-    """
-
-    directory: Path
-    host: str
-    port: int
-
-
-def run(recipe: Recipe, files: Files, owner: Owner, place: Place, quiet: float, say: Say) -> PeerOutcome:
+def run(
+    recipe: Recipe, files: PeerFiles, owner: Owner, listen: tuple[str, int], say: Say, *, quiet: float
+) -> PeerOutcome:
     """Take part in a run until its last round is over and no new upload has come for a while.
 
     Args:
         owner: this peer's own data and model; None for a model: the recipe's.
+        listen: host and port.
         quiet: seconds without a new upload after the last round, until it ends.
 
     Raises:
         FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
             directory.
     """
-    roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), place.directory
+    roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), files.directory
     text, key = shared_recipe(recipe, len(roster.peers)), private_key(files.key)
-    keys = [fingerprint(one) for one in roster.public_keys()]
-    if (mine := fingerprint(key.public_key())) not in keys:
-        raise FedKSeedError(f"the key {files.key} is none of the {len(keys)} in {files.peers}; add its public line")
-    number = keys.index(mine)
+    names = [fingerprint(listed) for listed in roster.public_keys()]
+    if fingerprint(key.public_key()) not in names:
+        raise FedKSeedError(f"the key {files.key} is none of the {len(names)} in {files.peers}; add its public line")
+    number = names.index(fingerprint(key.public_key()))
     with border(f"can't make {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with exclusive(directory / "peer.lock", f"another process uses {directory}; give this one its own --state"):
-        server, client = tls.contexts(files.key, files.cert, files.ca, directory)
+        server_tls, client_tls = tls.contexts(files.key, files.cert, files.ca, directory)
         secret = batch_secret(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
-        say(f"peer {number} of {len(keys)}: loading {owner.model}")
-        member = follow_recipe(RecipeJournal(directory), owner, text, keeps=directory / TUNED)
-        rule = Rule.of(text, member.recipe, member.setup.strategy, roster)
-        copy, largest = UploadStore(directory / FILE, rule), largest_request(recipe)
-        addresses, seed = PeerAddresses(files.peers, roster, say), recipe.seed
-        gossip = Gossip(
-            copy, number, addresses, client, roster.now, seed, largest, ComparisonPace.of(roster.seconds), say
-        )
-        app, protocol = (
-            application(copy, roster.now, largest, gossip.heard),
-            knowing({name: k for k, name in enumerate(keys)}),
-        )
-        describe(copy, text, roster)
-        peer = Peer(member, rule, copy, roster, number, key, text, say)
-        try:
-            with serving(app, place.host, place.port, server, http=protocol, log_level="critical"):
-                say(f"run {rule.run.hex()[:16]}: listening on port {place.port} of {place.host}")
-                others = len(addresses.now().keys() - {number})
-                say(f"{gossip.meet_all()} of {others} others answer, {len(copy.marks())} uploads are here")
+        say(f"peer {number} of {len(names)}: loading {owner.model}")
+        client = follow_recipe(RecipeJournal(directory), owner, text, keeps=directory / TUNED)
+        rule = MergeRule.of(text, client.recipe, client.setup.strategy, roster)
+        largest, addresses = largest_request(recipe), PeerAddresses(files.peers, roster, say)
+        requests = PeerRequests(rule, addresses, client_tls, largest)
+        with closing(UploadStore(directory / FILE, rule)) as store:
+            remember_run(store, text, roster)
+            pace = ComparisonPace.of(roster.seconds)
+            gossip = Gossip(store, requests, number, roster.open_round, recipe.seed, pace, say)
+            app = application(store, roster.open_round, largest, gossip.heard)
+            training = PeerTraining(client, rule, store, roster, number, key, text, say)
+            with closing(gossip), serving_uploads(app, store, *listen, server_tls):
+                say(f"run {rule.run.hex()[:16]}: listening on port {listen[1]} of {listen[0]}")
+                others = len(addresses.current().keys() - {number})
+                say(f"{gossip.meet_all()} of {others} others answer, {len(store.counting())} uploads are here")
                 gossip.start()
-                peer.train_until_the_end(gossip.push)
-                peer.wait_until_quiet(quiet)
-            return peer.keep(directory / TUNED)
-        finally:
-            gossip.close()
-            copy.close()
+                training.until_the_end(gossip.push)
+                wait_until_quiet(store, quiet, say)
+            return training.keep(directory / TUNED)
+
+
+def wait_until_quiet(store: UploadStore, seconds: float, say: Say) -> None:
+    """Wait until no new upload has come for some seconds."""
+    say(f"the last round is over; other peers are served until {seconds:g} s have passed without a new upload")
+    begin = time.monotonic()
+    while (remaining := max(begin, store.changed) + seconds - time.monotonic()) > 0:
+        time.sleep(min(CLOCK_EVERY, remaining))
 
 
 @dataclass(frozen=True, slots=True)
-class Peer:
-    """A peer's own part: what it trains, and what it keeps."""
+class PeerTraining:
+    """A peer's own part in the rounds: what it trains, and what it keeps."""
 
-    member: TrainingClient
-    rule: Rule
-    copy: UploadStore
+    client: TrainingClient
+    rule: MergeRule
+    store: UploadStore
     roster: Roster
     number: int
     key: ec.EllipticCurvePrivateKey
     text: bytes  # the recipe as all peers have it
     say: Say
 
-    def train_until_the_end(self, push: Callable[[bytes], object]) -> None:
+    def until_the_end(self, push: Callable[[bytes], object]) -> None:
         """Train in each round that draws this peer, as rounds open, until the last is over.
 
         Args:
             push: is given the name of each own upload.
         """
-        rule, roster, seen, contradicting = self.rule, self.roster, -1, set[tuple[int, int]]()
+        rule, roster, last, reported = self.rule, self.roster, -1, set[tuple[int, int]]()
         if (wait := roster.start.timestamp() - time.time()) > 0:
             self.say(f"the first round opens at {roster.start.isoformat()}, in {wait:,.0f} s")
-        while (round_ := roster.now()) < rule.rounds:
-            for client, began in {*self.copy.contradictions()} - contradicting:
-                contradicting.add((client, began))
+        while (round_ := roster.open_round()) < rule.rounds:
+            for client, began in {*self.store.contradictions()} - reported:
+                reported.add((client, began))
                 self.say(f"peer {client} has signed two uploads for round {began + 1}: neither counts")
-            if round_ > seen and round_ >= 0:
-                seen = round_
-                if self.number in rule.drawn(round_) and not self.copy.has(self.number, round_):
-                    self._train(round_, push)
+            if round_ <= last:
+                time.sleep(max(0.0, min(CLOCK_EVERY, roster.opens_at(round_ + 1) - time.time())))
                 continue
-            time.sleep(max(0.0, min(LOOK, roster.opens(round_ + 1) - time.time())))
+            last = round_
+            if self.number in rule.drawn(round_) and not self.store.has(self.number, round_):
+                self._train(round_, push)
 
     def _train(self, round_: int, push: Callable[[bytes], object]) -> None:
-        """Train from the model that follows from the entries here, sign and keep the upload."""
+        """Train from the model that follows from the uploads here, sign and keep the own one."""
         rule, roster, which = self.rule, self.roster, f"round {round_ + 1} of {self.rule.rounds}"
-        broadcast = rule.broadcast(self.copy.state(round_))
-        ends = roster.opens(min(round_ + rule.strategy.settings.max_staleness + 1, rule.rounds))
-        known = sum(mark.step < round_ for mark in self.copy.marks())
-        self.say(f"{which}: training from the model of {known} uploads, {hashlib.sha256(broadcast).hexdigest()[:16]}")
+        broadcast, late = rule.broadcast(self.store.state(round_)), rule.strategy.settings.max_staleness
+        base, end = hashlib.sha256(broadcast), roster.opens_at(min(round_ + late + 1, rule.rounds))
+        before = sum(header.step < round_ for header in self.store.counting())
+        self.say(f"{which}: training from the model of {before} uploads, {base.hexdigest()[:16]}")
 
         def on_step(loss: float) -> None:
-            if time.time() >= ends:
+            if time.time() >= end:
                 raise LateError
 
-        task = Task(self.number, max(1.0, ends - time.time()), recipe_digest(self.text), b"", broadcast, rule.run[:16])
         try:
-            _, upload = self.member.answer(task, on_step)
+            _, upload = self.client.answer(self._task(broadcast, max(1.0, end - time.time())), on_step)
             on_step(0.0)
         except LateError:
-            self.say(f"{which}: given up, it took longer than {ends - roster.opens(round_):g} s")
+            self.say(f"{which}: given up, it took longer than {end - roster.opens_at(round_):g} s")
             return
         except FedKSeedError as error:
             self.say(f"{which}: not trained: {error}")
             return
-        entry = SignedUpload(max(round_, roster.now()), hashlib.sha256(broadcast).digest(), upload)
-        entry = replace(entry, signature=sign(self.key, entry.statement(rule.run)))
-        added, refused = self.copy.add([entry.encoded], roster.now())
-        for mark in added:
-            late = f", {mark.step - mark.round} late" if mark.step > mark.round else ""
-            self.say(f"{which}: done{late}, {len(entry.encoded):,} bytes")
-            push(mark.name)
+        unsigned = SignedUpload(max(round_, roster.open_round()), base.digest(), upload)
+        signed = replace(unsigned, signature=sign(self.key, unsigned.statement(rule.run)))
+        added, refused = self.store.add([signed.encoded], roster.open_round())
+        for header in added:
+            late = f", {header.step - header.round} late" if header.step > header.round else ""
+            self.say(f"{which}: done{late}, {len(signed.encoded):,} bytes")
+            push(header.name)
         for reason in refused:
             self.say(f"{which}: not added: {reason}")
 
-    def wait_until_quiet(self, seconds: float) -> None:
-        """Wait until no new upload has come for some seconds."""
-        self.say(f"the last round is over; other peers are served until {seconds:g} s have passed without a new upload")
-        begin = time.monotonic()
-        while (left := max(begin, self.copy.changed) + seconds - time.monotonic()) > 0:
-            time.sleep(min(LOOK, left))
-
     def keep(self, path: Path) -> PeerOutcome:
-        """Write the tuned model of the entries that are here.
+        """Write the tuned model of the uploads that are here.
 
         Args:
             path: of the adapter.
         """
-        rule, copy = self.rule, self.copy
-        message = rule.broadcast(copy.state(rule.rounds))
-        self.member.answer(
-            Task(self.number, 1.0, recipe_digest(self.text), b"", message, rule.run[:16], keep=True), lambda loss: None
-        )
-        tuned = Adapter.load(path)
-        self.member.afterwards()
+        rule, store = self.rule, self.store
+        message = rule.broadcast(store.state(rule.rounds))
+        self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)
+        self.client.afterwards()
         return PeerOutcome(
-            digest=tuned.tuned or "",
-            set=copy.digest().hex(),
+            digest=Adapter.load(path).tuned or "",
+            set=store.digest().hex(),
             rounds=rule.rounds,
-            uploads=len(copy.marks()),
-            from_here=copy.from_here(),
-            contradictions=len(copy.contradictions()),
+            uploads=len(store.counting()),
+            from_here=store.count_trained_from_here(),
+            contradictions=len(store.contradictions()),
             adapter=str(path),
         )
+
+    def _task(self, message: bytes, seconds: float, keep: bool = False) -> Task:
+        """A task as a server would send it; whoever answers it is this peer itself."""
+        return Task(self.number, seconds, recipe_digest(self.text), b"", message, self.rule.run[:16], keep=keep)

@@ -59,11 +59,12 @@ class Roster(Table):
         Raises:
             FedKSeedError: one is no key on P-256, or two are the same.
         """
-        found = tuple(public_key(peer.key.encode(), f"the key of peer {k}") for k, peer in enumerate(self.peers))
-        names = [fingerprint(key) for key in found]
-        if twice := [k for k, name in enumerate(names) if name in names[:k]]:
-            raise FedKSeedError(f"peers {names.index(names[twice[0]])} and {twice[0]} have one key; each needs its own")
-        return found
+        keys = tuple(public_key(peer.key.encode(), f"the key of peer {k}") for k, peer in enumerate(self.peers))
+        names = [fingerprint(key) for key in keys]
+        for number, name in enumerate(names):
+            if (first := names.index(name)) < number:
+                raise FedKSeedError(f"peers {first} and {number} have one key; each needs its own")
+        return keys
 
     def facts(self) -> dict[str, object]:
         """All that peers must agree on: everything but the addresses."""
@@ -75,11 +76,11 @@ class Roster(Table):
             "peers": [fingerprint(key).hex() for key in self.public_keys()],
         }
 
-    def opens(self, round_: int) -> float:
+    def opens_at(self, round_: int) -> float:
         """The moment at which a round opens, in seconds since 1970."""
         return self.start.timestamp() + round_ * self.seconds
 
-    def now(self) -> int:
+    def open_round(self) -> int:
         """The round that is open by this machine's clock; negative before the first."""
         return math.floor((time.time() - self.start.timestamp()) / self.seconds)
 
@@ -110,8 +111,8 @@ class PeerAddresses:
         self.path, self.roster, self.note = path, roster, note
         self._seen = self._stamp()
 
-    def now(self) -> dict[int, str]:
-        """Number of a peer -> its address, of those that can be dialled."""
+    def current(self) -> dict[int, str]:
+        """Number of a peer -> its address, for those that can be dialled."""
         if (stamp := self._stamp()) != self._seen:
             self._seen = stamp
             try:

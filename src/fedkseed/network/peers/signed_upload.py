@@ -1,8 +1,8 @@
-"""An element of the set that peers share: an upload with what it was trained from, signed by the key of its client.
+"""What peers share: an upload with what it was trained from, signed by the key of its client.
 
     entry    "FKSp", version, 0, step u32, base (32 bytes), the upload (docs/wire.md), signature (64)
 
-Its name is the SHA-256 of what is signed. Of one statement there are many good signatures, and anyone can make a second
+Its name is the SHA-256 of what is signed. There are many good signatures of one statement, and anyone can make a second
 one of the first; so the signature is not in the name.
 """
 
@@ -22,7 +22,7 @@ DIGEST = 32  # bytes
 
 @dataclass(frozen=True)
 class SignedUpload:
-    """A signed upload.
+    """An entry of the set of a run.
 
     Args:
         step: the round that was open when it was done, by its client's clock: the round in which it counts. The upload
@@ -40,7 +40,7 @@ class SignedUpload:
         """The bytes that are signed.
 
         Args:
-            run: digest of the run, 32 bytes, see `Rule`.
+            run: digest of the run, 32 bytes, see `MergeRule`.
         """
         return STATEMENT + run + struct.pack("<I", self.step) + self.base + hashlib.sha256(self.upload).digest()
 
@@ -74,19 +74,19 @@ def framed(entries: list[bytes]) -> bytes:
 
 
 def unframed(data: bytes, most: int) -> list[bytes]:
-    """The encoded entries in a body.
+    """The encoded entries in the body of a request or an answer.
 
     Args:
-        most: number of entries that are taken.
+        most: the number of entries that it may have.
 
     Raises:
         FedKSeedError: it is cut short, or has more.
     """
-    found, at = list[bytes](), 0
+    entries, at = list[bytes](), 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")
         at += 4 + size
-        if at > len(data) or len(found) == most:
+        if at > len(data) or len(entries) == most:
             raise FedKSeedError(f"a body has up to {most} whole entries, this one is cut short or has more")
-        found.append(data[at - size : at])
-    return found
+        entries.append(data[at - size : at])
+    return entries

@@ -1,19 +1,18 @@
-"""A peer's copy of the set, in one SQLite file that a killed process leaves whole; the model that follows from it."""
+"""The uploads that a peer has, in one SQLite file that a killed process leaves whole, and the model that follows."""
 
 import hashlib
 import json
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ...errors import FedKSeedError
 from ...files import border
 from ...strategies.kseed import State
-from .merge_rule import OrderedUpload, Rule, counted, kept
+from .merge_rule import MergeRule, Slots, UploadHeader, counting, with_headers
 from .signed_upload import SignedUpload
 
 FILE = "peer.sqlite"  # in a peer's directory
@@ -27,7 +26,7 @@ NEAR, EVERY = 8, 16  # states that are held: the last eight, and each sixteenth,
 
 
 class UploadStore:
-    """A copy of the set; its methods may be called by several threads.
+    """A peer's uploads; methods may be called by several threads.
 
     Args:
         path: of the SQLite file, which is made if it is missing.
@@ -36,29 +35,22 @@ class UploadStore:
         FedKSeedError: the file can't be opened, or is of another run.
     """
 
-    def __init__(self, path: Path, rule: Rule) -> None:
+    def __init__(self, path: Path, rule: MergeRule) -> None:
         self.path, self.rule = path, rule
-        self.changed = time.monotonic()  # the time of the last entry that was new
+        self.changed = time.monotonic()  # when the last upload was added
         self._lock = threading.RLock()
-        self._slots: dict[tuple[int, int], list[OrderedUpload]] = {}
-        self._names = set[bytes]()
-        self._digests: dict[int, bytes] = {}  # of rounds, as long as they are right
-        self._states: dict[int, State] = {0: rule.strategy.server.init()}
         with border(f"can't open {path}"):
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
             self._database.executescript(SCHEMA)
             rows = self._database.execute("SELECT name, client, round, step FROM entries").fetchall()
-        for row in rows:
-            mark = OrderedUpload(*row)
-            self._slots.setdefault((mark.client, mark.round), []).append(mark)
-            self._names.add(mark.name)
-        for slot in self._slots.values():
-            slot.sort()
-        if (known := self.recall("run")) is None:
+        self._slots: Slots = with_headers({}, [UploadHeader(*row) for row in rows])
+        self._digests: dict[int, bytes] = {}  # by round, while they are right
+        self._states: dict[int, State] = {0: rule.strategy.server.init()}
+        if (run := self.recall("run")) is None:
             self.remember("run", rule.run.hex())
-        elif known != rule.run.hex():
+        elif run != rule.run.hex():
             raise FedKSeedError(
-                f"{path} is of the run {known[:16]}, and this recipe, base model, these keys and times are the run "
+                f"{path} is of the run {run[:16]}, and this recipe, base model, these keys and times are the run "
                 f"{rule.run.hex()[:16]}: undo the change, or choose another --state"
             )
 
@@ -77,119 +69,106 @@ class UploadStore:
             row = self._database.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else json.loads(row[0])
 
-    def add(self, data: Iterable[bytes], now: int) -> tuple[list[OrderedUpload], list[str]]:
-        """Take encoded entries, all of them in one commit.
+    def add(self, data: Iterable[bytes], open_round: int) -> tuple[list[UploadHeader], list[str]]:
+        """Add encoded uploads, all of them in one commit.
 
         Args:
-            now: the round that is open by this peer's clock.
+            open_round: by this peer's clock.
 
         Returns:
-            The entries that were new, and why others were refused.
+            Those that are new and kept, and why others were refused.
         """
-        added, refused = list[OrderedUpload](), list[str]()
         with self._lock:
-            read = list[tuple[OrderedUpload, SignedUpload]]()
-            for one in data:
-                try:
-                    entry = SignedUpload.decode(one)
-                    if entry.name(self.rule.run) not in self._names:
-                        read.append((self.rule.mark(entry, now), entry))
-                except FedKSeedError as error:
-                    refused.append(str(error))
-            with self._writing():
-                for mark, entry in read:
-                    slot = self._slots.get((mark.client, mark.round), [])
-                    after = kept([*slot, mark])
-                    if mark in slot or mark not in after:
-                        continue  # it came twice, or the peer has contradicted itself twice already
-                    row = (mark.name, mark.client, mark.round, mark.step, entry.encoded)
-                    self._database.execute("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", row)
-                    for gone in (one for one in slot if one not in after):
-                        self._database.execute("DELETE FROM entries WHERE name = ?", (gone.name,))
-                    self._slots[mark.client, mark.round] = after
-                    self._names = (self._names - {one.name for one in slot}) | {one.name for one in after}
-                    self._digests.pop(mark.round, None)
-                    first = min(one.step for one in (*slot, mark))
-                    self._states = {done: state for done, state in self._states.items() if done <= first}
-                    added.append(mark)
+            uploads, refused = self._checked(data, open_round)
+            changed = with_headers(self._slots, uploads)
+            before = {header for place in changed for header in self._slots.get(place, ())}
+            after = {header for slot in changed.values() for header in slot}
+            added = [header for header in uploads if header in after - before]
             if added:
+                self._commit([(header, uploads[header].encoded) for header in added], before - after)
+                self._slots |= changed
                 self.changed = time.monotonic()
+                for header in added:
+                    self._digests.pop(header.round, None)
+                first = min(header.step for header in before | {*added})
+                self._states = {done: state for done, state in self._states.items() if done <= first}
         return added, refused
+
+    def _checked(self, data: Iterable[bytes], open_round: int) -> tuple[dict[UploadHeader, SignedUpload], list[str]]:
+        """The uploads that are not here yet and that the rule takes, and why it refuses others."""
+        uploads, refused = dict[UploadHeader, SignedUpload](), list[str]()
+        for encoded in data:
+            try:
+                signed = SignedUpload.decode(encoded)
+                if not self.data([signed.name(self.rule.run)]):
+                    uploads.setdefault(self.rule.header(signed, open_round), signed)
+            except FedKSeedError as error:
+                refused.append(str(error))
+        return uploads, refused
+
+    def _commit(self, added: Iterable[tuple[UploadHeader, bytes]], removed: Iterable[UploadHeader]) -> None:
+        """Write all changes into the file, or none of them."""
+        rows = [(header.name, header.client, header.round, header.step, data) for header, data in added]
+        with border(f"can't write {self.path}"), self._database:
+            self._database.execute("BEGIN IMMEDIATE")
+            self._database.executemany("DELETE FROM entries WHERE name = ?", [(header.name,) for header in removed])
+            self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
+
+    def data(self, names: Sequence[bytes]) -> list[bytes]:
+        """The encoded uploads of these names, as far as they are here."""
+        with self._lock, border(f"can't read {self.path}"):
+            cursors = (self._database.execute("SELECT data FROM entries WHERE name = ?", (name,)) for name in names)
+            return [data for rows in cursors for (data,) in rows]
+
+    def names(self, round_: int) -> list[bytes]:
+        """The names of a round's uploads, in order."""
+        with self._lock:
+            return sorted(header.name for (_, began), slot in self._slots.items() if began == round_ for header in slot)
+
+    def digests(self) -> list[bytes]:
+        """The digest of the names of each round's uploads, up to the last round that has some."""
+        with self._lock:
+            rounds = range(1 + max((began for _, began in self._slots), default=-1))
+            names: dict[int, list[bytes]] = {k: [] for k in rounds if k not in self._digests}
+            for (_, began), slot in self._slots.items() if names else ():
+                if began in names:
+                    names[began] += [header.name for header in slot]
+            self._digests |= {k: hashlib.sha256(b"".join(sorted(some))).digest() for k, some in names.items()}
+            return [self._digests[k] for k in rounds]
 
     def digest(self) -> bytes:
         """The digest of the whole set."""
-        with self._lock:
-            return hashlib.sha256(b"".join(self.digests())).digest()
-
-    def digests(self) -> list[bytes]:
-        """The digest of each round's entries, up to the last round that has some."""
-        with self._lock:
-            last = max((round_ for _, round_ in self._slots), default=-1)
-            lacking: dict[int, list[bytes]] = {k: [] for k in range(last + 1) if k not in self._digests}
-            for (_, round_), slot in self._slots.items() if lacking else ():
-                if round_ in lacking:
-                    lacking[round_] += [mark.name for mark in slot]
-            for round_, names in lacking.items():
-                self._digests[round_] = hashlib.sha256(b"".join(sorted(names))).digest()
-            return [self._digests[round_] for round_ in range(last + 1)]
-
-    def names(self, round_: int) -> list[bytes]:
-        """The names of a round's entries, in order."""
-        with self._lock:
-            return sorted(mark.name for (_, began), slot in self._slots.items() if began == round_ for mark in slot)
-
-    def data(self, names: Sequence[bytes]) -> list[bytes]:
-        """The encoded entries of these names, of those that are here."""
-        with self._lock, border(f"can't read {self.path}"):
-            rows = (self._database.execute("SELECT data FROM entries WHERE name = ?", (name,)) for name in names)
-            return [row[0] for found in rows for row in found]
+        return hashlib.sha256(b"".join(self.digests())).digest()
 
     def has(self, client: int, round_: int) -> bool:
-        """True if there is an entry of a peer for a round."""
+        """Whether there is an upload of a peer for a round."""
         with self._lock:
             return (client, round_) in self._slots
 
-    def marks(self) -> list[OrderedUpload]:
-        """The entries that count."""
+    def counting(self) -> list[UploadHeader]:
+        """The headers of the uploads that count."""
         with self._lock:
-            return counted(self._slots)
+            return counting(self._slots)
 
     def contradictions(self) -> list[tuple[int, int]]:
-        """Each (peer, round) with two different entries of that peer, which has signed both."""
+        """Each (peer, round) with two different uploads of that peer, which has signed both."""
         with self._lock:
-            return sorted(key for key, slot in self._slots.items() if len(slot) > 1)
+            return sorted(place for place, slot in self._slots.items() if len(slot) > 1)
 
     def state(self, done: int) -> State:
         """The state after a number of rounds."""
         with self._lock:
-            first = max(known for known in self._states if known <= done)
-            state, marks = self._states[first], self.marks()
+            state, headers = self._states[max(held for held in self._states if held <= done)], self.counting()
             while state.round < done:
-                names = [mark.name for mark in marks if mark.step == state.round]
-                state = self.rule.after(state, map(SignedUpload.decode, self.data(names)))
+                names = [header.name for header in headers if header.step == state.round]
+                state = self.rule.next_state(state, map(SignedUpload.decode, self.data(names)))
                 self._states[state.round] = state
             self._states = {k: s for k, s in self._states.items() if k % EVERY == 0 or k > done - NEAR}
             return state
 
-    def from_here(self) -> int:
-        """The number of entries that were trained from the very model that this copy has for their rounds."""
-        marks = self.marks()
-        bases = {began: self.rule.base(self.state(began)) for began in sorted({mark.round for mark in marks})}
-        return sum(SignedUpload.decode(self.data([mark.name])[0]).base == bases[mark.round] for mark in marks)
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """A commit of all that is inside, or of nothing of it."""
-        before = dict(self._slots), self._names, dict(self._digests), dict(self._states)
-        try:
-            with border(f"can't write {self.path}"):
-                self._database.execute("BEGIN IMMEDIATE")
-                try:
-                    yield
-                except BaseException:
-                    self._database.execute("ROLLBACK")
-                    raise
-                self._database.execute("COMMIT")
-        except BaseException:
-            self._slots, self._names, self._digests, self._states = before
-            raise
+    def count_trained_from_here(self) -> int:
+        """The number of uploads that were trained from the very model that follows from this store for their round."""
+        headers = self.counting()
+        bases = {began: self.rule.broadcast_digest(self.state(began)) for began in {h.round for h in headers}}
+        uploads = {header: SignedUpload.decode(*self.data([header.name])) for header in headers}
+        return sum(signed.base == bases[header.round] for header, signed in uploads.items())

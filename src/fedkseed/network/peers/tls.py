@@ -22,33 +22,32 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
     Raises:
         FedKSeedError: a file can't be read, or the certificate is not for this key and of this authority.
     """
-    own, authority, secret = certificate(cert), certificate(ca), private_key(key)
-    if fingerprint_of(own) != fingerprint(secret.public_key()):
+    certified, authority, private = certificate(cert), certificate(ca), private_key(key)
+    if _fingerprint_of(certified) != fingerprint(private.public_key()):
         raise FedKSeedError(f"{cert} is not for the key {key}; let the authority's owner sign it: fedkseed certs sign")
     try:
-        own.verify_directly_issued_by(authority)
+        certified.verify_directly_issued_by(authority)
     except Exception as error:  # of several packages' own kinds
         raise FedKSeedError(f"{cert} is not signed by the authority in {ca}; take both from one owner") from error
-    require_valid(cert, own, datetime.now(UTC))
+    require_valid(cert, certified, datetime.now(UTC))
     form, encoding = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
-    pem = secret.private_bytes(encoding, form, serialization.NoEncryption())
-    made, copy = list[ssl.SSLContext](), part_of(directory / "identity")
-    write_atomically(copy, pem + own.public_bytes(encoding))
+    pem = private.private_bytes(encoding, form, serialization.NoEncryption())
+    copy = part_of(directory / "identity")
+    write_atomically(copy, pem + certified.public_bytes(encoding))
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
-        for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
-            context = ssl.SSLContext(protocol)
+        for context in (server, client):
             context.minimum_version = ssl.TLSVersion.TLSv1_3  # what it signs can't be taken for an upload
             context.verify_mode = ssl.CERT_REQUIRED
             context.load_verify_locations(cafile=str(ca))
             context.load_cert_chain(copy)
-            made.append(context)
     finally:
         copy.unlink(missing_ok=True)
-    made[0].num_tickets = 0  # each has the other's certificate in it, and connections are kept
-    return made[0], made[1]
+    server.num_tickets = 0  # a ticket has the other side's certificate in it, and connections are kept
+    return server, client
 
 
-def shown(connection: object) -> bytes:
+def fingerprint_shown(connection: object) -> bytes:
     """The fingerprint of the key that the other side of a connection has shown; empty: none.
 
     Args:
@@ -56,9 +55,8 @@ def shown(connection: object) -> bytes:
     """
     if not isinstance(connection, ssl.SSLObject | ssl.SSLSocket) or not (der := connection.getpeercert(True)):
         return b""
-    return fingerprint_of(x509.load_der_x509_certificate(der))
+    return _fingerprint_of(x509.load_der_x509_certificate(der))
 
 
-def fingerprint_of(one: x509.Certificate) -> bytes:
-    """The fingerprint of a certificate's key, SHA-256 as `signatures.fingerprint`."""
-    return fingerprint(one.public_key())  # pyright: ignore[reportArgumentType] — of any kind of key
+def _fingerprint_of(certificate: x509.Certificate) -> bytes:
+    return fingerprint(certificate.public_key())  # pyright: ignore[reportArgumentType] — of any kind of key

@@ -20,7 +20,7 @@ from ...strategies.kseed import State
 from ...weights.adapter import NAME, Adapter
 from ...wire.codec import decode
 from ...wire.records import Broadcast, Run
-from .merge_rule import Rule, model_of
+from .merge_rule import MergeRule, model_of
 from .roster import Roster
 from .store import FILE, UploadStore
 
@@ -29,35 +29,39 @@ RUN = "run of"  # the fact with recipe, base model and roster
 
 @dataclass(frozen=True, slots=True)
 class SetVerdict:
-    """The extent of what was found right."""
+    """What was checked, and is right."""
 
     run: str  # digest of the run, hexadecimal
     uploads: int  # all that are kept, each with a signature that was checked
-    broadcast: str  # SHA-256 of the broadcast that is made of the last state: peers with equal sets have the same
-    adapter: bool  # whether there was one
+    broadcast: str  # SHA-256 of the last state's broadcast: peers with equal sets have the same
+    adapter: bool  # whether there is one
 
 
-def describe(copy: UploadStore, text: bytes, roster: Roster) -> None:
-    """Keep in a copy what its verification needs besides the entries."""
-    base = copy.rule.strategy.run.base.hex()
-    copy.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
+def remember_run(store: UploadStore, text: bytes, roster: Roster) -> None:
+    """Keep beside the uploads what else their verification needs.
+
+    Args:
+        text: the recipe as all peers have it.
+    """
+    base = store.rule.strategy.run.base.hex()
+    store.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
 
 
-def central(directory: Path) -> tuple[Rule, State, int]:
-    """The rule of a peer's run, the state after all rounds of the set that the peer has kept, and the set's size.
+def recompute(directory: Path) -> tuple[MergeRule, State, int]:
+    """The rule of a peer's run, the state after all rounds by the uploads that the peer has kept, and their number.
 
     Raises:
-        FedKSeedError: there is no such set, or an entry does not belong to it.
+        FedKSeedError: there are none, or one of them does not belong to the run.
     """
     path = directory / FILE
     if not path.is_file():
         raise FedKSeedError(f"there is no {path}: {directory} is not the directory of a peer")
     with (
         border(f"can't read {path}"),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as opened,
+        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database,
     ):
-        facts = opened.execute("SELECT value FROM facts WHERE name = ?", (RUN,)).fetchone()
-        entries = [data for (data,) in opened.execute("SELECT data FROM entries ORDER BY name")]
+        facts = database.execute("SELECT value FROM facts WHERE name = ?", (RUN,)).fetchone()
+        uploads = [data for (data,) in database.execute("SELECT data FROM entries ORDER BY name")]
     try:
         table = json.loads(facts[0])
         text, base, roster = table["recipe"].encode(), bytes.fromhex(table["base"]), typed(Roster, table["roster"])
@@ -66,8 +70,8 @@ def central(directory: Path) -> tuple[Rule, State, int]:
     recipe = parse(tables(text))
     require_legal(recipe, Where.NETWORK, Where.PEERS)
     algorithm = checked_algorithm(recipe)
-    rule = Rule.of(text, recipe, algorithm.make(recipe, Run(algorithm.pool(recipe), base)), roster)
-    return rule, model_of(rule, entries), len(entries)
+    rule = MergeRule.of(text, recipe, algorithm.make(recipe, Run(algorithm.pool(recipe), base)), roster)
+    return rule, model_of(rule, uploads), len(uploads)
 
 
 def verify(directory: Path) -> SetVerdict:
@@ -76,9 +80,9 @@ def verify(directory: Path) -> SetVerdict:
     Raises:
         FedKSeedError: an upload does not belong to the set, or the adapter does not follow from them.
     """
-    rule, state, uploads = central(directory)
-    found = (directory / NAME).exists()
-    if found:
+    rule, state, uploads = recompute(directory)
+    has_adapter = (directory / NAME).exists()
+    if has_adapter:
         adapter, message = Adapter.load(directory / NAME), decode(rule.broadcast(state), Broadcast)
         run = rule.strategy.run
         if (adapter.pool, adapter.base) != (run.pool, run.base.hex()):
@@ -88,4 +92,4 @@ def verify(directory: Path) -> SetVerdict:
                 f"{directory / NAME} does not hold the coefficients that follow from the {uploads} uploads: some came "
                 "after it was written (start the peer again, and it writes another), or something was changed"
             )
-    return SetVerdict(rule.run.hex(), uploads, rule.base(state).hex(), found)
+    return SetVerdict(rule.run.hex(), uploads, rule.broadcast_digest(state).hex(), has_adapter)
