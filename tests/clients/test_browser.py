@@ -18,7 +18,8 @@ from fedkseed.network.https import join, server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.protocol.certs import add, make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.signatures import ClientSigning, certificate, private_key
 from fedkseed.recipe.reading import parse
@@ -112,7 +113,7 @@ def own_client(setting: Setting, folder: Path, keys: Path, url: str, monkeypatch
     """Client 0: that of `fedkseed join`, whose worker is not a process of its own; it ends when the server has."""
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"))
-    worker = TaskHandler(lambda recipe: TrainingClient(owner, recipe), signing)
+    worker = TaskHandler(lambda recipe: load_client(owner, recipe), signing)
     monkeypatch.setattr(join, "ask_worker", lambda task, directory, opened: worker.reply(task).encode())
     ca, key = keys / "ca.pem", keys / "client-0"
     desk = join.WorkerDesk(folder, OwnerSettings(owner, 60.0, str(key), str(ca)))

@@ -19,7 +19,8 @@ from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.server_app import serve
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.recipe_consent import Owner
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
@@ -116,7 +117,7 @@ class Setting:
 
     def workers(self) -> dict[int, TaskHandler]:
         owners = [Owner(str(file), str(self.model), policy=OPEN) for file in self.files]
-        return {node: TaskHandler(partial(TrainingClient, owner)) for node, owner in zip(NODES, owners, strict=True)}
+        return {node: TaskHandler(partial(load_client, owner)) for node, owner in zip(NODES, owners, strict=True)}
 
     def deliver(self) -> Deliver:
         workers = self.kept = self.kept or self.workers()

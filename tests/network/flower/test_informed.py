@@ -12,7 +12,8 @@ from fedkseed import Adapter, FedKSeedError, apply, start
 from fedkseed.models.load import load_model
 from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings, accepted_recipe
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Code, RefusedError, Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients, with_network_defaults
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
@@ -44,7 +45,7 @@ def files(tmp_path, basis_file) -> list[Path]:
 
 def worker(setting, number: int, basis: Path | None) -> TaskHandler:
     owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, basis=basis and str(basis))
-    return TaskHandler(partial(TrainingClient, owner))
+    return TaskHandler(partial(load_client, owner))
 
 
 def served(setting, directory: Path, recipe: Recipe, files: list[Path]):

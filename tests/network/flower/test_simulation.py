@@ -15,7 +15,7 @@ import pytest
 
 from fedkseed import FedKSeedError, start
 from fedkseed.network.flower.simulation import Virtual, run
-from fedkseed.network.protocol.client.worker import TaskHandler
+from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.envelope import Status, recipe_digest
 from fedkseed.recipe.reading import load_recipe, parse
 from fedkseed.run.progress import Silent

@@ -23,7 +23,7 @@ from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import add, make, request, revoke
 from fedkseed.network.protocol.client.recipe_consent import Owner
 from fedkseed.network.protocol.client.task_handler import AbandonedError, TaskHandler
-from fedkseed.network.protocol.client.worker import TrainingClient
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.network.protocol.run_history import RunHistory
@@ -94,7 +94,7 @@ class Tree:
         shard = int(number >= FIRST[1])
         owner = Owner(str(self.setting.files[number]), str(self.setting.model), policy=OPEN)
         keys, key = self.keys(shard), f"client-{number - FIRST[shard]}"
-        return TaskHandler(partial(TrainingClient, owner), self.signing(keys, key, self.folder / f"c{number}"))
+        return TaskHandler(partial(load_client, owner), self.signing(keys, key, self.folder / f"c{number}"))
 
     def shard(self, shard: int) -> TaskHandler:
         """The shard as after a start of its process: it has forgotten all but its directory."""

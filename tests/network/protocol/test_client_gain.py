@@ -20,7 +20,8 @@ from fedkseed.models.loss import example_losses
 from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.protocol.client.policy import Policy, Unseen
 from fedkseed.network.protocol.client.recipe_consent import Owner
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.client_gain import LEAST_ROWS, GainFile, GainSum, gain_in_words
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server.serving import asks_for_gains
@@ -50,7 +51,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
     for place in places:
         place.mkdir()
     made = [
-        TaskHandler(partial(TrainingClient, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)
+        TaskHandler(partial(load_client, one, keeps=place / NAME)) for one, place in zip(owners, places, strict=True)
     ]
 
     def answered(task, context, worker):
@@ -64,7 +65,7 @@ def federation(setting, folder: Path, owners: list[Owner]):
 
 def measured(setting, owner: Owner, adapter: Path) -> tuple[np.ndarray, np.ndarray, set[str]]:
     """The losses of the base and the tuned model on the rows that a client says it keeps back, one row at a time."""
-    member = TrainingClient(owner, setting.first(0, **LINES).recipe)
+    member = load_client(owner, setting.first(0, **LINES).recipe)
     kept = [e.example for e in member.unseen.examples]
     assert not {e.example for e in member.examples} & {*kept}
     tokenizer = load_tokenizer(str(setting.model))
@@ -117,7 +118,7 @@ def test_a_server_that_does_not_ask_is_sent_nothing_and_the_owner_sees_it_all_th
 def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     clear, masked = (parse(loads(setting.text(more=more, **LINES))) for more in ("", "[secure]\nnorm = 0.05\n"))
-    sends = [TrainingClient(owner, recipe_for_clients(recipe, 3))._sends() for recipe in (clear, masked)]
+    sends = [load_client(owner, recipe_for_clients(recipe, 3)).may_send_gain() for recipe in (clear, masked)]
     assert sends == [True, False]
     notes = Notes()
     assert [asks_for_gains(recipe, notes) for recipe in (clear, masked)] == [True, False]
@@ -129,7 +130,7 @@ def test_nothing_is_sent_where_uploads_are_masked_or_noised(setting, tmp_path):
 def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_path):
     owner = own(setting, tmp_path, 0, kept_back=0.5, send=True)
     task = replace(recorded(setting.first(0, **LINES)), keep=True)
-    member = TrainingClient(owner, task.recipe, keeps=tmp_path / NAME)
+    member = load_client(owner, task.recipe, keeps=tmp_path / NAME)
     _, made = member.answer(task, lambda loss: None)
     found = GainSum.decode(made)
     assert found.rows == len(member.unseen.examples)
@@ -147,15 +148,15 @@ def test_of_one_run_one_model_is_answered_and_the_owner_sees_each(setting, tmp_p
 
 def test_a_sum_of_few_rows_is_not_sent(setting, tmp_path, capsys):
     owner = own(setting, tmp_path, 0, kept_back=0.1, send=True)
-    member = TrainingClient(owner, setting.first(0, **LINES).recipe)
+    member = load_client(owner, setting.first(0, **LINES).recipe)
     assert 0 < len(member.unseen.examples) < LEAST_ROWS
-    assert not member._sends()
+    assert not member.may_send_gain()
     assert f"{LEAST_ROWS} are needed: let kept_back be larger" in capsys.readouterr().err
 
 
 def test_an_owner_names_the_metrics_and_the_size_of_batches_and_no_server_does(setting, tmp_path):
     recipe = setting.first(0, examples='examples = 8\nbatch_size = 4096\nmetrics = ["choice"]\nclients = 0.1').recipe
-    followed = TrainingClient(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
+    followed = load_client(own(setting, tmp_path, 0, examples=7, kept_back=0.9), recipe)
     assert followed.recipe.evaluation.measured == ("loss",)
     assert followed.recipe.evaluation.batch_size == OPEN.training.max_batch_size
     assert len(followed.unseen.examples) == 7

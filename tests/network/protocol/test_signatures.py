@@ -25,7 +25,8 @@ from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import TrainingClient, load_client
 from fedkseed.network.protocol.envelope import UNSIGNED, Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.server import clients as remote
@@ -89,7 +90,7 @@ class Untouched:
 
         def follow(recipe: bytes) -> TrainingClient:
             self.parsed += 1
-            return TrainingClient(owner, recipe)
+            return load_client(owner, recipe)
 
         self.worker = TaskHandler(follow, client_of(keys, number), disclose=lambda code, text: text)
 
@@ -102,7 +103,7 @@ class Untouched:
 
 def test_a_task_that_another_member_sends_in_the_servers_name_is_refused(setting, keys, first):
     """The attack: client 1 has the node id of client 0 and all that clients have, and wants its examples' scalars."""
-    assert TaskHandler(partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
+    assert TaskHandler(partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN))).reply(
         first.encode()
     ).status is (Status.DONE), "without signatures the attack succeeds"
     victim = Untouched(setting, keys)
@@ -233,7 +234,7 @@ def test_a_certificate_that_is_no_certificate_is_refused(keys, first):
 def test_an_answer_proves_which_client_has_made_it_of_which_broadcast(setting, keys, first):
     server = server_of(keys)
     worker = TaskHandler(
-        partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+        partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
     )
     reply = Reply.decode(worker.reply(server.signed(first).encode()).encode())
     server.require(0, HEAD0, first.message, reply.message, reply.signature)
@@ -277,7 +278,7 @@ def test_one_flipped_bit_anywhere_in_an_answer_is_refused(keys):
 def test_an_answer_that_is_sent_again_is_signed_for_the_run_that_asks(setting, keys, first):
     """A worker keeps its last answer; the signature of one run is of no use to another with the same recipe."""
     worker = TaskHandler(
-        partial(TrainingClient, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
+        partial(load_client, Owner(str(setting.files[0]), str(setting.model), policy=OPEN)), client_of(keys, 0)
     )
     for nonce in (NONCE, bytes(16)):
         server = server_of(keys, nonce)
@@ -294,7 +295,7 @@ def test_a_client_trains_on_one_model_in_a_round_whatever_its_server_signs(setti
     def started() -> TaskHandler:
         signing = ClientSigning(private_key(keys / "client-0"), certificate(keys / "ca.pem"), RunHistory(tmp_path))
         owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-        return TaskHandler(partial(TrainingClient, owner), signing, disclose=lambda code, text: text)
+        return TaskHandler(partial(load_client, owner), signing, disclose=lambda code, text: text)
 
     honest, worker = recorded(first), started()
     answer = worker.reply(server.signed(honest).encode())

@@ -39,7 +39,8 @@ from fedkseed.models.quantised import BLOCK_TYPES, row_order, widened
 from fedkseed.network.https.connections import HELLO
 from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.client.recipe_consent import Owner
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.run_history import RunHistory
 from fedkseed.network.protocol.signatures import ClientSigning, fingerprint, task_statement, upload_statement
@@ -313,7 +314,7 @@ def received() -> list[dict[str, Any]]:
         owner = Owner(str(Path(folder) / "rows.jsonl"))
         authority = x509.load_der_x509_certificate(proof["authority"])
         signing = ClientSigning(KEYS["client 0"], authority, RunHistory(Path(folder)))
-        worker = TaskHandler(partial(TrainingClient, owner), signing, disclose=lambda code, text: str(code))
+        worker = TaskHandler(partial(load_client, owner), signing, disclose=lambda code, text: str(code))
         replies_ = [(name, data, worker.reply(data)) for name, data in cases]
     return [
         {"name": name, "status": int(reply.status), "code": reply.text, "bytes": data.hex()}

@@ -26,7 +26,7 @@ from ...run.simulation import Simulation
 from ...run.store import Store
 from ...run.trackers import Trackers
 from ...run.workers import computing_with
-from ..protocol.client.worker import TaskHandler
+from ..protocol.client.task_handler import TaskHandler
 from ..protocol.envelope import Task
 from .compat import QUIET, require_flower
 

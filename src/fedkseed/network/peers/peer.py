@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -20,7 +21,8 @@ from ...recipe.schema import Recipe
 from ...weights.adapter import NAME as TUNED
 from ...weights.adapter import Adapter
 from ..protocol.client.recipe_consent import Owner, RecipeJournal
-from ..protocol.client.worker import TrainingClient, batch_secret, follow_recipe
+from ..protocol.client.training_client import TrainingClient, load_client
+from ..protocol.client.worker import batch_secret, follow_recipe
 from ..protocol.envelope import Task, recipe_digest
 from ..protocol.networked_recipe import largest_request, recipe_for_clients, with_network_defaults
 from ..protocol.signatures import fingerprint, private_key, sign
@@ -113,7 +115,7 @@ def run(
         secret = batch_secret(directory) if owner.policy.data.secret_batches else None
         owner = replace(owner, model=owner.model or recipe.model.name, secret=secret)
         say(f"peer {number} of {len(names)}: loading {owner.model}")
-        client = follow_recipe(RecipeJournal(directory), owner, text, keeps=directory / TUNED)
+        client = follow_recipe(RecipeJournal(directory), owner, text, partial(load_client, keeps=directory / TUNED))
         rule = MergeRule.of(text, client.recipe, client.setup.strategy, roster)
         largest, addresses = largest_request(recipe), PeerAddresses(files.peers, roster, say)
         requests = PeerRequests(rule, addresses, client_tls, largest)

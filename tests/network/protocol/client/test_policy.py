@@ -13,7 +13,8 @@ import pytest
 from fedkseed import FedKSeedError
 from fedkseed.network.protocol.client.policy import Policy, load_policy, numbers_of
 from fedkseed.network.protocol.client.recipe_consent import Owner, RecipeJournal, accepted_recipe
-from fedkseed.network.protocol.client.worker import TaskHandler, follow_recipe
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.worker import follow_recipe
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.recipe.algorithms import ALGORITHMS

@@ -19,20 +19,14 @@ import pytest
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client import worker as worker_module
-from fedkseed.network.protocol.client import worker_process
+from fedkseed.network.protocol.client import training_client, worker_process
 from fedkseed.network.protocol.client import worker_socket as sockets
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import (
-    BATCH_SEED,
-    AbandonedError,
-    TaskHandler,
-    TrainingClient,
-    batch_secret,
-    serve,
-)
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
+from fedkseed.network.protocol.client.worker import BATCH_SEED, AbandonedError, batch_secret, serve
 from fedkseed.network.protocol.client.worker_process import ask_worker
 from fedkseed.network.protocol.envelope import Reply, Status, Task, recipe_digest
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
@@ -85,7 +79,7 @@ def wait_for(condition, seconds: float = 60.0) -> None:
 
 
 def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(directory, first, owner):
-    expected = TaskHandler(partial(TrainingClient, owner)).reply(first.encode())
+    expected = TaskHandler(partial(load_client, owner)).reply(first.encode())
     assert expected.status is Status.DONE
     assert Reply.decode(ask_worker(first.encode(), directory)) == expected
     pid = (directory / sockets.LOCK).read_text()
@@ -125,15 +119,13 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
     """By the recipe's seed a server knows each batch: 200 scalars of 40 rows are equations for each row's own."""
-    public = TaskHandler(partial(TrainingClient, owner)).reply(first.encode())
-    made = {
-        TaskHandler(partial(TrainingClient, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)
-    }
+    public = TaskHandler(partial(load_client, owner)).reply(first.encode())
+    made = {TaskHandler(partial(load_client, replace(owner, secret=k))).reply(first.encode()).message for k in (1, 2)}
     assert len({public.message, *made}) == 3
-    again = TaskHandler(partial(TrainingClient, replace(owner, secret=1))).reply(first.encode()).message
+    again = TaskHandler(partial(load_client, replace(owner, secret=1))).reply(first.encode()).message
     assert again in made, "of one run, also by a worker that was started again"
     other = (
-        TaskHandler(partial(TrainingClient, replace(owner, secret=1)))
+        TaskHandler(partial(load_client, replace(owner, secret=1)))
         .reply(replace(first, nonce=b"x" * 16).encode())
         .message
     )
@@ -169,7 +161,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
         (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
-        follow = partial(TrainingClient, replace(owner, secret=secret), ledger=PrivacyLedger(folder))
+        follow = partial(load_client, replace(owner, secret=secret), ledger=PrivacyLedger(folder))
         return TaskHandler(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
@@ -195,7 +187,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 def test_a_message_that_asks_for_another_rate_than_its_recipe_is_refused(owner, first, changes):
     """With lr near 0, all scalars of a round are of one model."""
     message = replace(decode(first.message, Broadcast), **changes)
-    reply = TaskHandler(partial(TrainingClient, owner)).reply(replace(first, message=encode(message)).encode())
+    reply = TaskHandler(partial(load_client, owner)).reply(replace(first, message=encode(message)).encode())
     assert (reply.status, reply.text) == (Status.REFUSED, "task")
 
 
@@ -232,16 +224,16 @@ def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path)
 
 
 def test_a_task_whose_time_is_over_is_given_up(first, owner):
-    worker = TaskHandler(partial(TrainingClient, owner))
+    worker = TaskHandler(partial(load_client, owner))
     assert worker.reply(first.encode()).status is Status.DONE
     with pytest.raises(AbandonedError):
         worker.reply(replace(longer(first, 1_000_000), seconds=0.2).encode())
-    fresh = TaskHandler(partial(TrainingClient, owner))
+    fresh = TaskHandler(partial(load_client, owner))
     assert worker.reply(first.encode()) == fresh.reply(first.encode()), "what is given up must leave no trace"
 
 
 def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
-    member = TrainingClient(owner, first.recipe)
+    member = load_client(owner, first.recipe)
     taken, steps = member.answer, []
 
     def counting(task, *more):
@@ -258,14 +250,14 @@ def test_a_task_that_comes_again_is_not_worked_on_again(first, owner):
 
 
 def test_tasks_that_cannot_be_answered_are_refused_with_a_word_and_the_log_says_why(first, owner, capsys):
-    worker = TaskHandler(partial(TrainingClient, owner))
+    worker = TaskHandler(partial(load_client, owner))
     unknown = replace(first, recipe=b"")
     assert worker.reply(unknown.encode()) == Reply(Status.UNPREPARED)
     assert worker.reply(b"nonsense of many bytes") == Reply(Status.REFUSED, text="task")
     assert "starts with b'nons'" in capsys.readouterr().err
     damaged = replace(first, message=first.message[:-1] + b"\0")
     assert worker.reply(damaged.encode()).status is Status.REFUSED
-    wrong = TaskHandler(partial(TrainingClient, replace(owner, model="/no/model"))).reply(first.encode())
+    wrong = TaskHandler(partial(load_client, replace(owner, model="/no/model"))).reply(first.encode())
     assert wrong == Reply(Status.REFUSED, text="model")
     assert "no model at /no/model" in capsys.readouterr().err
     assert worker.reply(first.encode()).status is Status.DONE
@@ -326,7 +318,7 @@ def asking(task: Task, **changes: object) -> Task:
     ids=str,
 )
 def test_a_message_that_asks_for_more_than_its_recipe_is_refused(first, owner, capsys, changes):
-    worker = TaskHandler(partial(TrainingClient, owner))
+    worker = TaskHandler(partial(load_client, owner))
     assert worker.reply(asking(first, **changes).encode()) == Reply(Status.REFUSED, text="task")
     assert "its recipe says" in (said := capsys.readouterr().err) or "the recipe has 3 rounds" in said
 
@@ -336,14 +328,14 @@ def test_coefficients_of_one_step_are_not_had_by_a_rate_that_ruins_the_model_aft
     ruinous = 'algorithm = "fedkseed-backprop"\nwire = "exact"'
     rate = 'max_new_tokens = 4\n[derivatives]\noptimizer = "sgd"\nlr = 1e30'
     asked = setting.first(1, algorithm=ruinous, max_new_tokens=rate)
-    had = decode(TaskHandler(partial(TrainingClient, owner)).reply(asked.encode()).message, Change)
+    had = decode(TaskHandler(partial(load_client, owner)).reply(asked.encode()).message, Change)
     assert (had.skipped, bool(had.values.any())) == (2, True), "one step of three, where the owner allows that"
     training = owner.policy.training.model_copy(update={"min_steps": 3})
     careful = replace(owner, policy=owner.policy.model_copy(update={"training": training}))
-    assert TaskHandler(partial(TrainingClient, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
+    assert TaskHandler(partial(load_client, careful)).reply(asked.encode()) == Reply(Status.REFUSED, text="policy")
     assert "1 steps had finite derivatives, the policy says min_steps = 3" in capsys.readouterr().err
     usual = setting.first(1, algorithm='algorithm = "fedkseed-backprop"')
-    assert TaskHandler(partial(TrainingClient, careful)).reply(usual.encode()).status is Status.DONE
+    assert TaskHandler(partial(load_client, careful)).reply(usual.encode()).status is Status.DONE
 
 
 def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, owner, capsys):
@@ -354,7 +346,7 @@ def test_a_server_cannot_choose_with_whom_a_clients_upload_is_added_up(setting, 
 
     def asked(count: int) -> Reply:
         text = recipe_for_clients(recipe, count)
-        worker = TaskHandler(partial(TrainingClient, owner, masks=partial(masker, recipe.seed)))
+        worker = TaskHandler(partial(load_client, owner, masks=partial(masker, recipe.seed)))
         return worker.reply(Task(1, 600.0, recipe_digest(text), text, message).encode())
 
     assert len(decode(asked(3).message, Masked).bundles) == 1, "of three holders, shares of two follow"
@@ -373,7 +365,7 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
     strategy = Simulation(recipe).strategy
     message = decode(Round.begin(strategy, strategy.server.init(), range(3)).whole[1], Secured)
     text = recipe_for_clients(recipe, 3)
-    worker = TaskHandler(partial(TrainingClient, owner, masks=partial(masker, recipe.seed)))
+    worker = TaskHandler(partial(load_client, owner, masks=partial(masker, recipe.seed)))
     for data in (message.broadcast, encode(replace(message, broadcast=encode(message)))):
         asked = Task(1, 600.0, recipe_digest(text), text, data)
         assert worker.reply(asked.encode()) == Reply(Status.REFUSED, text="task")
@@ -381,7 +373,7 @@ def test_a_client_with_masks_sends_nothing_in_the_clear(setting, owner, capsys):
 
 
 def test_a_task_may_not_take_longer_than_the_owner_allows(first, owner, capsys):
-    reply = TaskHandler(partial(TrainingClient, timed(owner, 1e-9))).reply(first.encode())
+    reply = TaskHandler(partial(load_client, timed(owner, 1e-9))).reply(first.encode())
     assert reply == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 1e-09" in capsys.readouterr().err
 
@@ -402,18 +394,18 @@ def timed(owner: Owner, seconds: float) -> Owner:
 @pytest.mark.parametrize("name", ["tokenizer_of", "build", "own_share"])
 def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, owner, clock, monkeypatch, capsys, name):
     """The attack: recipe after recipe that wants the model loaded and quantised in another way."""
-    load = getattr(worker_module, name)
+    load = getattr(training_client, name)
 
     def slow(*args, **options):
         clock[0] += 5000.0
         return load(*args, **options)
 
-    monkeypatch.setattr(worker_module, name, slow)
-    worker = TaskHandler(partial(TrainingClient, timed(owner, 3600.0)))
+    monkeypatch.setattr(training_client, name, slow)
+    worker = TaskHandler(partial(load_client, timed(owner, 3600.0)))
     assert worker.reply(replace(first, seconds=1e9).encode()) == Reply(Status.REFUSED, text="policy")
     assert "longer than the policy's max_seconds = 3600" in capsys.readouterr().err
     clock[0] = 0.0
-    slow_once = TaskHandler(partial(TrainingClient, timed(owner, 7200.0)))
+    slow_once = TaskHandler(partial(load_client, timed(owner, 7200.0)))
     for number in range(3):
         task = first if not number else replace(first, recipe=b"", seconds=1e9, nonce=bytes([number] * 16))
         assert slow_once.reply(replace(task, seconds=1e9).encode()).status is Status.DONE, "later tasks load nothing"
@@ -422,7 +414,7 @@ def test_the_time_in_which_a_recipes_model_and_rows_are_loaded_counts(first, own
 def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(setting, owner, clock, capsys):
     """The attack: 1,024 tokens for each row of a batch, of which a step asks twice, and no step is ever done."""
     asked = setting.first(1, steps='steps = 3\nobjective = "exact match"', max_new_tokens="max_new_tokens = 64")
-    member, passes = TrainingClient(timed(owner, 35.0), asked.recipe), []
+    member, passes = load_client(timed(owner, 35.0), asked.recipe), []
 
     def slow(*_):
         passes.append(clock[0])
@@ -438,7 +430,7 @@ def test_the_time_in_which_an_objective_writes_answers_counts_token_by_token(set
 
 def test_an_error_that_nobody_foresaw_is_a_word_to_the_server_and_a_traceback_in_the_log(first, owner, capsys):
     """By a GPU that is full, say; PyTorch's texts have sizes, paths and pieces of code."""
-    member = TrainingClient(owner, first.recipe)
+    member = load_client(owner, first.recipe)
     member.examples = []  # no batch can be made of none
     reply = TaskHandler(lambda recipe: member).reply(first.encode())
     assert reply == Reply(Status.FAILED, text="error")

@@ -17,7 +17,8 @@ from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.compat import ERRORS, NODE_GONE
 from fedkseed.network.flower.messages import packed, unpacked
 from fedkseed.network.protocol.client.recipe_consent import Owner
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.server import clients as remote
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
@@ -91,7 +92,7 @@ def keeping(setting, folder):
     """Workers whose clients keep the tuned model in a file of their own, as those of `fedkseed join` do."""
     owners = [Owner(str(file), str(setting.model), policy=OPEN) for file in setting.files]
     files = [folder / f"client-{number}.safetensors" for number in range(3)]
-    made = [TaskHandler(partial(TrainingClient, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
+    made = [TaskHandler(partial(load_client, owner, keeps=file)) for owner, file in zip(owners, files, strict=True)]
     apps = {
         node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
         for node, worker in zip(NODES, made, strict=True)
@@ -138,7 +139,7 @@ def test_clients_keep_the_round_that_the_validation_part_has_chosen(setting, tmp
 def test_a_tuned_model_that_the_history_does_not_name_is_not_kept(setting, tmp_path):
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     task = replace(recorded(setting.first(0)), keep=True)
-    member = TrainingClient(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
+    member = load_client(owner, task.recipe, keeps=tmp_path / "kept.safetensors")
     assert Task.decode(task.encode()) == task
 
     def refuse(broadcast):
@@ -562,9 +563,7 @@ def test_a_client_with_another_base_model_says_so_in_a_word_and_the_others_go_on
     for name in ("tokenizer.json", "tokenizer_config.json"):
         (tmp_path / "other" / name).write_bytes((setting.model / name).read_bytes())
     notes, workers = Notes(), setting.workers()
-    workers[333] = TaskHandler(
-        partial(TrainingClient, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN))
-    )
+    workers[333] = TaskHandler(partial(load_client, Owner(str(setting.files[2]), str(tmp_path / "other"), policy=OPEN)))
     apps = {node: client_app(lambda task, _, node=node: workers[node].reply(task).encode()) for node in NODES}
     result = setting.serve(setting.begin(tmp_path / "run", ONE_OF_THREE), to_apps(apps, {}), notes=notes)
     assert [r["clients"] for r in result.reports] == [[0, 1]] * 3

@@ -23,7 +23,9 @@ from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.policy import Policy
 from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
 from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient, masking_client
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
+from fedkseed.network.protocol.client.worker import masking_client
 from fedkseed.network.protocol.envelope import Reply, Status, Task
 from fedkseed.network.protocol.masking_keys import MASKED_ROUNDS
 from fedkseed.network.protocol.networked_recipe import recipe_for_clients
@@ -165,7 +167,7 @@ path = "{tmp_path}/own.jsonl"
         Policy, {**OPEN.model_dump(), "data": {**OPEN.data.model_dump(), "held_out": ["capital", "number"]}}
     )
     owners = [Owner(str(file), str(setting.model), policy=allowed) for file in setting.files]
-    workers = {node: TaskHandler(partial(TrainingClient, owner)) for node, owner in zip(NODES, owners, strict=True)}
+    workers = {node: TaskHandler(partial(load_client, owner)) for node, owner in zip(NODES, owners, strict=True)}
     apps = {
         node: client_app(lambda task, context, worker=worker: worker.reply(task).encode())
         for node, worker in workers.items()
@@ -211,7 +213,7 @@ def test_a_client_loads_no_metric_that_a_server_names(setting):
     with pytest.raises(FedKSeedError, match=r"there is no file /nowhere\.py"):
         start(recipe, setting.folder / "never")
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
-    assert TrainingClient(owner, recipe.to_toml().encode()).examples
+    assert load_client(owner, recipe.to_toml().encode()).examples
 
 
 def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_it_trains(setting, pinned):
@@ -221,7 +223,7 @@ def test_a_client_whose_model_is_another_than_the_recipe_pins_is_refused_before_
     owner = Owner(str(setting.files[0]), str(setting.model), policy=OPEN)
     assert accepted_recipe(text, owner).model.digest == 64 * "0"
     with pytest.raises(FedKSeedError, match=f"digest is {64 * '0'}, the base model .* has [0-9a-f]{{64}}: load"):
-        TrainingClient(owner, text)
+        load_client(owner, text)
 
 
 def test_pin_writes_the_names_of_the_output_layer_where_the_algorithm_tunes_it(setting, tmp_path):
@@ -287,7 +289,7 @@ def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(settin
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
         masks = partial(masking_client, tmp_path / str(number), signing, None)
-        worker = TaskHandler(partial(TrainingClient, owner, masks=masks), signing)
+        worker = TaskHandler(partial(load_client, owner, masks=masks), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     deliver = to_apps(apps, {})
 
@@ -322,7 +324,7 @@ def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(s
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
         masks = partial(masking_client, folder, signing, None)
-        worker = TaskHandler(partial(TrainingClient, owner, masks=masks, ledger=PrivacyLedger(folder)), signing)
+        worker = TaskHandler(partial(load_client, owner, masks=masks, ledger=PrivacyLedger(folder)), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     result = setting.serve(directory, to_apps(apps, {}))
     reports = Store(directory).reports()

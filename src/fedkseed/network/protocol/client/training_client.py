@@ -1,0 +1,310 @@
+"""A client that follows a server's recipe with rows of its own: what it loads, how it answers, what it gains.
+
+Where a server gets a code, the client's owner gets the reason in full: see `refusing`.
+"""
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import torch
+
+from ....data.batches import Encoded
+from ....data.federated import own_share
+from ....data.held_out import HeldOut
+from ....errors import FedKSeedError
+from ....evaluation.metrics import metrics_of
+from ....evaluation.statistics import Evaluation, gain
+from ....recipe.basis_digest import with_basis
+from ....recipe.schema import Recipe
+from ....round import answer
+from ....run.privacy_plan import noise_of_a_round, with_noise
+from ....run.progress import Silent
+from ....run.setup import Setup, build, tokenizer_of
+from ....run.workers import computing_with
+from ....weights.base import Pooled
+from ....wire.codec import decode, kind_of
+from ....wire.delta import lack, restore
+from ....wire.records import Broadcast, Change, Run, Secured, Survivors
+from ..client_gain import LEAST_ROWS, THIS_CLIENT, GainFile, GainSum, gain_in_words
+from ..envelope import Code, RefusedError, Task, refusing
+from .message_checks import broadcast_digest, require_cohort, require_recipes_steps, require_turn
+from .policy import Policy
+from .privacy_spent import PrivacyLedger
+from .recipe_consent import Owner, accepted_recipe
+from .task_handler import log
+
+if TYPE_CHECKING:
+    from ....secure.member import MaskingClient
+
+# Makes a client's side of masked uploads from its number and the nonce of the run.
+MakeMasking: TypeAlias = Callable[[int, bytes], "MaskingClient"]
+
+
+class TaskTime:
+    """The time that an owner allows for a task, from now on."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.seconds, self._begin = policy.training.max_seconds, time.monotonic()
+
+    def require_time(self) -> None:
+        """Refuse to go on with a task whose time is over.
+
+        Raises:
+            RefusedError: it is.
+        """
+        if time.monotonic() - self._begin > self.seconds:
+            raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {self.seconds:g}")
+
+
+@dataclass(slots=True)
+class TrainingClient:
+    """A client, and what `load_client` has loaded for its recipe.
+
+    Args:
+        recipe: the server's, as the owner follows it.
+        examples: those that it trains on.
+        unseen: those that it never trains on.
+        masks: makes its side of masked uploads; None: it has no key.
+        ledger: its account of privacy; None: it answers no recipe with [privacy].
+        keeps: file for the tuned model of a finished run; None: it is not written.
+        loading: the time of the task that has brought the recipe; None: that task is over.
+    """
+
+    owner: Owner
+    recipe: Recipe
+    setup: Setup
+    examples: Sequence[Encoded]
+    unseen: HeldOut
+    threads: int
+    masks: MakeMasking | None = None
+    ledger: PrivacyLedger | None = None
+    keeps: Path | None = None
+    loading: TaskTime | None = None
+    _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
+    _later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
+
+    def answer(
+        self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda digest: None
+    ) -> tuple[bytes, bytes]:
+        """The broadcast of a task, whole where it can be restored, and the answer of client `task.client` to it.
+
+        Args:
+            bound: raises `FedKSeedError` if a broadcast's digest is not the one that the task's history names.
+        """
+        task_time, self.loading = self.loading or TaskTime(self.owner.policy), None
+        if task.keep:
+            return task.message, self._keep_tuned_model(task, bound)
+        whole = restore(task.message, self._broadcast)
+        if whole is None:
+            return task.message, lack(task.message, task.client)
+        strategy, pooled = self.setup.strategy, self.setup.algorithm.pooled
+        message = decode(
+            whole, strategy.client.message, *((strategy.second_leg.request,) if strategy.second_leg else ())
+        )
+        digest = broadcast_digest(message, whole)
+        bound(digest)
+        self._require_allowed(task, message)
+        masking = self._masking(task)
+        self._spend(task.nonce, digest)
+        if pooled and self.recipe.secure is None:  # kilobytes
+            self._broadcast = whole
+
+        def tick(loss: float) -> None:
+            task_time.require_time()
+            on_step(loss)
+
+        upload = self._train(task, whole, masking, tick)
+        if kind_of(upload) is Change and pooled:
+            self._require_steps(decode(upload, Change))
+        return whole, upload
+
+    def afterwards(self) -> None:
+        """Do what only the client's owner waits for, once the answer was sent."""
+        later, self._later = self._later, None
+        if later is not None:
+            later()
+
+    def _require_allowed(self, task: Task, message: Any) -> None:
+        """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps.
+
+        Raises:
+            FedKSeedError: it is one.
+        """
+        count = self.recipe.clients.count
+        if count is None or task.client >= count:
+            raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
+        with refusing(Code.MODEL):
+            self._run.require(message.run)
+        inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
+        require_recipes_steps(inside, self.recipe, self.setup.strategy.settings.work(False))
+        if isinstance(message, Secured | Survivors):
+            require_cohort(message, self.recipe, count)
+        if protects_examples(self.recipe):
+            require_turn(task.client, message.round, self.recipe, count)
+        if task.done >= 0 and message.round != task.done:
+            raise FedKSeedError(
+                f"the message is of round {message.round}, the history of its task has {task.done} rounds"
+            )
+
+    @property
+    def _run(self) -> Run:
+        return Run(self.setup.weights.pool, self.setup.weights.base_digest)
+
+    def _masking(self, task: Task) -> "MaskingClient | None":
+        """The client's side of masked uploads, if the recipe asks for them."""
+        if self.recipe.secure is None:
+            return None
+        if self.masks is None:
+            raise FedKSeedError("the recipe asks for masked uploads, and this client has no key: start it with --key")
+        return replace(self.masks(task.client, task.nonce), allow=self._require_steps)
+
+    def _spend(self, run: bytes, asked: bytes) -> None:
+        """Note what the answer to a broadcast spends, if its recipe has [privacy].
+
+        Raises:
+            RefusedError: it is more than the owner allows.
+        """
+        if (privacy := self.recipe.privacy) is None:
+            return
+        if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
+            raise FedKSeedError(
+                "the recipe has [privacy] without noise, or this client has no directory for an account"
+            )
+        limits = self.owner.policy.training
+        with refusing(Code.POLICY):
+            self.ledger.spend(run, asked, noise**-2, limits.epsilon, limits.delta)
+
+    def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: Callable[[float], None]) -> bytes:
+        """The answer to a broadcast; `tick` is called between any two passes of the model."""
+        setup, count, secret = self.setup, self.recipe.clients.count or 0, self.owner.secret
+        # In another run, or after a rollback, the same rounds have other batches: else a server could have the same
+        # batch answered with another model, under another nonce, and subtract.
+        seed = None if secret is None else int.from_bytes(_secret_of_run(secret, task.nonce))
+        noise = b"" if secret is None else _secret_of_run(secret, task.nonce, b"noise ")
+        # Before each token of an answer, too: an objective may write thousands of them in one step.
+        ticking = setup.model.register_forward_pre_hook(lambda *_: tick(math.nan))
+        with computing_with(self.threads), ticking:
+            client = setup.client(task.client, count, self.examples, tick, seed, masking, noise)
+
+            def loss(batch: Any) -> float:  # a step of many probes must not outlast the limit either
+                loss_of_batch = client.loss(batch)
+                tick(math.nan)
+                return loss_of_batch
+
+            return answer(setup.strategy, whole, replace(client, loss=loss))
+
+    def _require_steps(self, upload: Any) -> None:
+        """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
+        if isinstance(upload, Change):
+            asked = self.setup.strategy.settings.work(True).count(len(self.examples))
+            with refusing(Code.POLICY):
+                self.owner.policy.require_taken(asked - upload.skipped)
+
+    def _keep_tuned_model(self, task: Task, bound: Callable[[bytes], None]) -> bytes:
+        """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
+
+        The history binds the model of the last round, so that all clients get the same. That of an earlier one, which
+        the server's [evaluation] best has chosen, is the server's word.
+
+        Returns:
+            What the server is sent of the client's gain: mostly nothing.
+        """
+        setup = self.setup
+        message = decode(task.message, setup.strategy.client.message, Broadcast)
+        if message.round == task.done:
+            bound(broadcast_digest(message, task.message))
+        with refusing(Code.MODEL):
+            self._run.require(message.run)
+            setup.strategy.client.sync(message, setup.weights)
+            if self.keeps is not None:
+                setup.held(message.round).save(self.keeps)
+        if self.keeps is None or not self.unseen.examples:
+            return b""
+        file = GainFile(self.keeps.parent)
+        if self.may_send_gain() and file.allows(task.nonce, task.message):
+            return self._measure_gain(file, message.round, True)
+        self._later = partial(self._measure_gain, file, message.round, False)
+        return b""
+
+    def may_send_gain(self) -> bool:
+        """True if the server asks for the gain, and the owner and the number of rows allow it to be sent."""
+        recipe, rows = self.recipe, len(self.unseen.examples)
+        hidden = recipe.secure is not None or recipe.privacy is not None
+        asked = recipe.evaluation.clients is not None and self.owner.policy.evaluation.send and not hidden
+        if asked and rows < LEAST_ROWS:
+            log(f"the server is sent no gain of {rows} rows, {LEAST_ROWS} are needed: let kept_back be larger")
+        return asked and rows >= LEAST_ROWS
+
+    def _measure_gain(self, file: GainFile, rounds: int, sends: bool) -> bytes:
+        """Measure the tuned model, which is loaded, and the base model, for the owner; returns what is sent."""
+        weights, rows = self.setup.weights, len(self.unseen.examples)
+        if not isinstance(weights, Pooled):
+            return b""
+        tuned = weights.c.copy()
+        with computing_with(self.threads):
+            after = self._evaluate()
+            weights.load(np.zeros_like(tuned))
+            before = self._evaluate()
+            weights.load(tuned)
+        measured = gain(THIS_CLIENT, before, after)
+        change = measured.change["loss"].mean
+        sends = sends and math.isfinite(change)
+        file.write(measured, rounds, sends)
+        log(gain_in_words(measured, sends))
+        return GainSum(rows, rows * change).encode() if sends else b""
+
+    def _evaluate(self) -> Evaluation:
+        unseen, metrics = self.unseen, metrics_of(self.recipe.evaluation, self.unseen.options)
+        scores = self.setup.score(unseen.examples, "own held-out rows", False, metrics)
+        return replace(scores, owners=[THIS_CLIENT] * len(unseen.examples))
+
+
+def load_client(
+    owner: Owner,
+    recipe: bytes,
+    masks: MakeMasking | None = None,
+    ledger: PrivacyLedger | None = None,
+    keeps: Path | None = None,
+) -> TrainingClient:
+    """Load what a client needs to follow a server's recipe: its arguments are those of `TrainingClient`.
+
+    Raises:
+        RefusedError: the owner does not allow the recipe, or the model, the basis or the rows can't be used.
+    """
+    policy = owner.policy
+    task_time = TaskTime(policy)  # of the task that brings the recipe: its server chose what to load
+    followed = accepted_recipe(recipe, owner)
+    with refusing(Code.MODEL):
+        tokenizer = tokenizer_of(followed, Silent())
+        task_time.require_time()
+    with refusing(Code.BASIS):
+        followed, basis = with_basis(followed)
+    if protects_examples(followed) and followed.clients.count is not None:  # a server's word on the plan is not taken
+        followed = with_noise(followed, followed.clients.count)
+    with refusing(Code.MODEL):
+        setup = build(followed, tokenizer, basis, serves=False)
+    with refusing(Code.POLICY):  # before any row is read
+        policy.require_weights(followed, setup.weights.layout.size)
+        task_time.require_time()
+    with refusing(Code.DATA):
+        examples, unseen = own_share(followed, tokenizer, log, policy.evaluation.kept_back or 0.0)
+    task_time.require_time()
+    threads = followed.clients.threads or torch.get_num_threads()
+    return TrainingClient(owner, followed, setup, examples, unseen, threads, masks, ledger, keeps, task_time)
+
+
+def protects_examples(recipe: Recipe) -> bool:
+    """True if clients add noise that hides single examples."""
+    return recipe.privacy is not None and recipe.privacy.unit == "example"
+
+
+def _secret_of_run(secret: int, nonce: bytes, purpose: bytes = b"") -> bytes:
+    """A client's secret for one purpose in one run."""
+    return hashlib.sha256(purpose + b"%d " % secret + nonce).digest()
