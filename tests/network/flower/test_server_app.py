@@ -11,7 +11,8 @@ from fedkseed.network.flower.client_app import client_app
 from fedkseed.network.flower.server_app import run_rounds
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
-from fedkseed.network.protocol.client.worker import TaskHandler, TrainingClient
+from fedkseed.network.protocol.client.task_handler import TaskHandler
+from fedkseed.network.protocol.client.training_client import load_client
 from fedkseed.network.protocol.receipt_checks import signature_check
 from fedkseed.network.protocol.server import clients
 from fedkseed.run.store import Store
@@ -60,7 +61,7 @@ def test_an_app_with_keys_signs_its_tasks_and_takes_answers_of_these_keys_alone(
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN)
         settings = OwnerSettings(owner, 1.0, str(keys / f"client-{number if number < 2 else 0}"), str(keys / "ca.pem"))
         (tmp_path / str(number)).mkdir()
-        worker = TaskHandler(partial(TrainingClient, owner), settings.signing(tmp_path / str(number)))
+        worker = TaskHandler(partial(load_client, owner), settings.signing(tmp_path / str(number)))
         apps[node] = client_app(lambda task, context, worker=worker: worker.reply(task).encode())
     run_rounds(tmp_path / "recipe.toml", tmp_path / "run", keys, LoopbackGrid(lambda: NODES, to_apps(apps, {})), notes)
     assert notes.has("round 1: client 2 refuses: task"), "it has another client's key"
