@@ -2,17 +2,19 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedkseed.run.activity import Activity, moment_of
+from fedkseed.run.simulation import start
 from fedkseed.run.store import Store
+from fedkseed.run.workers import processes
 
 from ..conftest import recipe_text
 
@@ -37,9 +39,9 @@ def wait_until(true: Callable[[], object], what: str) -> None:
 
 
 class Run:
-    """`fedkseed run`, which is going on in another process."""
+    """A run that is going on in another process."""
 
-    def __init__(self, process: subprocess.Popen, directory: Path) -> None:
+    def __init__(self, process: Any, directory: Path) -> None:
         self.process, self.directory = process, directory
 
     @property
@@ -56,22 +58,21 @@ class Run:
 
         def halted() -> bool:
             if not when(self):
-                assert self.process.poll() is None, f"the run ended before {what}"
+                assert self.process.is_alive(), f"the run ended before {what}"
                 return False
-            self.process.send_signal(signal.SIGSTOP)
+            os.kill(self.process.pid, signal.SIGSTOP)
             if when(self):
                 return True
-            self.process.send_signal(signal.SIGCONT)
+            os.kill(self.process.pid, signal.SIGCONT)
             return False
 
         wait_until(halted, what)
 
-    def go_on(self) -> None:
-        self.process.send_signal(signal.SIGCONT)
-
     def end(self) -> None:
-        self.go_on()
-        assert self.process.wait(SECONDS) == 0
+        """Let it go on to its end."""
+        os.kill(self.process.pid, signal.SIGCONT)
+        self.process.join(SECONDS)
+        assert self.process.exitcode == 0
 
 
 def trains(run: Run, rounds: int) -> bool:
@@ -90,26 +91,26 @@ def watched_recipe(tmp_path_factory, model_folder, data_file) -> Path:
 @pytest.fixture
 def begin(watched_recipe, tmp_path) -> Iterator[Callable[[], Run]]:
     """A function that starts the run, into the directory `run` of the test."""
-    begun: list[subprocess.Popen] = []
+    begun: list[Run] = []
 
     def started() -> Run:
         directory = tmp_path / "run"
-        with (tmp_path / "run.log").open("wb") as log:
-            asked = command("run", watched_recipe, "--output", directory)
-            begun.append(subprocess.Popen(asked, env=environment(), stdout=log, stderr=log))
-        return Run(begun[-1], directory)
+        process: Any = processes()
+        begun.append(Run(process.Process(target=start, args=(str(watched_recipe), str(directory))), directory))
+        begun[-1].process.start()
+        return begun[-1]
 
     yield started
-    for process in begun:
-        process.kill()
-        process.wait()
+    for run in begun:
+        run.process.kill()
+        run.process.join()
 
 
 @pytest.fixture(scope="session")
 def finished(watched_recipe, tmp_path_factory) -> Path:
     """The directory of a run that has ended."""
     directory = tmp_path_factory.mktemp("watch") / "finished"
-    subprocess.run(command("run", watched_recipe, "--output", directory, "-q"), env=environment(), check=True)
+    start(str(watched_recipe), str(directory))
     return directory
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -45,8 +44,8 @@ def test_a_run_is_not_begun_then_running_then_ended(begin, tmp_path):
 def test_a_run_that_was_killed_has_stopped_and_names_the_command_that_goes_on(begin, tmp_path):
     run = begin()
     run.halt(lambda run: trains(run, 1), "a client trains for the second round")
-    run.process.send_signal(signal.SIGKILL)
-    run.process.wait()
+    run.process.kill()
+    run.process.join()
     wait_until(lambda: Watched(run.directory).look().state != "running", "the lock is free")
     view = Watched(run.directory).look()
     assert (view.state, view.done) == ("stopped", 1)
