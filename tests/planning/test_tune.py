@@ -15,7 +15,7 @@ from fedkseed import FedKSeedError, Simulation, load_recipe, project
 from fedkseed.evaluation.statistics import Estimate
 from fedkseed.models.load import load_model
 from fedkseed.models.loss import graph_loss
-from fedkseed.planning.tune import FACTOR, TRIALS, Bench, Trial, Tuning, limits, rates, try_rates, tune
+from fedkseed.planning.tune import MAX_TRIALS, RATE_FACTOR, Bench, Trial, Tuning, limits, rates, try_rates, tune
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.eps_ladder import LADDER, Rung, Scalars, judge, measure
@@ -142,11 +142,11 @@ def test_a_base_model_without_finite_losses_is_refused(recipe, model_folder, tmp
 
 def climbed(best: float, own: float, together: float | None = None, lost: float = math.inf) -> Tuning:
     """The trials where loss falls and rises with η as a parabola that is lowest at `best`."""
-    found = Tuning(parse({"model": {"name": "none"}}), [0], 1, together=together, before=[2.0, 3.0])
+    found = Tuning(parse({"model": {"name": "none"}}), [0], 1, cohort_limit=together, before=[2.0, 3.0])
     for lr in rates(found, own):
         shape = (lr / best) ** 2 - 2 * lr / best
         found.trials.append(Trial(lr, [] if lr > lost else [2.0 + shape, 3.0 + 1.01 * shape]))
-        assert len(found.trials) <= TRIALS + 2
+        assert len(found.trials) <= MAX_TRIALS + 2
     return found
 
 
@@ -217,14 +217,14 @@ def test_a_norm_is_suggested_for_noise_by_the_server(recipe_file, tmp_path):
 def test_the_climb_ends_where_the_model_is_lost():
     found = climbed(best=1.0, own=1e-4, lost=0.01)
     assert found.lr is not None
-    assert 0.01 / FACTOR < found.lr <= 0.01
+    assert 0.01 / RATE_FACTOR < found.lr <= 0.01
     assert sum(trial.lr > 0.01 for trial in found.trials) <= 2
 
 
 def test_the_climb_starts_below_the_measured_limit():
     first = climbed(best=1e-4, own=1e-6, together=1e-3).trials[0].lr
-    assert first == pytest.approx(1e-6 * FACTOR**3)
-    assert first < 1e-3 / FACTOR
+    assert first == pytest.approx(1e-6 * RATE_FACTOR**3)
+    assert first < 1e-3 / RATE_FACTOR
 
 
 def test_limits_are_those_of_a_quadratic(recipe):

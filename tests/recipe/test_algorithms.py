@@ -15,7 +15,7 @@ from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
 from fedkseed.models.peft_adapters import Adapters, attach
-from fedkseed.planning.compare import AWAY, compare, measure
+from fedkseed.planning.compare import ROUNDS_AWAY, compare, measure
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.simulation import Simulation
@@ -217,7 +217,7 @@ def test_costs_are_those_of_messages_of_the_recipes_size(tmp_path, model_folder,
     assert average.bytes_down == average.bytes_back == 76 + 4 * d
     assert average.bytes_up == 88 + 4 * d
     pairs = 2 * 10  # of a cohort of two; 20 draws from 2^32 hardly meet
-    assert unlimited.bytes_back > (AWAY - 1) * 2 * 10 * 8
+    assert unlimited.bytes_back > (ROUNDS_AWAY - 1) * 2 * 10 * 8
     assert unlimited.bytes_down == 84 + 4 + 8 * pairs
     assert unlimited.bytes_up == 76 + 10 * 4
     for costs in (seeds, average, unlimited):

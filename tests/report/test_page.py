@@ -285,7 +285,7 @@ def test_an_unfinished_run_shows_what_is_there(unfinished, empty):
 
 def test_a_loss_that_is_not_finite_is_null(large, plain):
     assert embedded(report.page([large]))["runs"][0]["rounds"][0]["loss"] is None
-    assert report._plain({"a": [float("nan"), (float("inf"), 1.0)]}) == {"a": [None, [None, 1.0]]}
+    assert report.finite({"a": [float("nan"), (float("inf"), 1.0)]}) == {"a": [None, [None, 1.0]]}
 
 
 def test_an_algorithm_without_coefficients_has_no_directions(averaged):

@@ -134,11 +134,11 @@ def test_it_is_for_its_owner_alone_and_has_no_loss(tmp_path):
 def test_the_latest_notes_are_kept(tmp_path):
     watcher = ActivityFile(Silent())
     with watcher.shown_in(tmp_path):
-        for k in range(now.NOTES + 5):
+        for k in range(now.NOTES_KEPT + 5):
             watcher.note(f"note {k}")
         found = moment_of(tmp_path)
     assert found is not None
-    assert [text for _, text in found.notes] == [f"note {k}" for k in range(5, now.NOTES + 5)]
+    assert [text for _, text in found.notes] == [f"note {k}" for k in range(5, now.NOTES_KEPT + 5)]
 
 
 @pytest.mark.parametrize(

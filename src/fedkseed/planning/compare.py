@@ -19,18 +19,17 @@ from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
 from ..local.client import Client
 from ..models.load import load_tokenizer
-from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..round import Round
 from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..run.workers import processes
-from ..strategy import Strategy
 from ..wire.codec import decode, encode
+from .forecast import sample_upload
 from .memory import Meter
 
-AWAY = 10  # rounds that a returning client has missed
-STEPS = 5  # local steps that are taken to time them
+ROUNDS_AWAY = 10  # rounds that a returning client has missed
+STEPS_TIMED = 5  # local steps that are taken to time them
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +40,10 @@ class AlgorithmCosts:
     trainable: int  # weights that are tuned
     bytes_down: int  # to a client that took part in the round before
     bytes_up: int
-    bytes_back: int  # down, to a client that comes back after AWAY rounds
+    bytes_back: int  # down, to a client that comes back after ROUNDS_AWAY rounds
     peak_memory: int  # bytes: the most that its process held, less what a client like it had left there
     sync_seconds: float  # of a client that took part in the round before
-    back_seconds: float  # of one that comes back after AWAY rounds
+    back_seconds: float  # of one that comes back after ROUNDS_AWAY rounds
     step_seconds: float  # median
 
 
@@ -68,7 +67,7 @@ def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) 
     Raises:
         FedKSeedError: the recipe can't be run with it.
     """
-    training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": AWAY + 2})
+    training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": ROUNDS_AWAY + 2})
     recipe = recipe.model_copy(update={"training": training, "save": False, "asynchronous": None})
     shares = shares or share_out(recipe, load_tokenizer(recipe.model.name))
     with TemporaryDirectory() as folder:
@@ -82,7 +81,7 @@ def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
-    """Write the broadcasts of a server after AWAY rounds and after one more, as files.
+    """Write the broadcasts of a server after ROUNDS_AWAY rounds and after one more, as files.
 
     No client trains: uploads hold random numbers in place of training results.
 
@@ -91,46 +90,41 @@ def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
     """
     simulation = Simulation(recipe, shares=shares)
     strategy, state, up = simulation.strategy, simulation.strategy.server.init(), None
-    for round_ in range(AWAY + 1):
-        if round_ == AWAY:
+    for round_ in range(ROUNDS_AWAY + 1):
+        if round_ == ROUNDS_AWAY:
             (folder / "back").write_bytes(encode(strategy.server.broadcast(state)))
         cohort = simulation.cohort(round_)
         taking_part = cohort if 0 in cohort else [0, *cohort[1:]]
-        uploads = [_example(simulation, strategy, round_, client) for client in taking_part]
+        uploads = [sample_upload(simulation, round_, client) for client in taking_part]
         up = len(encode(uploads[0]))
         state = strategy.aggregate(state, uploads)
     (folder / "next").write_bytes(Round.begin(strategy, state, [0]).whole[0])
     return up if strategy.sized else None
 
 
-def _example(simulation: Simulation, strategy: Strategy[Any], round_: int, number: int) -> Any:
-    client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, round_, number)
-    return strategy.client.example(round_, number, client.examples, client.graph is not None, rng)
-
-
-def _once_synced(message: Any) -> Any:
+def _for_few_steps(message: Any) -> Any:
     """The broadcast for training after the sync: with few steps, and without weights, which are in the model now."""
-    changes = {"steps": STEPS, "values": np.empty(0, np.float32)}
+    changes = {"steps": STEPS_TIMED, "values": np.empty(0, np.float32)}
     return replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
 
 
 def _take_part(recipe: Recipe, shares: ClientShares, folder: Path, bytes_up: int | None) -> AlgorithmCosts:
-    """Costs of client 0, which comes back after AWAY rounds and takes part in the next round.
+    """Costs of client 0, which comes back after ROUNDS_AWAY rounds and takes part in the next round.
 
     Another one goes before. Without it, 148 or 249 MB counted as FedKSeed's with a model of 0.14 million weights, by
     whether kernels were compiled already, and 14 to 16 MB with it.
     """
-    _once(recipe, shares, folder)
+    _costs_without_memory(recipe, shares, folder)
     meter = Meter()
     before = meter.now()
     with meter.watch():
-        costs = _once(recipe, shares, folder)
+        costs = _costs_without_memory(recipe, shares, folder)
     return replace(costs, bytes_up=bytes_up or costs.bytes_up, peak_memory=meter.peak - before)
 
 
-def _once(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
+def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
     """Costs of client 0 without its memory."""
-    few = recipe.training.model_copy(update={"steps": STEPS, "epochs": None})
+    few = recipe.training.model_copy(update={"steps": STEPS_TIMED, "epochs": None})
     as_many = recipe.derivatives.model_copy(update={"steps": None})
     short = recipe.model_copy(update={"training": few, "derivatives": as_many})
     simulation = Simulation(short, shares=shares, serves=False)
@@ -144,7 +138,7 @@ def _once(recipe: Recipe, shares: ClientShares, folder: Path) -> AlgorithmCosts:
         message = decode(data, strategy.client.message)
         strategy.client.sync(message, client.weights)
         seconds.append(time.perf_counter() - begin)
-        message = _once_synced(message)
+        message = _for_few_steps(message)
         del data
     upload = encode(strategy.client.train(message, client))
     return AlgorithmCosts(

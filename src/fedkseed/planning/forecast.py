@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from ..data.federated import ClientShares
 from ..randomness import Purpose, generator
 from ..recipe.schema import Recipe
 from ..round import Round, answer
@@ -16,7 +17,7 @@ from ..run.setup import Stopwatch
 from ..run.simulation import Simulation
 from ..wire.codec import encode
 
-STEPS = 2  # local steps that are measured, after a first, which has the sync and compiles kernels
+STEPS_MEASURED = 2  # local steps that are measured, after a first, which has the sync and compiles kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
         clients=len(sizes),
         examples=(sizes[0], int(median(sizes)), sizes[-1]),
         tokens=sum(len(example.tokens) for share in shares.clients for example in share),
-        held_out=len(shares.held_out) + sum(len(one.examples) for one in shares.sets.values()),
+        held_out=_held_out_examples(shares),
         too_long=shares.too_long,
         rounds=recipe.training.rounds,
         cohort=len(cohort),
@@ -91,7 +92,7 @@ def _bytes(simulation: Simulation, cohort: Sequence[int]) -> tuple[int, int]:
     """The encoded sizes of a broadcast and of an upload in the second round; random numbers replace trained ones."""
     strategy = simulation.strategy
     state = strategy.server.init()
-    uploads = [_example(simulation, number) for number in cohort]
+    uploads = [sample_upload(simulation, 0, number) for number in cohort]
     up = max(len(encode(upload)) for upload in uploads)
     if simulation.recipe.secure is None and simulation.recipe.asynchronous is None:
         state = strategy.aggregate(state, uploads)
@@ -99,31 +100,32 @@ def _bytes(simulation: Simulation, cohort: Sequence[int]) -> tuple[int, int]:
     return max(map(len, Round.begin(strategy, state, cohort).whole.values())), up
 
 
-def _example(simulation: Simulation, number: int) -> Any:
-    client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, 0, number)
-    return simulation.strategy.client.example(0, number, client.examples, client.graph is not None, rng)
+def sample_upload(simulation: Simulation, round_: int, number: int) -> Any:
+    """An upload of a client's real size, with random numbers in place of training results."""
+    client, rng = simulation.client(number), generator(simulation.recipe.seed, Purpose.BATCHES, round_, number)
+    return simulation.strategy.client.example(round_, number, client.examples, client.graph is not None, rng)
 
 
 def _step_seconds(simulation: Simulation, number: int) -> float:
     """The median time of a local step after the first; a single step is measured with the sync before it."""
-    strategy, watch, begin = simulation.strategy, _Short(), time.perf_counter()
+    strategy, watch, begin = simulation.strategy, _FewSteps(), time.perf_counter()
     messages = Round.begin(strategy, strategy.server.init(), simulation.cohort(0)).whole
-    with suppress(_EnoughError):
+    with suppress(_EnoughStepsError):
         answer(strategy, messages[number], simulation.client(number, watch))
     return median(watch.steps) if watch.steps else time.perf_counter() - begin
 
 
-class _EnoughError(Exception):
+class _EnoughStepsError(Exception):
     """The end of a client's steps, once enough are measured."""
 
 
-class _Short(Stopwatch):
+class _FewSteps(Stopwatch):
     """A stopwatch that ends what it measures."""
 
     def tick(self) -> None:
         super().tick()
-        if len(self.steps) >= STEPS:
-            raise _EnoughError
+        if len(self.steps) >= STEPS_MEASURED:
+            raise _EnoughStepsError
 
 
 def _evaluation_seconds(simulation: Simulation) -> float:
@@ -136,4 +138,8 @@ def _evaluation_seconds(simulation: Simulation) -> float:
     begin = time.perf_counter()
     setup.score(batch, "held-out examples", False, simulation.metrics)
     seconds = time.perf_counter() - begin
-    return seconds * (len(shares.held_out) + sum(len(one.examples) for one in shares.sets.values())) / len(batch)
+    return seconds * _held_out_examples(shares) / len(batch)
+
+
+def _held_out_examples(shares: ClientShares) -> int:
+    return len(shares.held_out) + sum(len(held_out.examples) for held_out in shares.sets.values())

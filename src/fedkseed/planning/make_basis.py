@@ -34,8 +34,8 @@ from ..weights.layout import Layout
 from ..weights.lazy import Lazy
 from ..weights.modes import hold
 
-LARGEST = 127  # of int8; −128 is not used, so that a column and its negative are alike
-WIDEST = 64  # rank of one tensor, at most
+INT8_LIMIT = 127  # of int8; −128 is not used, so that a column and its negative are alike
+MAX_RANK = 64  # rank of one tensor, at most
 OVERDRAWN = 8  # times the examples wanted are tokenised: some are longer than the limit
 
 
@@ -68,15 +68,14 @@ def make_basis(
         raise FedKSeedError("a basis is made from examples; the data has none within the token limit")
     if any(isinstance(entry.tensor, Lazy) for entry in layout.tuned):
         raise FedKSeedError("a basis is made from gradients, which dense weights have: set [model] storage = 'dense'")
-    found = {name: leading(g) for name, g in gradients(model, layout, examples, pad, on_example)}
-    found = {name: parts for name, parts in found.items() if len(parts[1])}
-    ranks = shared_out({name: values for name, (_, values, _) in found.items()}, size, rank)
+    vectors = {name: leading(g) for name, g in gradients(model, layout, examples, pad, on_example)}
+    ranks = shared_out({name: values for name, (_, values, _) in vectors.items() if len(values)}, size, rank)
     if not ranks:
         raise FedKSeedError("no gradient of the examples is finite and above 0; is the loss one of the tuned weights?")
     factors, first = dict[str, Factor](), 0
     for name in sorted(ranks):
-        left, _, right = found[name]
-        (u, su), (v, sv) = quantised(left[:, : ranks[name]]), quantised(right[:, : ranks[name]])
+        outputs, _, inputs = vectors[name]
+        (u, su), (v, sv) = quantised(outputs[:, : ranks[name]]), quantised(inputs[:, : ranks[name]])
         factors[name] = Factor(len(u), len(v), first, u, v, su, sv)
         first = factors[name].directions.stop
     return Basis(factors, about or {})
@@ -103,12 +102,12 @@ def rescaled(basis: Basis, slopes: NDArray[np.float64]) -> Basis:
     logs -= logs.mean()
     factors = dict[str, Factor]()
     for name, factor in basis.factors.items():
-        own = logs[factor.directions].reshape(factor.ranks)
-        left, right = np.exp(own.mean(1)), np.exp(own.mean(0) - own.mean())
+        of_tensor = logs[factor.directions].reshape(factor.ranks)
+        rows, columns = np.exp(of_tensor.mean(1)), np.exp(of_tensor.mean(0) - of_tensor.mean())
         factors[name] = replace(
             factor,
-            left_scale=(factor.left_scale * left).astype(np.float32),
-            right_scale=(factor.right_scale * right).astype(np.float32),
+            left_scale=(factor.left_scale * rows).astype(np.float32),
+            right_scale=(factor.right_scale * columns).astype(np.float32),
         )
     return Basis(factors, {**basis.about, "scaled": True})
 
@@ -129,15 +128,15 @@ def basis_of(
         FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
     options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
-    found = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
-    order = generator(recipe.seed, Purpose.BASIS).permutation(len(found))[: OVERDRAWN * examples]
-    encoded = encode_all([found[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
-    limit, texts = recipe.data.max_tokens, [one for one in encoded if one.example.plain]
-    whole = [one for one in encoded if not one.example.plain and len(one.tokens) <= limit]
+    rows = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
+    order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
+    drawn = encode_all([rows[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
+    limit, texts = recipe.data.max_tokens, [encoded for encoded in drawn if encoded.example.plain]
+    whole = [encoded for encoded in drawn if not encoded.example.plain and len(encoded.tokens) <= limit]
     chosen = [*whole, *packed(texts, limit, tokenizer)][:examples]
     model = load_model(options.name, options.dtype, "dense", options.device)
     progress.begin("gradients", len(chosen) * (1 + scaled))
-    made = make_basis(
+    basis = make_basis(
         model,
         options.tuned or ["*"],
         chosen,
@@ -157,14 +156,14 @@ def basis_of(
         on_example=lambda: progress.advance(1),
     )
     if not scaled:
-        return made
-    weights, slopes = hold(model, Pool(0, made.size, "informed", made.digest()), basis=made), list[NDArray[Any]]()
+        return basis
+    weights, slopes = hold(model, Pool(0, basis.size, "informed", basis.digest()), basis=basis), list[NDArray[Any]]()
     for example in chosen:
         batch = collate([example], tokenizer.pad_token_id)
         loss, slope = weights.gradient(lambda batch=batch: graph_loss(model, batch))
         slopes.append(slope if isfinite(loss) else np.full_like(slope, np.nan))
         progress.advance(1)
-    return rescaled(made, np.stack(slopes))
+    return rescaled(basis, np.stack(slopes))
 
 
 def tasks(archive: str, seed: int) -> list[Example]:
@@ -208,12 +207,12 @@ def leading(g: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArra
     wide = g.shape[1] > g.shape[0]
     tall = (g.T if wide else g).double()  # (n, m), m ≤ n
     squares, vectors = torch.linalg.eigh(tall.T @ tall)  # ascending
-    squares, vectors = squares.flip(0)[:WIDEST], vectors.flip(1)[:, :WIDEST]
-    kept = squares > 1e-12 * squares[:1].clamp(min=1e-300)  # what float64 tells from 0
-    values, small = squares[kept].sqrt(), vectors[:, kept]
+    squares, vectors = squares.flip(0)[:MAX_RANK], vectors.flip(1)[:, :MAX_RANK]
+    above_0 = squares > 1e-12 * squares[:1].clamp(min=1e-300)  # what float64 tells from 0
+    values, small = squares[above_0].sqrt(), vectors[:, above_0]
     large = tall @ small / values
-    left, right = (small, large) if wide else (large, small)
-    return left.cpu().numpy(), values.cpu().numpy(), right.cpu().numpy()
+    outputs, inputs = (small, large) if wide else (large, small)
+    return outputs.cpu().numpy(), values.cpu().numpy(), inputs.cpu().numpy()
 
 
 def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | None) -> dict[str, int]:
@@ -223,7 +222,7 @@ def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | No
         values: singular values of each tensor, in descending order.
     """
     ranks = dict.fromkeys(sorted(values), 0)
-    left = size
+    unspent = size  # coefficients
 
     def gain(name: str) -> float:
         r = ranks[name]
@@ -234,15 +233,15 @@ def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | No
     while queue:
         _, name = heapq.heappop(queue)
         price = 2 * ranks[name] + 1
-        if price > left:
+        if price > unspent:
             continue  # a smaller one may still fit
-        ranks[name], left = ranks[name] + 1, left - price
-        if ranks[name] < min(len(values[name]), rank or WIDEST):
+        ranks[name], unspent = ranks[name] + 1, unspent - price
+        if ranks[name] < min(len(values[name]), rank or MAX_RANK):
             heapq.heappush(queue, (-gain(name), name))
     return {name: r for name, r in ranks.items() if r}
 
 
 def quantised(columns: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:
     """Unit columns as int8 with one scale each: column = int8 · scale, to half a unit."""
-    scales = (np.abs(columns).max(0) / LARGEST).astype(np.float32)
-    return np.rint(columns / scales).clip(-LARGEST, LARGEST).astype(np.int8), scales
+    scales = (np.abs(columns).max(0) / INT8_LIMIT).astype(np.float32)
+    return np.rint(columns / scales).clip(-INT8_LIMIT, INT8_LIMIT).astype(np.int8), scales

@@ -27,22 +27,22 @@ def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, obj
     """
     recipe, progress = load_recipe(path), progress or Silent()
     algorithm, model = checked_algorithm(recipe), recipe.model
-    own = recipe.directions
+    directions = recipe.directions
     unpinned = {
         "model": model.model_copy(update={"digest": None}),
-        "directions": own.model_copy(update={"basis_digest": None}) if own.basis else own,
+        "directions": directions.model_copy(update={"basis_digest": None}) if directions.basis else directions,
     }
     anew, basis = with_basis(recipe.model_copy(update=unpinned))
     setup = build(anew, tokenizer_of(anew, progress), basis, serves=False, progress=progress)
-    found: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
+    written: dict[str, dict[str, object]] = {"model": {"digest": setup.weights.base_digest.hex()}}
     if algorithm.tuned == "output" and model.tuned is None:
-        found["model"]["tuned"] = list(setup.patterns)
+        written["model"]["tuned"] = list(setup.patterns)
     if basis is not None:
-        found["directions"] = {"basis_digest": anew.directions.basis_digest}
+        written["directions"] = {"basis_digest": anew.directions.basis_digest}
     with border(f"can't read the recipe {path}"):
         document = tomlkit.parse(path.read_bytes().decode())
-    for name, keys in found.items():
+    for name, keys in written.items():
         table: Any = document[name]
         table.update(keys)
     write_atomically(path.resolve(), tomlkit.dumps(document).encode(), 0o666)
-    return found
+    return written

@@ -23,12 +23,12 @@ from ..run.progress import Progress
 from ..run.simulation import Simulation
 from ..strategy import Strategy
 
-EXAMPLES = 64  # number of the clients' training examples on which trials are compared
-LOCAL_STEPS = 32  # of all clients of a trial together
-FACTOR = 4  # between learning rates; the best one times and over √FACTOR are tried last
-TRIALS = 12  # at most
-ROOM = 1.5  # times the usual norm of a client's change
-RARE = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
+TRIAL_EXAMPLES = 64  # number of the clients' training examples on which trials are compared
+TRIAL_STEPS = 32  # of all clients of a trial together
+RATE_FACTOR = 4  # between learning rates; the best one times and over √RATE_FACTOR are tried last
+MAX_TRIALS = 12  # at most
+NORM_MARGIN = 1.5  # times the usual norm of a client's change
+CLIP_MARGIN = 8.0  # root mean squares of ρ: the tails of a batch's ρ are longer than those of a normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Tuning:
     recipe: Recipe
     cohort: list[int]  # clients of a trial
     steps: int  # local steps of each client in a trial
-    alone: float | None = None  # largest η at which one client's steps can lower the loss on average
-    together: float | None = None  # the same for a whole cohort
+    client_limit: float | None = None  # largest η at which one client's steps can lower the loss on average
+    cohort_limit: float | None = None  # the same for a whole cohort
     scalars: Scalars | None = None  # None for algorithms that backpropagate
     before: list[float] = field(default_factory=list)  # losses of the base model
     trials: list[Trial] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Tuning:
         training = self.recipe.training
         if self.scalars is None or training.clip is not None or training.wire == "sign" or not self.scalars.square:
             return None
-        return float(f"{RARE * math.sqrt(self.scalars.square):.1g}")
+        return float(f"{CLIP_MARGIN * math.sqrt(self.scalars.square):.1g}")
 
     @property
     def norm(self) -> float | None:
@@ -84,8 +84,8 @@ class Tuning:
         if self.table is None or self.scalars is None or not self.scalars.square:
             return None
         square = 1.0 if training.wire == "sign" else self.scalars.square
-        usual = (self.lr or self.own) * math.sqrt(training.steps / training.probes * square)
-        return float(f"{ROOM * usual:.1e}")
+        usual = (self.lr or self.recipe_lr) * math.sqrt(training.steps / training.probes * square)
+        return float(f"{NORM_MARGIN * usual:.1e}")
 
     @property
     def table(self) -> str | None:
@@ -123,8 +123,8 @@ class Tuning:
     @property
     def suggested(self) -> Recipe:
         """The recipe with the values found in place of its own eps and lr, and with a clip if it has none."""
-        found = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
-        update = {name: value for name, value in found.items() if value is not None}
+        settings = {"eps": self.eps, "lr": self.lr, "clip": self.clip}
+        update = {name: setting for name, setting in settings.items() if setting is not None}
         table = "derivatives" if derives(self.recipe) else "training"
         tables = {table: getattr(self.recipe, table).model_copy(update=update)}
         if self.table is not None and self.norm is not None:
@@ -132,7 +132,7 @@ class Tuning:
         return self.recipe.model_copy(update=tables)
 
     @property
-    def own(self) -> float:
+    def recipe_lr(self) -> float:
         """The recipe's learning rate."""
         if derives(self.recipe):
             return self.recipe.derivatives.lr
@@ -156,19 +156,22 @@ def tune(
         FedKSeedError: the recipe can't be run, or the base model's losses are not finite.
     """
     begin, training = clock(), recipe.training
-    one = recipe.clients.model_copy(update={"at_once": 1})  # worker processes would not see the trials' strategies
+    # Worker processes would not see the trials' strategies.
+    one_by_one = recipe.clients.model_copy(update={"at_once": 1})
     # Masks leave the mean change as it is, and of noise nothing is known that would be worth its trials.
-    clear = recipe.model_copy(update={"clients": one, "secure": None, "privacy": None})
+    clear = recipe.model_copy(update={"clients": one_by_one, "secure": None, "privacy": None})
     with closing(Simulation(clear, progress)) as simulation:
         cohort = simulation.cohort(0)
-        own = (derives(recipe) and recipe.derivatives.steps) or training.steps
-        found = Tuning(recipe, cohort, steps or min(own, max(1, LOCAL_STEPS // len(cohort))))
+        usual = (derives(recipe) and recipe.derivatives.steps) or training.steps
+        tuning = Tuning(recipe, cohort, steps or min(usual, max(1, TRIAL_STEPS // len(cohort))))
         if not algorithm_of(training.algorithm).differentiates:
-            scalars = found.scalars = measure(simulation, begin + 30 * minutes, clock)
+            scalars = tuning.scalars = measure(simulation, begin + 30 * minutes, clock)
             size = scalars.best.scalar if training.wire == "sign" else 1.0
-            found.alone, found.together = limits(scalars.curvature, training.probes, simulation, cohort, size)
-        try_rates(simulation, found, begin + 60 * minutes, clock)
-    return found
+            tuning.client_limit, tuning.cohort_limit = limits(
+                scalars.curvature, training.probes, simulation, cohort, size
+            )
+        try_rates(simulation, tuning, begin + 60 * minutes, clock)
+    return tuning
 
 
 def limits(
@@ -190,44 +193,44 @@ def limits(
     return alone, alone / float(np.sum((held / held.sum()) ** 2))
 
 
-def try_rates(simulation: Simulation, found: Tuning, until: float, clock: Clock = time.monotonic) -> None:
+def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock = time.monotonic) -> None:
     """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
     training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
     recipe = simulation.recipe
-    strategy = _with(recipe, simulation.strategy, steps=found.steps, eps=found.eps or training.eps)
-    found.before = bench.losses(strategy.server.init(), "training examples, base model")
-    for lr in rates(found, found.own):
+    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or training.eps)
+    tuning.before = bench.losses(strategy.server.init(), "training examples, base model")
+    for lr in rates(tuning, tuning.recipe_lr):
         begin = clock()
-        found.spent = begin + longest > until
-        if found.spent:
+        tuning.spent = begin + longest > until
+        if tuning.spent:
             break
-        found.trials.append(trial := bench.trial(_with(recipe, strategy, lr=lr), lr))
-        change = trial.change(found.before)
+        tuning.trials.append(trial := bench.trial(_with_settings(recipe, strategy, lr=lr), lr))
+        change = trial.change(tuning.before)
         simulation.progress.note(f"lr {lr:g}: " + (trial.failure or f"loss {change.text('+', 5)}"))
         longest = max(longest, clock() - begin)
     simulation.setup.load(simulation.strategy.server.init())
 
 
-def rates(found: Tuning, own: float) -> Iterator[float]:
+def rates(tuning: Tuning, own: float) -> Iterator[float]:
     """The learning rates to try, each chosen after the trial of the one before has been added to the results.
 
-    All are the recipe's own rate times a power of FACTOR. They start one step below that rate, or two below the
+    All are the recipe's own rate times a power of RATE_FACTOR. They start one step below that rate, or two below the
     measured limit, climb until the loss is worse by two standard errors, and go down while the lowest is the best. Two
     rates halfway between the best and its neighbours come last.
     """
-    lr = own / FACTOR
-    if found.together is not None:  # batches of few examples are noisy: their best rate is well below the limit
-        lr = own * FACTOR ** (round(math.log(found.together / own, FACTOR)) - 2)
-    for _ in range(TRIALS):
-        yield _short(lr)
-        if found.worse(found.trials[-1]):
+    lr = own / RATE_FACTOR
+    if tuning.cohort_limit is not None:  # batches of few examples are noisy: their best rate is well below the limit
+        lr = own * RATE_FACTOR ** (round(math.log(tuning.cohort_limit / own, RATE_FACTOR)) - 2)
+    for _ in range(MAX_TRIALS):
+        yield _two_digits(lr)
+        if tuning.worse(tuning.trials[-1]):
             break
-        lr *= FACTOR
-    while len(found.trials) < TRIALS and found.best.lr == (lowest := min(trial.lr for trial in found.trials)):
-        yield _short(lowest / FACTOR)
-    best = found.best.lr
-    yield _short(best / math.sqrt(FACTOR))
-    yield _short(best * math.sqrt(FACTOR))
+        lr *= RATE_FACTOR
+    while len(tuning.trials) < MAX_TRIALS and tuning.best.lr == (lowest := min(trial.lr for trial in tuning.trials)):
+        yield _two_digits(lowest / RATE_FACTOR)
+    best = tuning.best.lr
+    yield _two_digits(best / math.sqrt(RATE_FACTOR))
+    yield _two_digits(best * math.sqrt(RATE_FACTOR))
 
 
 class Bench:
@@ -236,7 +239,7 @@ class Bench:
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         everyone = [example for share in simulation.shares.clients for example in share]
-        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:EXAMPLES]
+        order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:TRIAL_EXAMPLES]
         self.examples = [everyone[i] for i in order]
         self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.remembers else None
 
@@ -249,7 +252,7 @@ class Bench:
         except FedKSeedError as error:  # a round raises it where numbers are out of range
             return Trial(lr, [], str(error))
         finally:
-            self._forget()
+            self._reset_remembered_model()
         return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
 
     def losses(self, state: Any, what: str) -> list[float]:
@@ -261,7 +264,7 @@ class Bench:
             simulation.setup.model, simulation.setup.tokenizer, self.examples, batch_size=size, on_progress=advance
         ).losses
 
-    def _forget(self) -> None:
+    def _reset_remembered_model(self) -> None:
         """Reset the model that clients of replaying algorithms remember: each trial begins before the first round."""
         if self._base is not None:
             self.simulation.setup.weights.rewind(self._base)
@@ -273,7 +276,7 @@ def derives(recipe: Recipe) -> bool:
     return algorithm.pooled and algorithm.differentiates
 
 
-def _with(recipe: Recipe, strategy: Strategy[Any], **changes: Any) -> Strategy[Any]:
+def _with_settings(recipe: Recipe, strategy: Strategy[Any], **changes: Any) -> Strategy[Any]:
     """The same strategy with other settings of local steps; in a mixed federation, those of its forward-only clients.
 
     A changed number of steps holds for all clients of the federation.
@@ -288,6 +291,6 @@ def _with(recipe: Recipe, strategy: Strategy[Any], **changes: Any) -> Strategy[A
     return algorithm_of(recipe.training.algorithm).strategy_of(settings)
 
 
-def _short(number: float) -> float:
+def _two_digits(number: float) -> float:
     """A learning rate rounded to two digits: trials are not precise enough for more."""
     return float(f"{number:.1e}")

@@ -27,8 +27,8 @@ class TimeLeft(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         ends = task.fields["ends"]
-        left = "-:--:--" if ends is None else timedelta(seconds=max(0, round(ends - time.time())))
-        return Text(str(left), style="progress.remaining")
+        remaining = "-:--:--" if ends is None else timedelta(seconds=max(0, round(ends - time.time())))
+        return Text(str(remaining), style="progress.remaining")
 
 
 class Bars:
@@ -73,8 +73,8 @@ class Bars:
         self.bars.update(self.now, advance=count)
         done, now = self._of(self.now).completed, time.time()
         if done:
-            left = (self._of(self.now).total or done) - done
-            self.bars.update(self.now, ends=now + (now - self.began) / done * left)
+            steps = (self._of(self.now).total or done) - done
+            self.bars.update(self.now, ends=now + (now - self.began) / done * steps)
         if loss is not None:
             self.bars.update(self.now, extra=f"loss {loss:.3f}")
 

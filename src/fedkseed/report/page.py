@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -31,14 +30,12 @@ from ..evaluation.statistics import (
     Estimate,
     Evaluation,
     Gain,
-    McNemar,
     balanced_accuracy,
     counted,
     estimate,
     gains,
     gains_table,
     most_frequent,
-    named,
     paired_change,
     title_of,
 )
@@ -47,6 +44,8 @@ from ..recipe.algorithms import ALGORITHMS
 from ..run.round_metrics import METRICS, values
 from ..run.store import GAINS, STOPPED, Store
 from ..strategies.kseed import State, importance
+from .results import SetScores, set_by_set
+from .terminal import finite
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ class Holdings:
 
     examples: list[int]
     categories: list[dict[str, int]]
-    taken: list[int]  # number of rounds in which a client took part
+    taken: list[int]  # number of rounds in which a client took part; the page's script reads this name
     too_long: int  # examples left out
     held_out: int
     names: list[str] = field(default_factory=list)  # of the clients, where their data names them
@@ -150,17 +149,17 @@ def page(runs: Sequence[Path]) -> str:
 def content(stores: Sequence[Store], names: Sequence[str]) -> str:
     """The page's data as JSON."""
     accounts = [account(store, name, stores[0]) for store, name in zip(stores, names, strict=True)]
-    names_of_scores = [name for one in accounts for found in one.evaluations for name in found.others]
+    names_of_scores = [name for run in accounts for scores in run.evaluations for name in scores.others]
     scores = {name: -1 if name.endswith(": loss") else 1 for name in names_of_scores}  # the sign of an improvement
     data = {
         "version": __version__,
         "metrics": [{key: getattr(m, key) for key in ("name", "title", "unit", "always")} for m in METRICS],
         "scores": [{"name": name, "title": title_of(name), "good": good} for name, good in scores.items()],
-        "titles": {name: title_of(name) for one in accounts for gain in one.gains for name in gain["change"]},
-        "runs": [asdict(one) for one in accounts],
+        "titles": {name: title_of(name) for run in accounts for gain in run.gains for name in gain["change"]},
+        "runs": [asdict(run) for run in accounts],
         "differences": differences(stores),
     }
-    return json.dumps(_plain(data), allow_nan=False, separators=(",", ":"))
+    return json.dumps(finite(data), allow_nan=False, separators=(",", ":"))
 
 
 def document(title: str, data: str, live: bool = False) -> str:
@@ -218,65 +217,66 @@ def rounds(store: Store) -> list[dict[str, Any]]:
 
 def evaluations(store: Store, done: Sequence[dict[str, Any]]) -> list[Scores]:
     """All evaluations of a run, each with its changes from that of the base model."""
-    known = {done: Evaluation.of(found) for done, found in store.evaluations().items()}
-    base = known.get(0, NOT_EVALUATED)
+    by_rounds = {after: Evaluation.of(table) for after, table in store.evaluations().items()}
+    base = by_rounds.get(0, NOT_EVALUATED)
     totals = {0: (0, 0.0, 0.0)} | {r["done"]: (r["bytes"], r["seconds_total"], r.get("clock")) for r in done}
     return [
-        Scores(
-            done=after,
-            bytes=totals[after][0],
-            seconds=totals[after][1],
-            clock=totals[after][2],
-            examples=len(scores.losses),
-            loss=estimate(scores.losses),
-            loss_change=_change(base.losses, scores.losses) if after else None,
-            rouge=estimate(scores.rouge) if scores.rouge else None,
-            rouge_change=_change(base.rouge, scores.rouge) if after else None,
-            answers=len(scores.empty),
-            empty=sum(scores.empty),
-            others=_others(base if after else NOT_EVALUATED, scores),
-            written=scores.answers,
-        )
-        for after, scores in known.items()
+        _scores(after, totals[after], set_by_set(base if after else NOT_EVALUATED, evaluation))
+        for after, evaluation in by_rounds.items()
         if after in totals
     ]
 
 
-def _others(base: Evaluation, scores: Evaluation) -> dict[str, MetricPoint]:
-    """All that was measured beside loss and Rouge-L of the first set, with changes from the base model."""
-    return {
-        named(of, name): MetricPoint(
-            estimate(values),
-            _change(before.measures.get(name, []), values),
-            counted(name, len(values)),
-            _chosen(before, found) if name == "choice" else None,
-        )
-        for of, found in scores.every.items()
-        for before in [base.every.get(of, NOT_EVALUATED)]
-        for name, values in found.measures.items()
-        if of or name not in ("loss", "rouge")
-    }
+def _scores(done: int, totals: tuple[int, float, float | None], sets: Sequence[SetScores]) -> Scores:
+    first, (bytes_, seconds, clock) = sets[0], totals
+    evaluation, changes = first.after, first.changes
+    return Scores(
+        done=done,
+        bytes=bytes_,
+        seconds=seconds,
+        clock=clock,
+        examples=len(evaluation.losses),
+        loss=estimate(evaluation.losses),
+        loss_change=changes.get("loss"),
+        rouge=estimate(evaluation.rouge) if evaluation.rouge else None,
+        rouge_change=changes.get("rouge"),
+        answers=len(evaluation.empty),
+        empty=sum(evaluation.empty),
+        others={
+            scores.name(metric): MetricPoint(
+                estimate(numbers),
+                scores.changes.get(metric),
+                counted(metric, len(numbers)),
+                _chosen(scores) if metric == "choice" else None,
+            )
+            for scores in sets
+            for metric, numbers in scores.after.measures.items()
+            if scores.set or metric not in ("loss", "rouge")
+        },
+        written=evaluation.answers,
+    )
 
 
-def _chosen(base: Evaluation, scores: Evaluation) -> Chosen | None:
-    if not scores.choices:
+def _chosen(scores: SetScores) -> Chosen | None:
+    choices, test = scores.after.choices, scores.test
+    if not choices:
         return None
-    test = McNemar.of(base.scores["choice"], scores.scores["choice"]) if base.choices else None
     return Chosen(
-        balanced_accuracy(scores.choices),
-        *most_frequent(scores.choices),
-        Confusion.of(scores.choices),
+        balanced_accuracy(choices),
+        *most_frequent(choices),
+        Confusion.of(choices),
         test and asdict(test) | {"p": test.p},
     )
 
 
 def against(store: Store, first: Store) -> Estimate | None:
     """Difference of the latest held-out loss from the first run's, if both were measured on the same examples."""
-    known, other = store.evaluations(), first.evaluations()
-    same = _data_digest(store) is not None and _data_digest(store) == _data_digest(first)
-    if not (known and other and same):
+    scores, scores_of_first = store.evaluations(), first.evaluations()
+    data, data_of_first = ((of.recall("identity") or {}).get("data of digest") for of in (store, first))
+    if not (scores and scores_of_first) or data is None or data != data_of_first:
         return None
-    return _change(other[max(other)]["losses"], known[max(known)]["losses"])
+    losses, before = scores[max(scores)]["losses"], scores_of_first[max(scores_of_first)]["losses"]
+    return paired_change(before, losses) if before and len(before) == len(losses) else None
 
 
 def kseed_state(store: Store, algorithm: str, done: int | None = None) -> State | None:
@@ -293,22 +293,22 @@ def directions(state: State | None) -> DirectionCurves | None:
 
 def holdings(store: Store, done: Sequence[dict[str, Any]]) -> Holdings | None:
     """The clients' data and their participation."""
-    known = store.recall("clients")
-    if known is None:
+    clients = store.recall("clients")
+    if clients is None:
         return None
-    taken = Counter(client for r in done for client in r["clients"])
-    return Holdings(**known, taken=[taken[client] for client in range(len(known["examples"]))])
+    rounds_of = Counter(client for r in done for client in r["clients"])
+    return Holdings(**clients, taken=[rounds_of[client] for client in range(len(clients["examples"]))])
 
 
 def gains_of(store: Store) -> list[Gain]:
     """The gain of each client by the tuned model, or by that of the latest evaluation; those that clients have sent."""
     if (sent := store.recall(GAINS)) is not None:
         return [Gain.of(table) for table in sent]
-    known = store.evaluations()
-    if 0 not in known:
+    by_rounds = store.evaluations()
+    if 0 not in by_rounds:
         return []
-    tuned = max(known) if (chosen := store.tuned) not in known else chosen
-    return gains(Evaluation.of(known[0]), Evaluation.of(known[tuned])) if tuned else []
+    tuned = store.tuned if store.tuned in by_rounds else max(by_rounds)
+    return gains(Evaluation.of(by_rounds[0]), Evaluation.of(by_rounds[tuned])) if tuned else []
 
 
 def differences(stores: Sequence[Store]) -> dict[str, list[Any]]:
@@ -324,14 +324,6 @@ def names_of(runs: Sequence[Path]) -> list[str]:
     return [str(run) if names.count(name) > 1 else name for run, name in zip(runs, names, strict=True)]
 
 
-def _change(before: Sequence[float], after: Sequence[float]) -> Estimate | None:
-    return paired_change(before, after) if before and len(before) == len(after) else None
-
-
-def _data_digest(store: Store) -> str | None:
-    return (store.recall("identity") or {}).get("data of digest")
-
-
 def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as one, with dotted keys."""
     flat: dict[str, Any] = {}
@@ -342,18 +334,6 @@ def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _digits(values: NDArray[np.float64]) -> list[float]:
     return [float(f"{value:.6g}") for value in values]
-
-
-def _plain(value: Any) -> Any:
-    """The value with NaN and infinities, which JSON lacks, as None."""
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
 
 
 def _asset(name: str) -> str:

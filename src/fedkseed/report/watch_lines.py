@@ -38,8 +38,8 @@ class Teller:
             self.done, self._scored = view.done, {done for done in self._scored if done <= view.done}
         for done in range(self.done, view.done + 1):
             if done > self.done:
-                left = f"   about {duration(view.left)} left" if done == view.done and view.left else ""
-                self.say(f"round {done:3} of {view.planned}   {line(view.reports[done - 1])}{left}")
+                ends = f"   about {duration(view.left)} left" if done == view.done and view.left else ""
+                self.say(f"round {done:3} of {view.planned}   {line(view.reports[done - 1])}{ends}")
             if done in view.means and done not in self._scored:
                 self._scored.add(done)
                 scores = "   ".join(f"{title_of(name)} {mean:.4f}" for name, mean in view.means[done].items())

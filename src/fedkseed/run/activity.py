@@ -23,9 +23,11 @@ from .progress import Passing, Progress, Standing
 from .time_left import RoundPace
 
 FILE = "now.json"
-EVERY = 0.5  # seconds between two versions that differ in steps alone: a step of a small model takes a millisecond
-FEW = 100  # clients of whom each piece of news is written at once; ten thousand would write a gigabyte a round
-NOTES = 30  # kept; the oldest go first
+SECONDS_BETWEEN_WRITES = (
+    0.5  # seconds between two versions that differ in steps alone: a step of a small model takes a millisecond
+)
+FEW_CLIENTS = 100  # clients of whom each piece of news is written at once; ten thousand would write a gigabyte a round
+NOTES_KEPT = 30  # the oldest go first
 
 
 @dataclass(slots=True)
@@ -63,8 +65,8 @@ class ActivityFile(Passing):
         try:
             yield
         except BaseException as error:
-            known = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
-            self.moment.error = str(error) if isinstance(error, FedKSeedError) else known
+            kind = "Ctrl-C" if isinstance(error, KeyboardInterrupt) else type(error).__name__
+            self.moment.error = str(error) if isinstance(error, FedKSeedError) else kind
             self._write()
             raise
         else:
@@ -74,7 +76,7 @@ class ActivityFile(Passing):
             self._path = None
 
     def note(self, text: str) -> None:
-        self.moment.notes = [*self.moment.notes[1 - NOTES :], (time.time(), text)]
+        self.moment.notes = [*self.moment.notes[1 - NOTES_KEPT :], (time.time(), text)]
         self._write()
         super().note(text)
 
@@ -85,7 +87,7 @@ class ActivityFile(Passing):
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
         self.moment.done += count
-        if time.monotonic() - self._written >= EVERY:
+        if time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
         super().advance(count, loss)
 
@@ -97,10 +99,10 @@ class ActivityFile(Passing):
         if self._round_over and self._pace.seconds is None:
             self.moment.since = time.time()  # before the first round, a base model is evaluated
         self._round_over = False
-        for one in numbers:
-            self._standing.pop(one, None)  # so that clients stand in the order of their last news
-            self._standing[one] = standing
-        if len(self._standing) <= FEW or time.monotonic() - self._written >= EVERY:
+        for client in numbers:
+            self._standing.pop(client, None)  # so that clients stand in the order of their last news
+            self._standing[client] = standing
+        if len(self._standing) <= FEW_CLIENTS or time.monotonic() - self._written >= SECONDS_BETWEEN_WRITES:
             self._write()
         super().clients(numbers, standing)
 
@@ -113,10 +115,10 @@ class ActivityFile(Passing):
     def _write(self) -> None:
         if self._path is None:
             return
-        found: dict[Standing, list[int]] = {kind: [] for kind in get_args(Standing)}
-        for one, standing in self._standing.items():
-            found[standing].append(one)
-        self.moment.clients = {kind: of for kind, of in found.items() if of}
+        clients: dict[Standing, list[int]] = {standing: [] for standing in get_args(Standing)}
+        for client, standing in self._standing.items():
+            clients[standing].append(client)
+        self.moment.clients = {standing: numbers for standing, numbers in clients.items() if numbers}
         self._written, part = time.monotonic(), part_of(self._path)
         with suppress(OSError):
             try:
@@ -130,7 +132,7 @@ class ActivityFile(Passing):
 def moment_of(directory: Path) -> Activity | None:
     """The present activity of the process that works on a run; None if the file is not there, or not one of ours."""
     try:
-        found = json.loads((directory / FILE).read_bytes())
-        return Activity(**found | {"notes": [(float(at), str(text)) for at, text in found["notes"]]})
+        table = json.loads((directory / FILE).read_bytes())
+        return Activity(**table | {"notes": [(float(at), str(text)) for at, text in table["notes"]]})
     except (OSError, ValueError, KeyError, TypeError):
         return None

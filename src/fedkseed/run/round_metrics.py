@@ -94,14 +94,14 @@ SUMS = [
 
 def values(report: Report) -> dict[str, float]:
     """The values of those metrics that were measured, by name."""
-    found = {metric.name: metric.value(report) for metric in METRICS}
-    return {name: value for name, value in found.items() if value is not None}
+    numbers = {metric.name: metric.value(report) for metric in METRICS}
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def telling(reports: Iterable[Report]) -> list[Metric]:
     """The columns of a table of these rounds: metrics shown in every table, or not zero in one of the rounds."""
-    known = list(reports)
-    return [metric for metric in METRICS if metric.always or any(metric.says(report) for report in known)]
+    rounds = list(reports)
+    return [metric for metric in METRICS if metric.always or any(metric.says(report) for report in rounds)]
 
 
 def line(report: Report) -> str:
