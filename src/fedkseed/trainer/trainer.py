@@ -50,7 +50,7 @@ from .arguments import require_obeyed, schedule
 from .datasets import Batches, Collator, columns_of, shares, shuffled
 from .outputs import evaluating, labels_of, loss_and_outputs, outputs_of, predictions_in, see
 from .own_model import Parties
-from .training import UNTIL_FOUND, Plan, Tally, Training, begun, identity, searched_eps, step_, steps_an_epoch
+from .training import UNTIL_FOUND, Tally, Training, TrainingPlan, begun, identity, searched_eps, step_, steps_an_epoch
 
 SEARCH = "search"  # eps
 
@@ -140,7 +140,7 @@ class Trainer:
         moments = steps_of == "adam" and local_steps == 1
         kind, known_eps = "sgd" if moments else steps_of, None if isinstance(eps, str) else eps
         first_eps = UNTIL_FOUND if known_eps is None else known_eps
-        self.plan = Plan(
+        self.plan = TrainingPlan(
             batches=batches,
             cohort=cohort,
             local=LocalWork(steps, kind, local_steps, lr=args.learning_rate, eps=first_eps, probes=probes, clip=clip),

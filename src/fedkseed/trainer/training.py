@@ -23,7 +23,7 @@ UNTIL_FOUND = 1e-3  # eps; a broadcast has one even where no step needs it
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """The settings of a training, which its arguments decide.
 
     Args:
@@ -121,7 +121,7 @@ class Training:
     reports: list[Report] = field(default_factory=list)
 
 
-def begun(plan: Plan, parties: Parties) -> Training:
+def begun(plan: TrainingPlan, parties: Parties) -> Training:
     """The training before its first step.
 
     Raises:
@@ -132,7 +132,7 @@ def begun(plan: Plan, parties: Parties) -> Training:
     return Training(parties, parties.strategy.server.init(), plan.eps)
 
 
-def step_(training: Training, plan: Plan, number: int) -> None:
+def step_(training: Training, plan: TrainingPlan, number: int) -> None:
     """Take one step: a round of a cohort."""
     parties, eps = training.parties, plan.local.eps if training.eps is None else training.eps
     parties.strategy = plan.strategy(parties.strategy.settings, number, eps)
@@ -160,7 +160,7 @@ def searched_eps(parties: Parties, seed: int) -> float:
     return eps
 
 
-def identity(plan: Plan, parties: Parties) -> dict[str, Any]:
+def identity(plan: TrainingPlan, parties: Parties) -> dict[str, Any]:
     """The facts that a training and its checkpoints share."""
     run, local = parties.strategy.run, plan.local
     return {
