@@ -24,7 +24,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import RUNS_FILE, read_records
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from table import Row, show
 
 PLACES = ("model", "basis", "natural-instructions", "dolly")

@@ -28,7 +28,7 @@ from fedkseed.recipe.reading import changed as with_changes
 from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.progress import Silent
-from fedkseed.run.simulation import resume, start
+from fedkseed.run.start_and_resume import resume, start
 from fedkseed.run.store import Store
 from fedkseed.tuned.export import export
 from fedkseed.tuned.load import open_tuned

@@ -109,6 +109,7 @@ TESTED_IN = {
     "run.eps_ladder": "planning/test_tune.py",
     "run.setup": "recipe/test_algorithms.py",
     "run.simulation": "run/test_cohort.py",
+    "run.start_and_resume": "run/test_loop.py",
     "run.progress": "network/protocol/server/test_clients.py",
     "network.protocol.carrier": "network/protocol/server/test_clients.py",
     "strategies.checks": "strategies/test_kseed.py",

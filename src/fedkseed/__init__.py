@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from .recipe.reading import load_recipe
     from .recipe.schema import Recipe
     from .round import answer, run_round
-    from .run.simulation import Simulation, resume, start
+    from .run.simulation import Simulation
+    from .run.start_and_resume import resume, start
     from .strategies.kseed import KSeed, State
     from .strategy import Settings, Strategy
     from .trainer.own_model import Parties, Tuned, tune
@@ -37,7 +38,8 @@ _HOMES = {
     "wire.records": ("Broadcast", "Run", "Upload"),
     "round": ("answer", "run_round"),
     "trainer.own_model": ("Parties", "Tuned", "tune"),
-    "run.simulation": ("Simulation", "resume", "start"),
+    "run.simulation": ("Simulation",),
+    "run.start_and_resume": ("resume", "start"),
     "trainer.trainer": ("Trainer",),
     "strategies.kseed": ("KSeed", "State"),
     "local.client": ("Client",),

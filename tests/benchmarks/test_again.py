@@ -11,7 +11,7 @@ import pytest
 from fedkseed.paper.experiments import Planned
 from fedkseed.paper.results import RunOutcome
 from fedkseed.paper.run_records import write_records
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 
 from ..conftest import recipe_text
 

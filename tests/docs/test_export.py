@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedkseed.cli import app
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 
 from ..conftest import recipe_text
 from ..models.llama_cpp import LlamaCpp

@@ -11,7 +11,8 @@ from fedkseed.models.hidden_states import KeptStates, can_keep_states
 from fedkseed.models.loss import output_loss, output_weights
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
-from fedkseed.run.simulation import Simulation, resume
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.start_and_resume import resume
 from fedkseed.run.store import Store
 from fedkseed.run.verify import verify
 from fedkseed.tuned.untie import untie

@@ -15,7 +15,7 @@ from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.models.load import load_model
 from fedkseed.models.quantised import BLOCK_TYPES, Blocks, quantise, widened
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from fedkseed.weights.adapter import Adapter
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.lazy import Lazy

@@ -27,7 +27,8 @@ from fedkseed.paper.tables import by_round, scores, speed, summary
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.setup import WithModel
-from fedkseed.run.simulation import Simulation, start
+from fedkseed.run.simulation import Simulation
+from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import Store
 from fedkseed.weights.basis_file import load_basis
 

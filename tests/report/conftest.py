@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedkseed.run.activity import Activity, moment_of
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import Store
 from fedkseed.run.workers import processes
 

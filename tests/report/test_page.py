@@ -27,7 +27,7 @@ from fedkseed.recipe.reading import load_recipe
 from fedkseed.report import page as report
 from fedkseed.round import Report
 from fedkseed.run.round_metrics import METRICS, Metric
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import GAINS, Store
 from fedkseed.strategies.kseed import State, importance
 

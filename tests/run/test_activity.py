@@ -14,7 +14,7 @@ from fedkseed.round import Report
 from fedkseed.run import activity as now
 from fedkseed.run.activity import FILE, Activity, ActivityFile, moment_of
 from fedkseed.run.progress import Silent
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 
 from ..conftest import recipe_text
 

@@ -12,7 +12,7 @@ from fedkseed.recipe.reading import parse
 from fedkseed.recipe.schema import Recipe
 from fedkseed.run.known_scores import base_scores
 from fedkseed.run.setup import WithModel
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import Store
 
 from ..conftest import recipe_text

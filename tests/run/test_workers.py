@@ -8,7 +8,7 @@ from tqdm import tqdm
 from fedkseed import FedKSeedError
 from fedkseed.models.load import load_model
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 from fedkseed.run.workers import Workers
 
 from ..conftest import recipe_text

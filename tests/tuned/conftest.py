@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedkseed.recipe.reading import load_recipe
-from fedkseed.run.simulation import start
+from fedkseed.run.start_and_resume import start
 
 from ..conftest import recipe_text
 

@@ -322,7 +322,8 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
     """Evaluate the model of a run after some rounds, on the run's held-out sets."""
     from ..evaluation.statistics import NOT_EVALUATED, Evaluation, gains, gains_table
     from ..report.results import print_gains, print_scores, sets_table
-    from ..run.simulation import Simulation, with_model
+    from ..run.simulation import Simulation
+    from ..run.start_and_resume import with_model
     from ..run.store import Store
 
     store = Store(directory)

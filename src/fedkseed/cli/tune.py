@@ -54,7 +54,7 @@ def run(
     held-out loss rises above the base model's is ended with exit code 3 ([evaluation] stop_when_diverged).
     """
     from ..recipe.reading import own_recipe
-    from ..run.simulation import start
+    from ..run.start_and_resume import start
 
     if engine not in ("own", "flower"):
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
@@ -133,7 +133,7 @@ def resume(
 
     The tuned model is the same, bit for bit, as that of a run without a stop.
     """
-    from ..run.simulation import resume as resume_run
+    from ..run.start_and_resume import resume as resume_run
     from ..run.store import Store
 
     recipe = Store(directory).load_recipe()

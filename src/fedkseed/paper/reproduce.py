@@ -30,7 +30,7 @@ from ..report.bars import Bars
 from ..round import Report
 from ..run.progress import Silent
 from ..run.round_metrics import METRICS
-from ..run.simulation import resume, start
+from ..run.start_and_resume import resume, start
 from ..run.store import STOPPED, Store
 from . import run_records, tiny_model
 from .comparison import Comparison, ComparisonOptions

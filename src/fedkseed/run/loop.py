@@ -75,7 +75,7 @@ class Federation:
         holdings: the data of each client, where that is known.
         receipts: the uploads of the last round by client, with their signatures.
         clients: number of all clients, of which rounds draw their cohorts.
-        base: the base model's scores, where they are known before the run begins; see `earlier.base_scores`.
+        base: the base model's scores, where they are known before the run begins; see `base_scores` in known_scores.py.
     """
 
     recipe: Recipe

@@ -2,11 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +15,6 @@ from ..evaluation.metrics import metrics_of
 from ..local.client import Client
 from ..randomness import share_of
 from ..recipe.basis_digest import with_basis
-from ..recipe.reading import own_recipe
 from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import Recipe
 from ..round import Broadcasts, Decode, Report, Transport, answer, decode_once, run_round
@@ -25,16 +22,12 @@ from ..strategies.masked import simulated_key
 from ..strategy import Strategy
 from ..wire.codec import decode
 from ..wire.delta import lack, restore
-from .activity import ActivityFile
 from .cohort import Step, asynchronous, durations, synchronous
 from .digest_chain import Receipt
-from .known_scores import base_scores
-from .loop import Federation, Result, work
-from .privacy_plan import kept_secret, new_secret, with_noise
+from .loop import Federation
+from .privacy_plan import new_secret, with_noise
 from .progress import Progress, Silent
 from .setup import Stopwatch, WithModel, build, tokenizer_of
-from .store import Store
-from .trackers import Trackers
 from .workers import Answer, Workers, computing_with
 
 if TYPE_CHECKING:
@@ -299,72 +292,3 @@ def members_of(recipe: Recipe, count: int, secret: bytes = b"") -> "dict[int, Ma
 def _prepare(recipe: Recipe, shares: ClientShares, secret: bytes) -> Answer:
     """Make the function that answers broadcasts in a worker process."""
     return Simulation(recipe, shares=shares, serves=False, secret=secret).answer
-
-
-def start(
-    recipe: Recipe | str | Path,
-    directory: str | Path,
-    progress: Progress | None = None,
-    trackers: Collection[str] = (),
-    earlier: Iterable[Path] = (),
-) -> Result:
-    """Run a recipe in a new directory, which is made only after model and data are loaded.
-
-    Args:
-        recipe: a recipe, or the path of its file.
-        trackers: names of trackers, beside those of [report] to.
-        earlier: directories of runs; the base model is not scored again if one of them has scored it on the same rows.
-
-    Raises:
-        FedKSeedError: the recipe can't be run, or the directory holds a run already.
-    """
-    recipe, directory = recipe if isinstance(recipe, Recipe) else own_recipe(recipe), Path(directory)
-    Store.require_new(directory)  # refuse before a minute of loading
-    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = ActivityFile(copies)
-    simulation = Simulation(recipe.absolute(), now)
-    created = Store.create(directory, simulation.recipe.to_toml())
-    with closing(simulation), created as store, copies.copying(directory), now.shown_in(directory):
-        kept_secret(simulation.recipe, directory, simulation.secret)
-        federation = simulation.federation
-        scores = base_scores(federation.recipe, federation.identity, earlier)
-        return work(store, replace(federation, base=scores))
-
-
-def resume(
-    directory: str | Path,
-    progress: Progress | None = None,
-    model: str | None = None,
-    trackers: Collection[str] = (),
-) -> Result:
-    """Continue a run that was stopped, from its last committed round.
-
-    Args:
-        model: the place of the base model, if it has moved since; the run's recipe then names this place.
-        trackers: names of trackers, beside those of [report] to.
-
-    Raises:
-        FedKSeedError: there is no run, another process works on the run, or model or data have changed.
-    """
-    directory = Path(directory)
-    store = Store(directory)
-    recipe = with_model(store.load_recipe(), model)
-    copies = Trackers([*recipe.report.to, *trackers], progress or Silent())
-    now = ActivityFile(copies)
-    with (
-        store.locked(),
-        copies.copying(directory),
-        now.shown_in(directory),
-        closing(Simulation(recipe, now, secret=kept_secret(recipe, directory))) as simulation,
-    ):
-        if model is not None:
-            store.require_same(simulation.identity)
-            store.change_recipe(recipe.to_toml())
-        return work(store, simulation.federation)
-
-
-def with_model(recipe: Recipe, model: str | None) -> Recipe:
-    """The recipe with another place of its base model; None: the recipe itself."""
-    if model is None:
-        return recipe
-    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": model})}).absolute()
