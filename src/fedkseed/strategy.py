@@ -1,4 +1,4 @@
-"""What a federated algorithm consists of, and the settings that a recipe gives it.
+"""The parts of a federated algorithm, and the settings that a recipe gives it.
 
 Settings       what a recipe says
 Server         the state before the first round, and the message of a state
@@ -143,7 +143,7 @@ NO_STATES: Mapping[int, Any] = MappingProxyType({})  # no client began in an ear
 
 
 class ServerPart(Protocol[State]):
-    """What a server holds, and what it sends: the same message to all clients of a round.
+    """The part of a server that makes messages: the same one for all clients of a round.
 
     It holds settings only; its methods take a state. A state is a dataclass of `round`, the number of rounds done, and
     NumPy arrays.
@@ -172,7 +172,7 @@ class ServerPart(Protocol[State]):
 
 
 class Aggregator(Protocol[State]):
-    """What a server makes of the replies of a round: a fold over them, whose value does not depend on their order.
+    """The part of a server that adds up replies: a fold over them, whose value does not depend on their order.
 
     Replies are added one by one, as they come, so that nobody keeps those for whom a sum will do.
     """
@@ -209,7 +209,7 @@ class Aggregator(Protocol[State]):
 
 
 class ClientPart(Protocol):
-    """What a client does with a message: it loads the model, takes its local steps and makes the upload."""
+    """The part of a client: it loads the model of a message, takes its local steps and makes the upload."""
 
     message: ClassVar[type[Any]]  # the kind of record that comes down
 

@@ -15,6 +15,7 @@ from fedkseed.network.https import server
 from fedkseed.network.https.browser_page import Page
 from fedkseed.network.https.connections import Connections
 
+from ..network.flower.conftest import setting as setting
 from ..network.ports import free_port
 from ..report.browser import CHROMIUM, Browser, browser
 

@@ -1,4 +1,4 @@
-"""What the commands of all transports share: options, the run of a server, the settings of a client."""
+"""The parts that the commands of all transports share: options, the run of a server, the settings of a client."""
 
 import os
 import signal

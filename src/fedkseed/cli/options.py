@@ -1,4 +1,4 @@
-"""What commands share: options, --quiet and --verbose, refusals in one line, and exit codes."""
+"""The parts that all commands share: options, --quiet and --verbose, refusals in one line, and exit codes."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""What a user is told of a recipe's data: each file in a line, rows that are left out or repeated, other defaults."""
+"""Notes to the user on a recipe's data: a line for each file, rows that are left out or repeated, other defaults."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Who holds which rows: a recipe's data is read, held out in part, and divided among clients."""
+"""The split of a recipe's data: it is read, held out in part, and divided among clients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -161,7 +161,7 @@ def empty_model(config: Any, **options: Any) -> Any:
 
 
 def processor_of(architecture: str, config: Any) -> Any:
-    """What transformers does to the tensors of a GGUF file.
+    """The changes that transformers makes to the tensors of a GGUF file.
 
     Args:
         architecture: llama.cpp's name of it.

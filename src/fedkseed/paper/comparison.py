@@ -1,4 +1,4 @@
-"""What the table and the figure of an experiment are made of: its finished runs, and the options of its file."""
+"""The source of an experiment's table and figure: its finished runs, and the options of its file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -45,7 +45,7 @@ from .tables import by_round
 
 @dataclass(frozen=True)
 class Reproduction:
-    """What is asked for: the runs of an experiment, and its table and figure."""
+    """A request for the runs of an experiment, and for its table and figure."""
 
     experiment: Experiment
     output: Path

@@ -19,7 +19,7 @@ COMPARES_ALONG_DIRECTIONS = ("trimmed", "median", "nnm-trimmed")  # rules for cl
 
 
 class Where(Enum):
-    """Where a rule holds."""
+    """The places in which a rule holds."""
 
     ALWAYS = auto()  # for every recipe, by its text alone
     ALGORITHM = auto()  # for every recipe whose algorithm is known: a user's own is known once its file has been run

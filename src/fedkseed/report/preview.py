@@ -1,4 +1,4 @@
-"""What `fedkseed preview` shows: an example as tokens with its loss mask, and the split of the data."""
+"""The output of `fedkseed preview`: an example as tokens with its loss mask, and the split of the data."""
 
 from collections import Counter
 from typing import Any

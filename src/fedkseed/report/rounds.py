@@ -15,7 +15,7 @@ Columns: TypeAlias = list[tuple[str, Mapping[int, str]]]  # title, and the cells
 
 
 def metric_columns(view: RunView) -> Columns:
-    """What the rounds' reports say: clients, losses, bytes, …"""
+    """A table of the rounds' reports: clients, losses, bytes, …"""
     return [
         (metric.title, {report["round"] + 1: metric.text(report) for report in view.reports})
         for metric in telling(view.reports)

@@ -41,7 +41,7 @@ class RunView:
 
     @classmethod
     def of(cls, store: Store, version: str = "") -> "RunView":
-        """What the store of a run holds."""
+        """The content of a run's store."""
         recipe, reports = store.load_recipe(), store.reports()
         return cls(
             name=store.directory.resolve().name,

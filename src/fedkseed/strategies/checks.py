@@ -19,7 +19,7 @@ State = TypeVar("State", bound=Any)
 
 @dataclass(slots=True)
 class Arrivals:
-    """Who has sent an upload in a round so far."""
+    """The clients that have sent an upload in a round so far."""
 
     run: Run
     round: int  # of the server

@@ -1,4 +1,4 @@
-"""What an upload of FedKSeed stands for, to the client that sends it and to the server that adds it up."""
+"""The meaning of an upload of FedKSeed, to the client that sends it and to the server that adds it up."""
 
 import math
 from typing import TypeAlias

@@ -35,7 +35,7 @@ def evaluating(model: nn.Module, cache: bool) -> Iterator[None]:
 
 @dataclass(slots=True)
 class Seen:
-    """What a model has given for the rows of a dataset; None for what it has not."""
+    """The outputs of a model for the rows of a dataset; None for those that it has not."""
 
     predictions: Any = None
     labels: Any = None
@@ -79,7 +79,7 @@ def _on_the_cpu(tensors: Any) -> Any:
 
 
 def outputs_of(model: nn.Module, inputs: Any) -> Any:
-    """What a model returns for a batch of named arguments.
+    """The outputs of a model for a batch of named arguments.
 
     Raises:
         FedKSeedError: the batch has no names.

@@ -105,7 +105,7 @@ class Tally:
 
 @dataclass(slots=True)
 class Training:
-    """Where a training stands.
+    """The state of a training.
 
     Args:
         server: the server's state, which is the model.

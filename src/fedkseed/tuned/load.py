@@ -171,7 +171,7 @@ def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None =
 
 
 def _card_entry(path: Path) -> Mapping[str, Any]:
-    """What an exported folder's card says of the model; empty for other folders."""
+    """The facts about the model on an exported folder's card; empty for other folders."""
     card = (path if path.is_dir() else path.parent) / CARD
     try:
         entry = (metadata_load(card) or {}).get(CARD_ENTRY) if card.is_file() else None

@@ -460,7 +460,7 @@ def test_a_lack_is_signed_for_the_difference_that_was_sent_and_is_no_receipt(
     def forgetting(message):
         node, task = message.metadata.dst_node_id, Task.decode(unpacked(message))
         if node == NODES[1] and kind_of(task.message) is Delta:
-            workers[node]._follower._kept = None
+            workers[node]._follower._broadcast = None
         for reply in deliver(message):
             outcome = Reply.decode(unpacked(reply))
             if kind_of(outcome.message) is Lack:

@@ -1,4 +1,4 @@
-"""What is true of the Flower that is tested, and one workaround; no other file names a version.
+"""Facts about the Flower that is tested, and one workaround; no other file names a version.
 
 For an upgrade: change TESTED, run tests/network/flower, and `pytest -m network tests/network/flower`.
 """

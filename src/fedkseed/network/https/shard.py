@@ -243,7 +243,7 @@ class Shard:
         self._links[task.since :] = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
 
     def _aggregator_of(self, run: Run) -> ShardAggregator:
-        """What adds up the recipe's uploads, for the base model of a broadcast."""
+        """The fold that adds up the recipe's uploads, for the base model of a broadcast."""
         if self._aggregator is None or self._aggregator.server.settings.run != run:
             strategy = self.algorithm.make(self.recipe, Run(self.algorithm.pool(self.recipe), run.base))
             self._aggregator = ShardAggregator(cast("KSeed", strategy.server))  # by the rules of a recipe with shards

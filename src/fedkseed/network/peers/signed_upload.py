@@ -1,4 +1,4 @@
-"""What peers share: an upload with what it was trained from, signed by the key of its client.
+"""The element that peers share: an upload with what it was trained from, signed by the key of its client.
 
     entry    "FKSp", version, 0, step u32, base (32 bytes), the upload (docs/wire.md), signature (64)
 

@@ -29,7 +29,7 @@ RUN = "run of"  # the fact with recipe, base model and roster
 
 @dataclass(frozen=True, slots=True)
 class SetVerdict:
-    """What was checked, and is right."""
+    """The facts that were checked and are right."""
 
     run: str  # digest of the run, hexadecimal
     uploads: int  # all that are kept, each with a signature that was checked

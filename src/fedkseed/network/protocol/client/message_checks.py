@@ -1,4 +1,4 @@
-"""What a server's message may ask for by the recipe that its clients follow: steps, cohort and turn."""
+"""Checks of a server's message against the recipe that its clients follow: steps, cohort and turn."""
 
 from typing import Any
 

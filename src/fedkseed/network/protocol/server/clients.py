@@ -40,7 +40,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(slots=True)
 class RemoteClient:
-    """What the server remembers of one client from round to round."""
+    """A client as the server remembers it from round to round."""
 
     has_recipe: bool = False
     followed: int = -1  # rounds done in the last history that it has followed
