@@ -8,6 +8,7 @@ memory-mapped: safetensors in the model's own type, and GGUF blocks.
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -31,8 +32,11 @@ _answer: Answer | None = None  # of this worker process
 def processes() -> BaseContext:
     """Make the context of new processes: each is a fork of one clean process, which has imported what all need.
 
-    That process computes nothing, so it has neither threads nor a GPU's state that a fork would break.
+    That process computes nothing, so it has neither threads nor a GPU's state that a fork would break. On macOS, whose
+    frameworks do not survive a fork, each process imports for itself.
     """
+    if sys.platform == "darwin":
+        return get_context("spawn")
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
