@@ -239,9 +239,24 @@ def test_a_field_or_a_row_without_an_end_is_not_read_to_its_end(tmp_path):
     (tmp_path / "quote.csv").write_bytes(b'a,b\n1,"' + (b"x" * 999 + b"\n") * (MAX_LINE // 1000 + 9))
     with pytest.raises(FedKSeedError, match="a row has at most 16,777,216 bytes; is a closing quote missing"):
         found(tmp_path / "quote.csv")
+    column = b'"' + (b"x" * 999 + b"\n") * (MAX_LINE // 2000) + b'"'  # each field is within the limit, the row is not
+    (tmp_path / "fields.csv").write_bytes(b"a,b,c\n1,2,3\n" + b",".join([column] * 3) + b"\n")
+    with pytest.raises(FedKSeedError, match="a row has at most 16,777,216 bytes"):
+        found(tmp_path / "fields.csv")
     (tmp_path / "row.json").write_bytes(b'[{"a": "' + b"x" * (MAX_LINE + 9) + b'"}]')
     with pytest.raises(FedKSeedError, match=r"row 1: not valid JSON .*16,777,216"):
         found(tmp_path / "row.json")
+
+
+def test_a_small_array_takes_little_memory(tmp_path):
+    """Not as much as the largest one may take."""
+    (tmp_path / "a.json").write_text('[{"a": "b"}]')
+    tracemalloc.start()
+    try:
+        assert found(tmp_path / "a.json") == [{"a": "b"}]
+        assert tracemalloc.get_traced_memory()[1] < MAX_LINE
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_field_longer_than_the_csv_module_s_own_limit_is_read_and_the_limit_is_as_before(tmp_path):

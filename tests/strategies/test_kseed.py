@@ -3,12 +3,14 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fedkseed import Broadcast, FedKSeedError, KSeed, LocalWork, Pool, Run, State, Upload
 from fedkseed.strategies.kseed import importance
+from fedkseed.strategies.sums import HEAVIEST
 from fedkseed.strategy import Settings, Strategy, Trust
 from fedkseed.wire.numbers import GRID
 
@@ -281,3 +283,20 @@ def test_numbers_that_cancel_do_not_decide_which_directions_are_drawn():
     uploads = [upload(c, [1.0, -1.0, 1.0]) for c in range(100, 104)] + [upload(twice, [90.0, -90.0, 1.0])]
     of = strategy(trust=Trust("clipped"), importance=True)
     assert of.aggregate(of.server.init(), uploads).magnitudes.sum() * GRID <= 15.01
+
+
+def test_late_uploads_of_a_client_count_as_uploads_where_weights_are_cut():
+    """Four uploads of two clients: each weighs at most a quarter of what integers hold, whoever claims more."""
+    late = strategy(max_staleness=1, staleness_power=0.0)
+    began = late.server.init()
+    claims = {0: HEAVIEST // 2, 1: HEAVIEST // 4}
+
+    def after(examples: dict[int, int]) -> list[float]:
+        uploads = [
+            upload(client, [1.0 + client, 2.0, 3.0], round=round_, examples=examples[client])
+            for client in (0, 1)
+            for round_ in (0, 1)
+        ]
+        return late.aggregate(replace(began, round=1), uploads, {0: began}).coefficients.tolist()
+
+    assert after(claims) == after(dict.fromkeys(claims, HEAVIEST // 4))

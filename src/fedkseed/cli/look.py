@@ -144,16 +144,15 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
         for path in histories:
             require_seen(store, path)
     verified = recompute(store, check)
-    rounds_of_heads = {head: require_head(store, head) for head in heads}
     if as_json:
-        print_json(asdict(verified) | {"heads": rounds_of_heads})
+        print_json(asdict(verified) | {"heads": {head: require_head(store, head) for head in heads}})
         return
     signed = f"{verified.signed} signatures checked" if check else "no signatures checked (its clients have no keys)"
     if verified.unchecked:
         signed = f"{verified.unchecked} signatures NOT checked ({directory / 'flower' / 'signing.json'} is lacking)"
     say(f"{directory}: {verified.rounds} rounds follow from {verified.uploads} uploads, {signed}")
-    for head, done in rounds_of_heads.items():
-        say(f"head {head} is that after {done} rounds")
+    for head in heads:
+        say(f"head {head} is that after {require_head(store, head)} rounds")
     if check and not keys:
         say("keys: those that the run itself names; --keys compares with keys that you hold")
     say(f"head {verified.head}")

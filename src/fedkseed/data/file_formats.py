@@ -28,6 +28,7 @@ READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, and *.parque
 # All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
 MAX_BYTES = 1 << 32  # a file's text, unpacked
 MAX_LINE = 1 << 24  # bytes in a row, and in a line
+PIECE = 1 << 20  # bytes read at once of a file that is read whole
 MAX_ROWS = 1 << 22  # rows, or lines
 # gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
 MAX_RATIO = 100
@@ -123,6 +124,7 @@ class _Unpacked:
 
     def __init__(self, path: Path, packing: str, file: io.BufferedIOBase) -> None:
         self.path, self._file = path, file
+        self.row_bytes = 0  # of a row's lines so far, for formats whose rows can have several
         self._room = min(MAX_BYTES, max(MAX_SMALL, MAX_RATIO * path.stat().st_size)) if packing else MAX_BYTES
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
@@ -137,9 +139,11 @@ class _Unpacked:
             yield number, line.removeprefix(BOM) if number == 1 else line
 
     def whole(self) -> bytes:
-        content = self._file.read(self._room + 1)
-        self.require(len(content) <= self._room, str(self.path), "row")
-        return content
+        content = bytearray()
+        while piece := self._file.read(PIECE):  # a read of all that is allowed would take that much memory first
+            content += piece
+            self.require(len(content) <= self._room, str(self.path), "row")
+        return bytes(content)
 
     def place(self, number: int, unit: str = "line") -> str:
         return f"{self.path}, {unit} {number}"
@@ -263,9 +267,22 @@ def _broken_row(unpacked: _Unpacked, number: int, reason: str) -> FedKSeedError:
     return FedKSeedError(f"{unpacked.place(number, 'row')}: not valid JSON ({reason}); mend or remove the row")
 
 
+def _lines_of_rows(unpacked: _Unpacked) -> Iterator[str]:
+    """The decoded lines of rows that can have several; whoever reads them sets `row_bytes` to 0 after each row."""
+    for number, line in unpacked.lines():
+        unpacked.row_bytes += len(line)
+        if unpacked.row_bytes > MAX_LINE:
+            raise _long_row(unpacked, number)
+        yield decode(line, unpacked.place(number))
+
+
+def _long_row(unpacked: _Unpacked, number: int) -> FedKSeedError:
+    return FedKSeedError(f"{unpacked.place(number)}: a row has at most {MAX_LINE:,} bytes; is a closing quote missing?")
+
+
 def _separated_values(unpacked: _Unpacked) -> Placed:
     """Rows of CSV, by the names in the first line: separated by commas, or, where it has none, semicolons or tabs."""
-    lines = (decode(line, unpacked.place(number)) for number, line in unpacked.lines())
+    lines = _lines_of_rows(unpacked)
     first = next(lines, "")
     separator = _separator(first, unpacked.path.name)
     reader, number = csv.reader(chain([first], lines), delimiter=separator, strict=True), 1
@@ -277,6 +294,7 @@ def _separated_values(unpacked: _Unpacked) -> Placed:
             raise FedKSeedError(f"{unpacked.place(1)}: two columns have the name {twice!r}; rename one of them")
         number = reader.line_num + 1
         for row in reader:
+            unpacked.row_bytes = 0
             is_blank = not any(map(str.strip, row)) and len(row) < max(2, len(header))
             if not is_blank and len(row) != len(header):
                 raise FedKSeedError(
@@ -288,9 +306,7 @@ def _separated_values(unpacked: _Unpacked) -> Placed:
             number = reader.line_num + 1
     except csv.Error as error:
         if "field larger" in str(error):
-            raise FedKSeedError(
-                f"{unpacked.place(number)}: a row has at most {MAX_LINE:,} bytes; is a closing quote missing?"
-            ) from error
+            raise _long_row(unpacked, number) from error
         raise FedKSeedError(
             f"{unpacked.place(number)}: not valid CSV ({error}); mend its quotes and its end"
         ) from error

@@ -119,6 +119,7 @@ def work(store: Store, federation: Federation) -> Result:
     state = _opened(store, federation, broadcasts)
     before = _evaluated(store, federation, server.init())
     state = _rounds(store, federation, broadcasts, state)
+    del broadcasts  # those of weights are as large as the model
     after = _evaluated(store, federation, state)
     _guard(store, federation, state.round, after)
     best = best_round(settings, store.evaluations())

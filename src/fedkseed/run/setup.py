@@ -25,8 +25,8 @@ from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
 from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
 from ..randomness import Purpose, generator, share_of
-from ..recipe.algorithms import OUTPUT, Algorithm
-from ..recipe.rules import checked_algorithm
+from ..recipe.algorithms import OUTPUT, Algorithm, algorithm_of
+from ..recipe.rules import Where, checked_algorithm, require_legal
 from ..recipe.schema import VALIDATION, Recipe
 from ..strategy import Strategy
 from ..weights.adapter import Adapter
@@ -60,7 +60,8 @@ class Stopwatch:
 
 def tokenizer_of(recipe: Recipe, progress: Progress) -> Any:
     """The tokenizer of a recipe's model, loaded first: data errors then show before a minute of loading weights."""
-    checked_algorithm(recipe)
+    # not what only a run needs, as the norm of [secure]: a basis is made for a recipe before `tune` finds its norm
+    require_legal(recipe, Where.ALWAYS, Where.ALGORITHM, algorithm=algorithm_of(recipe.training.algorithm))
     objective_of(recipe.training.objective, recipe.evaluation.max_new_tokens)
     progress.note(f"loading {recipe.model.name}")
     return load_tokenizer(recipe.model.name)

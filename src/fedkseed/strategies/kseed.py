@@ -172,7 +172,8 @@ class KSeed:
         moved = settings.server_lr * unit(settings, state.round) * contribution.values
         require_sendable(state.round, state.coefficients[contribution.directions] - moved)
         arrivals.note_(upload)
-        if self._compares or contribution.weight > HEAVIEST // len(arrivals.clients):
+        most = len(arrivals.clients) * (1 + settings.max_staleness)  # uploads: a client's late ones, too
+        if self._compares or contribution.weight > HEAVIEST // most:
             accumulator.waiting[upload.client, upload.round] = contribution
         else:
             accumulator.total.add_(contribution)

@@ -60,7 +60,9 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
     server = uvicorn.Server(config)
     with border(f"can't listen on port {port} of {host}"):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family)  # uvicorn's own ends the process if it is taken
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: takes IPv4, too
+        # uvicorn's own listener would end the process if the port is taken
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
     with closing(listener):
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()

@@ -78,10 +78,11 @@ def run(
             # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
             lambda task: not task.keep,
         )
+        client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))
         with listening(connections, address, LARGEST, keys):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
             clients.wait_for_all(patience)
-            HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys)).serve(progress.note)
+            client_of_root.serve(progress.note)
 
 
 def _noted(progress: Progress, code: Code, text: str) -> str:

@@ -211,9 +211,9 @@ class Gossip:
             news = self._news.wait(pause)
             self._news.clear()
             while self._pushes and not self._closed.is_set():
-                entries = self.store.data([self._pushes.popleft()])
+                name = self._pushes.popleft()
                 for number in self._drawn(FANOUT):
-                    self._with(number, partial(self.requests.give, entries=entries))
+                    self._with(number, partial(self._give, name=name))
             if news:
                 self._closed.wait(self.pace.quick)  # what comes together is compared together
             before = self.store.changed
@@ -230,6 +230,9 @@ class Gossip:
         others, self._draws = self._others(), self._draws + 1
         rng = generator(self.seed, Purpose.GOSSIP, self.number, self._draws)
         return [others[k] for k in rng.permutation(len(others))[:count]]
+
+    def _give(self, number: int, name: bytes) -> None:
+        self.requests.give(number, self.store.data([name]))
 
     def _compare(self, number: int) -> None:
         compare(self.store, self.requests, number, self.open_round())

@@ -8,6 +8,8 @@ from functools import partial
 from multiprocessing.connection import Listener
 from pathlib import Path
 from tomllib import loads
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,7 +34,14 @@ from fedkseed.network.protocol.networked_recipe import recipe_for_clients
 from fedkseed.network.protocol.server import clients as clients_module
 from fedkseed.network.protocol.server.client_numbers import ClientNumbers
 from fedkseed.network.protocol.server.clients import RemoteClients
-from fedkseed.network.protocol.server.rounds import FIRST_LEG, NO_DATA, federation, why_model
+from fedkseed.network.protocol.server.rounds import (
+    FIRST_LEG,
+    NO_DATA,
+    FirstLegFile,
+    NetworkRounds,
+    federation,
+    why_model,
+)
 from fedkseed.network.protocol.signatures import ClientSigning, ServerSigning, certificate, private_key
 from fedkseed.planning.pin import pin
 from fedkseed.recipe.algorithms import ALGORITHMS
@@ -274,6 +283,25 @@ def test_an_adapter_of_a_server_without_a_model_is_for_its_base_alone(pinned, se
     model.get_parameter("model.norm.weight").data[0] += 1
     with pytest.raises(FedKSeedError, match="the adapter is for a base model with digest"):
         apply(model, tmp_path / "a.safetensors")
+
+
+def test_the_second_leg_needs_as_many_as_take_off_the_masks_and_not_the_whole_minimum(tmp_path):
+    """With a minimum of all nine, one that stays silent after its upload would stop the run."""
+    needed = []
+
+    def transport(number, messages, minimum, check, whole):
+        needed.append(minimum)
+        return []
+
+    remote: Any = SimpleNamespace(transport=transport, signing=None)
+    legs = iter([{0: b"first"}, {0: b"second"}])
+    round_: Any = SimpleNamespace(
+        exchanges=lambda: legs, answered=set(), state=SimpleNamespace(round=0), whole={}, add_=None
+    )
+    strategy: Any = None
+    rounds = NetworkRounds(0, strategy, remote, 9, False, FirstLegFile(tmp_path / "first-leg.json"))
+    rounds._two_legs(round_, 9, 7)
+    assert needed == [9, 7]
 
 
 def test_a_run_rolled_back_between_the_legs_begins_its_masked_round_again(setting, tmp_path, monkeypatch):

@@ -193,9 +193,13 @@ class RemoteClients:
             FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         minimum = min(minimum, len(sent))
-        awake = {client: data for client, data in sent.items() if self._clients[client].rests_until <= round_}
-        asked = awake if len(awake) >= max(minimum, 1) else sent  # else all are needed
+        asked = self._awake(round_, sent, minimum)
         return self._exchange(Exchange(self._next_number(), round_, asked, whole or sent, minimum), check)
+
+    def _awake(self, round_: int, sent: Mapping[int, bytes], minimum: int = 0) -> Mapping[int, bytes]:
+        """The messages to clients that do not rest; all messages where too few are left."""
+        awake = {client: data for client, data in sent.items() if self._clients[client].rests_until <= round_}
+        return awake if len(awake) >= max(minimum, 1) else sent
 
     def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
         """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
@@ -218,7 +222,7 @@ class RemoteClients:
             if reply:
                 GainSum.decode(reply)
 
-        sent = dict.fromkeys(sorted(self.online()), message)
+        sent = self._awake(done, dict.fromkeys(sorted(self.online()), message))
         exchange = Exchange(self._next_number(), done, sent, sent, 0, keep=True, measuring=measuring)
         answers = self._exchange(exchange, check) if sent else ()
         return {client: GainSum.decode(reply) if reply else None for client, reply in answers}

@@ -171,7 +171,7 @@ class NetworkRounds:
         self.receipts = {}
         round_ = Round.begin(self.strategy, state, asked, kept=self.held, broadcasts=broadcasts)
         if (second := self.strategy.second_leg) is not None:
-            self._two_legs(round_, max(least, second.needed(len(asked))))
+            self._two_legs(round_, least, second.needed(len(asked)))
         else:
             for messages in round_.exchanges():
                 self._exchange(round_, messages, least)
@@ -197,8 +197,13 @@ class NetworkRounds:
                     self.receipts[client] = Receipt(reply, self.remote.signatures[client])
         return uploads
 
-    def _two_legs(self, round_: Round[Any], least: int) -> None:
-        """A round of masked uploads; one that was stopped in its second leg goes on with that."""
+    def _two_legs(self, round_: Round[Any], least: int, needed: int) -> None:
+        """A round of masked uploads; one that was stopped in its second leg goes on with that.
+
+        Args:
+            least: number of uploads by which the round counts.
+            needed: least number of answers in each leg, without which the masks stay on.
+        """
         exchanges = round_.exchanges()
         messages = next(exchanges)
         asked_by = self._digest_of(messages)
@@ -207,10 +212,10 @@ class NetworkRounds:
             for client, upload in uploads.items():
                 round_.add_(client, upload)
         else:
-            uploads = self._exchange(round_, messages, least)
+            uploads = self._exchange(round_, messages, max(least, needed))
         for requests in exchanges:
             self.first_leg.write(asked_by, uploads)
-            self._exchange(round_, requests, least)
+            self._exchange(round_, requests, needed)
 
     def _digest_of(self, messages: Mapping[int, bytes]) -> str:
         """The digest of a first leg's message and of the run's nonce: after a rollback the same message has others."""
