@@ -26,7 +26,7 @@ class State:
 
 @dataclass(frozen=True, slots=True)
 class Median:
-    """The server: what it holds and sends, and what it makes of the uploads."""
+    """The server's part: the first state, the message of a state, and the fold over uploads."""
 
     state, replies = State, (Upload,)  # the class of states, the records that clients send
     weights, remembers, reads = "coefficients", False, frozenset()  # see fedkseed.strategy.ServerPart

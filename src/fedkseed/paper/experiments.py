@@ -155,7 +155,7 @@ def options_of(kind: type[Options], experiment: Experiment) -> Options:
         FedKSeedError: an option is unknown.
     """
     table = {name.replace(" ", "_"): value for name, value in experiment.options.items()}
-    if unknown := table.keys() - {f.name for f in fields(kind)}:  # pyright: ignore[reportArgumentType]
+    if unknown := table.keys() - {f.name for f in fields(kind)}:  # pyright: ignore[reportArgumentType] — a dataclass
         raise FedKSeedError(f"the experiment {experiment.name} has the unknown option {min(unknown)!r}; leave it out")
     return kind(**table)
 
