@@ -42,15 +42,14 @@ network.protocol.client.recipe_consent network.protocol.client.policy network.pr
 network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
 network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections
 network.https.app network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server
-network.https.join network.https.shard cli.https network.peers network.peers.signed_upload network.peers.roster
+network.https.join network.https.shard network.peers network.peers.signed_upload network.peers.roster
 network.peers.merge_rule network.peers.store network.peers.tls network.peers.app network.peers.gossip
-network.peers.verify cli.peer cli cli.options cli.certs cli.tune cli.look cli.share cli.research
+network.peers.verify cli cli.options cli.certs cli.tune cli.look cli.share cli.research
 """)
 HEAVY = ("torch", "numba", "transformers", "datasets", "matplotlib", "peft", "ray")
 
 # Modules that have no test file of their own name, and the file that tests them.
 TESTED_IN = {
-    "cli.network": "network/protocol/test_networked_recipe.py",
     "__main__": "network/https/test_commands.py",
     "data.batches": "data/test_wording.py",
     "data.encoder": "data/test_federated.py",
@@ -78,7 +77,6 @@ TESTED_IN = {
     "network.flower.grid_carrier": "network/flower/test_server_app.py",
     "network.flower.messages": "network/flower/test_client_app.py",
     "network.protocol.server.serving": "network/protocol/server/test_clients.py",
-    "cli.https": "network/https/test_commands.py",
     "local.client": "test_round.py",
     "local.first_order": "weights/test_full.py",
     "local.schedules": "strategies/test_kseed.py",

@@ -2,18 +2,18 @@
 
     tune      a run and what comes before it        share     tuned and base models for others
     look      runs and tuned models as they are     research  bases, directions, the paper's experiments
-    certs     keys of a federation                  https, peer: its servers, clients and peers
+    certs     keys of a federation                  network   its servers, clients and peers
 
 Each command imports its modules when it is called: `fedkseed --help` and commands that only read a run load no PyTorch.
 """
 
 from typing import Annotated
 
-import typer
+from typer import Exit, Option, Typer
 
 from .. import __version__
 from ..errors import DIVERGED, INTERRUPTED, REFUSED
-from . import certs, https, look, peer, research, share, tune
+from . import certs, look, network, research, share, tune
 from .options import guarded
 
 COMMANDS = (
@@ -21,8 +21,7 @@ COMMANDS = (
     look.rounds, look.report, look.watch, look.verify, look.rollback, look.eval, look.generate, look.preview,
     share.export, share.serve_model, share.pin, share.untie,
     research.basis, research.directions, research.reproduce,
-    https.serve, https.shard, https.join,
-    peer.peer,
+    network.serve, network.shard, network.join, network.peer,
 )  # fmt: skip
 KEY_COMMANDS = (certs.make, certs.request, certs.add, certs.revoke, certs.sign, certs.members, certs.public)
 EXIT_CODES = (
@@ -30,14 +29,14 @@ EXIT_CODES = (
     f"was ended, its best model is kept; {INTERRUPTED} stopped by Ctrl-C; 1 an error of the program itself."
 )
 
-app = typer.Typer(
+app = Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     help="Tune all weights of a language model across parties that never share data, with kilobytes a round.",
     epilog=EXIT_CODES,
 )
-keys = typer.Typer(cls=certs.DirectoryFirst, help=certs.HELP, no_args_is_help=True)
+keys = Typer(cls=certs.DirectoryFirst, help=certs.HELP, no_args_is_help=True)
 app.add_typer(keys, name="certs")
 for function in COMMANDS:
     app.command()(guarded(function))
@@ -48,14 +47,12 @@ for function in KEY_COMMANDS:
 def _print_version(wanted: bool) -> None:
     if wanted:
         print(f"fedkseed {__version__}")
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def _options_of_all_commands(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
-    ] = False,
+    version: Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Options of all commands."""
 

@@ -1,20 +1,19 @@
 """The commands of keys and certificates: certs make, request, add, revoke, sign, members, public."""
 
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 from typer.core import TyperGroup
 
-from ..errors import FedKSeedError
 from ..report.terminal import say
+from .options import require_packages
 
-ServerDirectory: TypeAlias = Annotated[
-    Path, typer.Argument(help="The server's directory, as made by `fedkseed certs`.")
-]
-ClientNumber: TypeAlias = Annotated[int, typer.Argument(help="The client's number, as in client-3.pub.", min=0)]
+Directory = Annotated[Path, Argument(help="The directory that `fedkseed certs` has made.")]
+ClientNumber = Annotated[int, Argument(help="The client's number, as in client-3.pub.", min=0)]
+Hosts = Annotated[list[str] | None, Option(help="A host name or address by which others reach it; may be repeated.")]
+Days = Annotated[int, Option(help="Days for which the certificate is valid.", min=1)]
 HELP = """Make, request and add the keys of a federation, in four steps.
 
 \b
@@ -39,16 +38,9 @@ HELP = """Make, request and add the keys of a federation, in four steps.
 """
 
 
-def _keys_and_certificates() -> ModuleType:
-    """The module that makes and reads them.
-
-    Raises:
-        FedKSeedError: the package that it needs is missing.
-    """
-    if find_spec("cryptography") is None:
-        raise FedKSeedError(
-            "keys need the package cryptography; install it with: pip install 'fedkseed[https]', or 'fedkseed[flower]'"
-        )
+def _certs() -> ModuleType:
+    """The module that makes and reads them; it needs a package."""
+    require_packages("certs", "cryptography")
     from ..network.protocol import certs
 
     return certs
@@ -64,32 +56,20 @@ class DirectoryFirst(TyperGroup):
 
 
 def make(
-    directory: Annotated[Path, typer.Argument(help="Directory for keys and certificates; made if it is missing.")],
+    directory: Annotated[Path, Argument(help="Directory for keys and certificates; made if it is missing.")],
     clients: Annotated[
-        int,
-        typer.Option(
-            help="Number of clients that have a key in the end. Private keys that are missing are made here, so that "
-            "whoever has this machine can act as these clients; `request` and `add` do without.",
-            min=0,
-        ),
+        int, Option(help="Clients that have a key in the end. Missing private keys are made on this machine.", min=0)
     ] = 0,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name or address under which clients reach the server; may be repeated."),
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days for which the server's certificate is valid.", min=1)] = 365,
+    host: Hosts = None,
+    days: Days = 365,
 ) -> None:
     """Make a certificate authority and the server's certificate, on the server's machine.
 
     Existing files are never overwritten. To renew the server's certificate, remove server.pem and server.key first,
     bring ca.key back, and give --host again. The server keeps the directory; every client gets a copy of ca.pem.
     """
-    certs = _keys_and_certificates()
-    files = certs.make(directory, clients, host or [], days)
-    for file in files:
-        say(f"made {file}")
-    if not files:
-        say(f"{directory} has all of it already")
+    files = _certs().make(directory, clients, host or [], days)
+    say("\n".join(f"made {file}" for file in files) or f"{directory} has all of it already")
     if clients and any(file.name.startswith("client-") for file in files):
         say(
             "warning: the clients' private keys were made here, so this machine can act as any of these clients. Give "
@@ -103,15 +83,13 @@ def make(
 
 
 def request(
-    key: Annotated[
-        Path, typer.Option(help="File for the new private key; its public half gets the same name and .pub.")
-    ],
+    key: Annotated[Path, Option(help="File for the new private key; its public half gets the same name and .pub.")],
 ) -> None:
     """Make a client's key pair, on the client's machine.
 
     Send the public file to the server's owner, who answers with ca.pem. The private file stays on this machine.
     """
-    certs = _keys_and_certificates()
+    certs = _certs()
     public = certs.request(key)
     say(
         f"made {key}, which stays on this machine\nmade {public}: send it to the server's owner, with the fingerprint "
@@ -120,14 +98,14 @@ def request(
 
 
 def add(
-    directory: ServerDirectory,
-    file: Annotated[Path, typer.Argument(help="A client's public file, as made by `fedkseed certs request`.")],
+    directory: Directory,
+    file: Annotated[Path, Argument(help="A client's public file, as made by `fedkseed certs request`.")],
 ) -> None:
     """Take a client's public key into the server's directory, under the next number.
 
     Clients that are added after a run has begun take part in new runs.
     """
-    certs = _keys_and_certificates()
+    certs = _certs()
     public = certs.add(directory, file)
     say(
         f"{file} is now {public}: compare the fingerprint with its owner, and send back {directory / 'ca.pem'}\n"
@@ -135,53 +113,38 @@ def add(
     )
 
 
-def revoke(
-    directory: ServerDirectory,
-    number: ClientNumber,
-) -> None:
+def revoke(directory: Directory, number: ClientNumber) -> None:
     """Take a client's public key out of the server's directory, where it was stolen or the client has left.
 
     A server with a round under way refuses the key within seconds, and never takes it again for its run. The others go
     on. Give the number to somebody else's key before a new run begins: a run's clients have the numbers 0, 1, …
     without a gap.
     """
-    certs = _keys_and_certificates()
-    kept = certs.revoke(directory, number)
+    kept = _certs().revoke(directory, number)
     say(f"the key of client {number} is revoked; it is kept as {kept}")
 
 
-def sign(
-    directory: Annotated[Path, typer.Argument(help="The authority's directory, as made by `fedkseed certs`.")],
-    number: ClientNumber,
-    host: Annotated[
-        list[str] | None,
-        typer.Option(help="A host name or address under which other peers reach it; may be repeated, or left out."),
-    ] = None,
-    days: Annotated[int, typer.Option(help="Days for which the certificate is valid.", min=1)] = 365,
-) -> None:
+def sign(directory: Directory, number: ClientNumber, host: Hosts = None, days: Days = 365) -> None:
     """Sign a certificate for a client's key, with which it can be a peer: `fedkseed peer --cert`.
 
     The client's private key stays where it is. Send client-K.pem and ca.pem back to it.
     """
-    certs = _keys_and_certificates()
-    certificate = certs.sign(directory, number, host or [], days)
+    certificate = _certs().sign(directory, number, host or [], days)
     say(f"made {certificate}: send it to the owner of {certificate.with_suffix('.pub')}")
 
 
-def members(directory: ServerDirectory) -> None:
+def members(directory: Directory) -> None:
     """Print the public lines of all clients, in the order of their numbers.
 
     Clients that give them to `fedkseed join --members FILE` mask their uploads for these keys alone. Get the file
     from somebody else than the server's owner, or compare it with each other.
     """
-    certs = _keys_and_certificates()
-    print(certs.members(directory), end="")
+    print(_certs().members(directory), end="")
 
 
-def public(key: Annotated[Path, typer.Argument(help="A client's private key.")]) -> None:
+def public(key: Annotated[Path, Argument(help="A client's private key.")]) -> None:
     """Print the public line of a client's key, as `fedkseed certs request` has written it into its public file.
 
     Files of older releases have no key for masks; this line does.
     """
-    certs = _keys_and_certificates()
-    print(certs.public(key), end="")
+    print(_certs().public(key), end="")

@@ -3,9 +3,9 @@
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from ..errors import FedKSeedError
 from ..report.bars import Bars
@@ -27,8 +27,8 @@ def rounds(directory: Directory, as_json: Json = False) -> None:
 
 
 def report(
-    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Directories of runs, finished or not.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
+    directories: Annotated[list[Path], Argument(metavar="RUN...", help="Directories of runs, finished or not.")],
+    output: Annotated[Path, Option("--output", "-o", help="The HTML file to write.")] = Path("report.html"),
 ) -> None:
     """Write one web page about a run, or comparing several: curves, traffic, directions, clients, recipe."""
     from ..report.page import write_report
@@ -38,18 +38,12 @@ def report(
 
 
 def watch(
-    directory: Annotated[
-        Path, typer.Argument(help="The directory of a run: one that goes on, has ended, or has not begun yet.")
-    ],
+    directory: Annotated[Path, Argument(help="The directory of a run, which may not have begun yet.")],
     serve: Annotated[
         int | None,
-        typer.Option(
-            metavar="PORT", help="Serve it as a page on this port, in place of the terminal.", min=0, max=65535
-        ),
+        Option(metavar="PORT", help="Serve it as a page on this port, not on the terminal.", min=0, max=65535),
     ] = None,
-    host: Annotated[
-        str, typer.Option(help="With --serve: address to listen on. Whoever reaches it can read the page.")
-    ] = "127.0.0.1",
+    host: Annotated[str, Option(help="Address of --serve; whoever reaches it can read the page.")] = "127.0.0.1",
 ) -> None:
     """Watch a run while another process works on it: rounds, time left, losses, bytes, clients, notes.
 
@@ -81,21 +75,16 @@ def verify(
     directory: Directory,
     keys: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="The clients' public keys that you hold: a folder with files client-K.pub, or such a file. May be "
-            "repeated, also for keys of one client that were replaced. Without it, the keys are those that the run "
-            "itself names, and its server has written them."
+        Option(
+            help="The clients' public keys that you hold: a folder with client-K.pub, or a file; may be repeated, "
+            "also for replaced keys. Without it, the keys are those that the run names, as its server has written."
         ),
     ] = None,
     history: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="The file history.json of a client's directory: is what it saw in this run? May be repeated."
-        ),
+        list[Path] | None, Option(help="A file history.json of a client: is what it saw in this run? May be repeated.")
     ] = None,
     head: Annotated[
-        list[str] | None,
-        typer.Option(help="A head that was printed or sent to you before: is it in this run? May be repeated."),
+        list[str] | None, Option(help="A head that you were shown: is it in this run? May be repeated.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -111,13 +100,9 @@ def verify(
     """
     from ..network.peers.store import FILE
 
-    if (directory / FILE).exists():
-        _verify_peer(directory, as_json)
-    else:
+    if not (directory / FILE).exists():
         _verify_run(directory, keys or [], history or [], head or [], as_json)
-
-
-def _verify_peer(directory: Path, as_json: bool) -> None:
+        return
     from ..network.peers.verify import verify as recompute
 
     uploads = recompute(directory)
@@ -159,7 +144,7 @@ def _verify_run(directory: Path, keys: list[Path], histories: list[Path], heads:
 
 
 def rollback(
-    directory: Directory, to: Annotated[int, typer.Option(help="Number of finished rounds to keep.", min=0)]
+    directory: Directory, to: Annotated[int, Option(help="Number of finished rounds to keep.", min=0)]
 ) -> None:
     """Return a run to an earlier round and delete all later ones; `fedkseed resume` continues from there."""
     from ..run.store import Store
@@ -172,7 +157,7 @@ def rollback(
 
 def preview(
     recipe: RecipeFile,
-    client: Annotated[int, typer.Option(help="Number of the client whose first example is shown.", min=0)] = 0,
+    client: Annotated[int, Option(help="Number of the client whose first example is shown.", min=0)] = 0,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -205,53 +190,24 @@ def preview(
 def eval(
     tuned: Annotated[
         Path,
-        typer.Argument(
-            help="The directory of a run. With --data or --tasks also an adapter file, a folder of `fedkseed export`, "
-            "any folder of a model, or a .gguf file."
-        ),
+        Argument(help="A run's directory; with --data or --tasks also an adapter, a folder of a model, or a .gguf."),
     ],
     after: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of rounds after which to evaluate the model; default: all finished ones, or the best by "
-            "[evaluation] best.",
-            min=0,
-        ),
+        int | None, Option(help="Rounds after which to evaluate the model; default: all, or [evaluation] best.", min=0)
     ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="File or folder of examples, in place of the run's held-out sets.")
-    ] = None,
-    metrics: Annotated[
-        str, typer.Option(help="With --data: metrics beside the loss, with commas: accuracy, choice, rouge, …")
-    ] = "",
-    tasks: Annotated[
-        str | None,
-        typer.Option(help="Tasks of lm-evaluation-harness, with commas, in place of the run's held-out sets."),
-    ] = None,
-    tasks_from: Annotated[
-        Path | None, typer.Option(help="With --tasks: folder with YAML files of further tasks.")
-    ] = None,
-    as_tuned: Annotated[
-        bool, typer.Option("--as-tuned", help="With --tasks: put them in the words on which the model was tuned.")
-    ] = False,
-    shots: Annotated[
-        int | None, typer.Option(help="With --tasks: solved examples before each question.", min=0)
-    ] = None,
+    data: Annotated[str | None, Option(help="File or folder of examples, in place of the run's held-out sets.")] = None,
+    metrics: Annotated[str, Option(help="With --data: metrics beside the loss, with commas, as accuracy,choice")] = "",
+    tasks: Annotated[str | None, Option(help="Tasks of lm-evaluation-harness, with commas, in place of them.")] = None,
+    tasks_from: Annotated[Path | None, Option(help="With --tasks: folder with YAML files of further tasks.")] = None,
+    as_tuned: Annotated[bool, Option("--as-tuned", help="With --tasks: in the words on which it was tuned.")] = False,
+    shots: Annotated[int | None, Option(help="With --tasks: solved examples before each question.", min=0)] = None,
     examples: Annotated[
-        int | None,
-        typer.Option(help="With --data: rows to draw; with --tasks: of each, the first ones; default: all.", min=2),
+        int | None, Option(help="With --data: rows to draw; with --tasks: the first of each; default: all.", min=2)
     ] = None,
-    generated: Annotated[
-        int, typer.Option(help="With --data: answers to write, for metrics that score them.", min=0)
-    ] = 0,
-    max_tokens: Annotated[
-        int | None, typer.Option(help="With --data: longer examples are left out; default: as in the run.", min=1)
-    ] = None,
+    generated: Annotated[int, Option(help="With --data: answers to write, for metrics that score them.", min=0)] = 0,
+    max_tokens: Annotated[int | None, Option(help="With --data: of an example; default: as in the run.", min=1)] = None,
     beside_base: Annotated[
-        bool,
-        typer.Option(
-            "--beside-base", help="With --data or --tasks: evaluate the base model, too, and show the change."
-        ),
+        bool, Option("--beside-base", help="With --data or --tasks: evaluate the base model, too, and show the change.")
     ] = False,
     model: BaseModel = None,
     as_json: Json = False,
@@ -266,19 +222,38 @@ def eval(
     if tasks is not None:
         if data or after is not None or metrics or generated or max_tokens:
             raise FedKSeedError("--data, --after, --metrics, --generated and --max-tokens don't go with --tasks")
-        _eval_tasks(
-            tuned, model, tasks, as_json,
-            own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,
-        )  # fmt: skip
+        from ..report.tables import print_tasks
+        from ..tuned.lm_eval import scores as evaluate
+        from ..tuned.load import open_tuned
+
+        with own_bars_alone():
+            scores = evaluate(
+                open_tuned(tuned, model), _split(tasks),
+                own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,
+            )  # fmt: skip
+        if as_json:
+            print_json([asdict(score) for score in scores])
+        else:
+            print_tasks(scores)
     elif tasks_from or as_tuned or shots is not None:
         raise FedKSeedError("--tasks-from, --as-tuned and --shots go with --tasks NAMES")
     elif data is not None:
         if after is not None:
             raise FedKSeedError("--after is for the run's own held-out sets; leave it out, or --data")
-        _eval_examples(
-            tuned, model, data, metrics, as_json,
-            examples=examples or "all", generated=generated, max_tokens=max_tokens, beside_base=beside_base,
-        )  # fmt: skip
+        from ..report.results import print_scores, sets_table
+        from ..tuned.load import open_tuned
+        from ..tuned.measure import measure
+
+        with Bars(0) as bars:
+            base, evaluation = measure(
+                open_tuned(tuned, model), data, _split(metrics), bars,
+                examples=examples or "all", generated=generated, max_tokens=max_tokens, beside_base=beside_base,
+            )  # fmt: skip
+        if as_json:
+            print_json({"data": data, "sets": sets_table(base, evaluation)})
+            return
+        console.print(f"{tuned} on {data}:", end=" ", highlight=False)
+        print_scores(evaluation, base)
     elif metrics or examples or generated or max_tokens or beside_base:
         raise FedKSeedError(
             "--metrics, --generated and --max-tokens go with --data FILE; --examples and --beside-base with that or "
@@ -286,35 +261,6 @@ def eval(
         )
     else:
         _eval_run(tuned, model, after, as_json)
-
-
-def _eval_tasks(tuned: Path, model: str | None, tasks: str, as_json: bool, **settings: Any) -> None:
-    """Evaluate a model by lm-evaluation-harness."""
-    from ..report.tables import print_tasks
-    from ..tuned.lm_eval import scores as evaluate
-    from ..tuned.load import open_tuned
-
-    with own_bars_alone():
-        scores = evaluate(open_tuned(tuned, model), _split(tasks), **settings)
-    if as_json:
-        print_json([asdict(score) for score in scores])
-    else:
-        print_tasks(scores)
-
-
-def _eval_examples(tuned: Path, model: str | None, data: str, metrics: str, as_json: bool, **settings: Any) -> None:
-    """Evaluate a model on a file of examples."""
-    from ..report.results import print_scores, sets_table
-    from ..tuned.load import open_tuned
-    from ..tuned.measure import measure
-
-    with Bars(0) as bars:
-        base, scores = measure(open_tuned(tuned, model), data, _split(metrics), bars, **settings)
-    if as_json:
-        print_json({"data": data, "sets": sets_table(base, scores)})
-        return
-    console.print(f"{tuned} on {data}:", end=" ", highlight=False)
-    print_scores(scores, base)
 
 
 def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bool) -> None:
@@ -336,12 +282,10 @@ def _eval_run(directory: Path, model: str | None, after: int | None, as_json: bo
         if state is None:
             raise FedKSeedError(f"{directory} has no finished round yet")
         scores = simulation.federation.evaluator.evaluate(state, "held-out examples", True)
-    before = store.evaluations().get(0)
-    base = NOT_EVALUATED if before is None else Evaluation.of(before)
+    base = Evaluation.of(before) if (before := store.evaluations().get(0)) else NOT_EVALUATED
     clients = gains(base, scores)
     if as_json:
-        sets = sets_table(base, scores)
-        print_json({"rounds": state.round, "sets": sets, "clients": gains_table(clients)})
+        print_json({"rounds": state.round, "sets": sets_table(base, scores), "clients": gains_table(clients)})
         return
     console.print(f"after {state.round} rounds:", end=" ")
     print_scores(scores, base)
@@ -355,9 +299,9 @@ def _split(names: str) -> list[str]:
 
 def generate(
     adapter: AdapterFile,
-    prompt: Annotated[str, typer.Argument(help="The instruction to answer.")],
-    context: Annotated[str, typer.Option(help="Further text that the instruction is about.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
+    prompt: Annotated[str, Argument(help="The instruction to answer.")],
+    context: Annotated[str, Option(help="Further text that the instruction is about.")] = "",
+    max_new_tokens: Annotated[int, Option(help="Largest length of an answer, in tokens.", min=1)] = 64,
     model: BaseModel = None,
 ) -> None:
     """Answer an instruction with the base model and with the tuned model, to compare them."""

@@ -1,74 +1,64 @@
-"""The parts that the commands of all transports share: options, the run of a server, the settings of a client."""
+"""The commands of a federation over a network: serve, shard and join over HTTPS, and peer without a server."""
 
 import os
 import signal
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
+
+from ..errors import INTERRUPTED, FedKSeedError
+from ..network.protocol.addresses import is_loopback, require_files
+from ..report.bars import Bars
+from ..report.terminal import print_json, say
+from ..run.progress import Silent
+from .options import Changes, Json, Output, end_run, require_packages
 
 if TYPE_CHECKING:
+    from ..network.https.browser_page import Page
+    from ..network.https.server import Address
     from ..recipe.rules import Where
     from ..recipe.schema import Recipe
 
-# The options that servers and clients of every transport have.
-RecipeFile: TypeAlias = Annotated[Path, typer.Argument(help="A recipe whose clients have split = 'files'.")]
-Certs: TypeAlias = Annotated[Path, typer.Option(help="The directory that `fedkseed certs` has made.")]
-Output: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")
-]
-Port: TypeAlias = Annotated[int, typer.Option(help="The port that clients connect to.", min=1, max=65535)]
-Changes: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A value in place of the recipe's, as training.rounds=20; may be repeated. Give it again when the "
-        "server goes on.",
+Certs = Annotated[Path, Option(help="The directory that `fedkseed certs` has made.")]
+Host = Annotated[str, Option(help="Address to listen on; 0.0.0.0 for clients on other machines.")]
+Port = Annotated[int, Option(help="The port that clients connect to.", min=1, max=65535)]
+Tls = Annotated[
+    bool,
+    Option(
+        "--tls/--no-tls",
+        help="Have the certificate here; without, listen on this machine alone: for a proxy (deploy/nginx-https.conf)",
     ),
 ]
-Data: TypeAlias = Annotated[
-    str, typer.Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")
+Strangers = Annotated[
+    float, Option(help="Requests a second of an address that has no session; more for a proxy of clients.", min=1)
 ]
-Key: TypeAlias = Annotated[Path, typer.Option(help="This client's private key, as made by `fedkseed certs request`.")]
-Authority: TypeAlias = Annotated[Path, typer.Option(help="The authority's certificate: ca.pem of the server's owner.")]
-Model: TypeAlias = Annotated[
+Data = Annotated[str, Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")]
+Key = Annotated[Path, Option(help="This client's private key, as made by `fedkseed certs request`.")]
+Authority = Annotated[Path, Option(help="The authority's certificate: ca.pem of the server's owner.")]
+Model = Annotated[
     str | None,
-    typer.Option(
-        help="The base model: a folder, a .gguf file, or owner/name on the hub. Needed unless the recipe's model "
-        "is part of an installed Python package."
-    ),
+    Option(help="The base model: a folder, a .gguf file, or owner/name on the hub. Not needed for a Python package's."),
 ]
-BasisFile: TypeAlias = Annotated[
+BasisFile = Annotated[Path | None, Option(help="The server's file of a basis, where the recipe needs one.")]
+Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
+State = Annotated[Path | None, Option(help="Directory for what is kept here; default runs/NAME-OF-THE-KEY.")]
+PolicyFile = Annotated[
     Path | None,
-    typer.Option(
-        help="The basis of the directions, where the server's recipe needs one: the server's file, whose digest is "
-        "checked."
+    Option(
+        help="A TOML file with what a recipe may ask of this client: columns, held-out categories, algorithms, "
+        "batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
     ),
 ]
-Members: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
-        "alone. Without it the server's word is taken."
-    ),
-]
-Device: TypeAlias = Annotated[
-    str, typer.Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")
-]
-State: TypeAlias = Annotated[
-    Path | None, typer.Option(help="Directory for this client's logs and sockets; default runs/NAME-OF-THE-KEY.")
-]
-PolicyFile: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        help="A TOML file with what a server's recipe may ask of this client: columns, held-out categories, "
-        "algorithms, batches, steps. recipes/policy.toml has all keys; without a file, its values hold."
-    ),
-]
-Idle: TypeAlias = Annotated[
-    float, typer.Option(help="Seconds without work after which the model is unloaded from memory.", min=1)
-]
+
+
+class Notes(Silent):
+    """A watcher of a process without rounds of its own, which prints lines."""
+
+    def note(self, text: str) -> None:
+        say(text)
 
 
 def begun(recipe: Path, changes: list[str] | None, output: Path | None, *places: "Where") -> "tuple[Recipe, Path]":
@@ -98,3 +88,206 @@ def prepare() -> None:
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGTERM, stop)
+
+
+def _require_https() -> None:
+    require_packages("HTTPS", "cryptography", "httpx", "starlette", "uvicorn")
+
+
+def _address(host: str, port: int, tls: bool, strangers: float, page: "Page | None" = None) -> "Address":
+    """Where a server listens; without a certificate on this machine alone."""
+    from ..network.https.server import Address
+
+    if not tls and not is_loopback(host):
+        raise FedKSeedError(f"without TLS this server listens on this machine alone, not on {host}: leave --host out")
+    return Address(host, port, tls, strangers, page)
+
+
+def serve(
+    recipe: Annotated[Path, Argument(help="A recipe whose clients have split = 'files'.")],
+    certs: Certs,
+    output: Output = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    tls: Tls = True,
+    strangers: Strangers = 50,
+    page: Annotated[bool, Option("--page", help="Serve a page by which browsers take part (docs/browser.md).")] = False,
+    model_files: Annotated[
+        Path | None, Option(help="Folder of the model, whose files the page's visitors, and anybody else, may get.")
+    ] = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Serve a federation over plain HTTPS: wait for clients, run the rounds with them, save the tuned model.
+
+    One process serves many clients: each keeps one connection, on which it waits for its task. The command may be
+    stopped or killed at any moment: the same command goes on from the last finished round. docs/session.md has all
+    requests that a client can make.
+    """
+    _require_https()
+    if model_files and not page:
+        raise FedKSeedError("--model-files are for the page: add --page, or leave them out")
+    from ..network.https.browser_page import Page
+    from ..network.https.server import run
+    from ..recipe.rules import Where
+
+    address = _address(host, port, tls, strangers, Page(model_files) if page else None)
+    wanted, directory = begun(recipe, changes, output, *([Where.PAGE] if page else []))
+    try:
+        with Bars(wanted.training.rounds) as bars:
+            result = run(directory, wanted, certs.resolve(), address, bars)
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on from the last finished round")
+        raise Exit(INTERRUPTED) from None
+    end_run(result, as_json)
+
+
+def shard(
+    url: Annotated[str, Argument(help="Address of the server above, as https://root.example.org:8443.")],
+    certs: Certs,
+    key: Annotated[Path, Option(help="This shard's private key, whose public one the server above has.")],
+    ca: Authority,
+    first: Annotated[int, Option(help="Number in the run of this shard's first client.", min=0)] = 0,
+    host: Host = "127.0.0.1",
+    port: Port = 8443,
+    tls: Tls = True,
+    strangers: Strangers = 50,
+    state: State = None,
+    patience: Annotated[float, Option(help="Seconds to wait for all clients at first.", min=0)] = 600,
+) -> None:
+    """Serve a part of a federation's clients, and hand the sum of their uploads up to another server.
+
+    Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
+    among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
+    would have if the same uploads came to it. No recipe, model or data is needed here. docs/scaling.md has an example.
+    """
+    _require_https()
+    from ..network.https.shard import run
+
+    address = _address(host, port, tls, strangers)
+    prepare()
+    require_files(ca, key)
+    directory = state or Path("runs") / key.name
+    with suppress(KeyboardInterrupt):
+        run(directory, certs.resolve(), address, Notes(), url=url, ca=ca, key=key, first=first, patience=patience)
+    say("stopped")
+
+
+def join(
+    url: Annotated[str, Argument(help="The server's address, as https://fl.example.org:8443.")],
+    data: Data,
+    key: Key,
+    ca: Authority,
+    model: Model = None,
+    basis: BasisFile = None,
+    members: Annotated[
+        Path | None,
+        Option(
+            help="The public lines of all clients, from `fedkseed certs members`: uploads are masked for these keys "
+            "alone. Without it the server's word is taken."
+        ),
+    ] = None,
+    device: Device = "auto",
+    state: State = None,
+    policy: PolicyFile = None,
+    idle: Annotated[float, Option(help="Seconds without work until the model is unloaded.", min=1)] = 1800,
+) -> None:
+    """Join a federation over plain HTTPS: train on a file of this machine for a server elsewhere, until stopped.
+
+    The examples stay on this machine; only the result of training is sent, for FedKSeed one scalar for each direction
+    of a local step. The server's recipe says how to train, within the limits of --policy. It can't name a file, a model
+    or a function of this machine, and no program that the server sends is run. A recipe that asks for more is refused:
+    the server gets one word, as "policy" or "data", and worker.log in the --state directory says why. asked.jsonl there
+    has every recipe that was asked for. A lost connection is made again, also after this command was killed and called
+    again.
+    """
+    _require_https()
+    from ..network.https.join import HttpsClient, WorkerDesk
+    from ..network.protocol.client.recipe_consent import OwnerSettings, owner_of
+
+    prepare()
+    owner = owner_of(data, model, device, policy, basis, members)
+    require_files(ca, key)
+    directory = state or Path("runs") / key.name
+    desk = WorkerDesk(directory, OwnerSettings(owner, idle, str(key.resolve()), str(ca.resolve())))
+    client = HttpsClient(directory, url, ca, key, desk)
+    with suppress(KeyboardInterrupt):
+        client.serve(say)
+    say("stopped")
+
+
+def peer(
+    recipe: Annotated[Path, Argument(help="The recipe, the same for all peers, with split = 'files'.")],
+    peers: Annotated[Path, Option(help="The file that all peers have: start and length of rounds, keys, addresses.")],
+    data: Data,
+    key: Key,
+    cert: Annotated[Path, Option(help="The certificate for this key: client-K.pem of `fedkseed certs sign`.")],
+    ca: Authority,
+    listen: Annotated[
+        str, Option(metavar="HOST:PORT", help="Address here; 0.0.0.0:8443 for other machines.")
+    ] = "127.0.0.1:8443",
+    until: Annotated[
+        float, Option(help="Seconds without a new upload, until it ends after the last round.", min=0)
+    ] = 60,
+    model: Model = None,
+    basis: BasisFile = None,
+    device: Device = "auto",
+    state: State = None,
+    policy: PolicyFile = None,
+    changes: Changes = None,
+    as_json: Json = False,
+) -> None:
+    """Take part in a federation without a server: train when a round opens, and share uploads with the other peers.
+
+    The peers' file says when rounds open. Each peer trains from the model of the uploads that it has, signs its own
+    upload, and passes it on. The model is computed from the set of all uploads by sums of integers: peers that have the
+    same set have the same model, to the bit, in whatever order uploads came and however long they were cut off from
+    each other; where that may be long, give a longer --until.
+
+    \b
+    1. One person makes an authority, takes in the keys, and signs a certificate for each:
+           fedkseed certs keys --host localhost
+           fedkseed certs add keys peer-0.pub
+           fedkseed certs sign keys 0 --host peer0.example.org
+
+    \b
+    2. All get ca.pem, their own certificate, the recipe, and a file peers.toml:
+           start = 2030-01-31T12:00:00Z
+           seconds = 600
+           peers = [{ key = "ecdsa-sha2-nistp256 AAAA...", address = "https://peer0.example.org:8443" }, ...]
+
+    \b
+    3. Each starts its peer, before the first round or later:
+           fedkseed peer recipe.toml --peers peers.toml --key peer-0 --cert client-0.pem
+               --ca ca.pem --data rows.jsonl --listen 0.0.0.0:8443
+
+    The command may be stopped or killed at any moment: the same command goes on. Uploads are not masked: each peer sees
+    those of all others (docs/peers.md).
+    """  # noqa: D301 — click keeps the lines after a \b as they are
+    _require_https()
+    from ..network.peers.peer import PeerFiles, run
+    from ..network.protocol.client.recipe_consent import owner_of
+    from ..recipe.reading import own_recipe
+
+    host, _, port = listen.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise FedKSeedError(f"--listen takes HOST:PORT, as 0.0.0.0:8443, got {listen!r}")
+    prepare()
+    wanted = own_recipe(recipe, changes or ()).absolute()
+    owner = owner_of(data, model, device, policy, basis, None)
+    require_files(ca, key)
+    directory = state or Path("runs") / key.name
+    files = PeerFiles(directory, peers.resolve(), key.resolve(), cert.resolve(), ca.resolve())
+    try:
+        outcome = run(wanted, files, owner, (host.strip("[]"), int(port)), say, quiet=until)
+    except KeyboardInterrupt:
+        say("stopped; the same command goes on, with all uploads that were here")
+        raise Exit(INTERRUPTED) from None
+    if as_json:
+        print_json(asdict(outcome))
+        return
+    here = f"{outcome.from_here} of them trained from this very model"
+    say(f"{outcome.uploads} uploads in {outcome.rounds} rounds, {here}")
+    if outcome.contradictions:
+        say(f"left out: {outcome.contradictions} times a peer has signed two uploads for one round")
+    say(f"the set of digest {outcome.set}\nthe tuned model {outcome.adapter}, of digest {outcome.digest}")

@@ -4,11 +4,12 @@ import inspect
 import sys
 from collections.abc import Callable
 from functools import wraps
+from importlib.util import find_spec
 from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
 from ..report.terminal import QUIET, USUAL, VERBOSE, print_error, showing
@@ -16,32 +17,28 @@ from ..report.terminal import QUIET, USUAL, VERBOSE, print_error, showing
 if TYPE_CHECKING:
     from ..run.loop import Result
 
-Directory: TypeAlias = Annotated[Path, typer.Argument(help="The directory of a run, as made by `fedkseed run`.")]
-RecipeFile: TypeAlias = Annotated[
-    Path, typer.Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")
+Directory = Annotated[Path, Argument(help="The directory of a run, as made by `fedkseed run`.")]
+RecipeFile = Annotated[Path, Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")]
+Output = Annotated[Path | None, Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")]
+AdapterFile = Annotated[
+    Path, Argument(help="The directory of a finished run, an adapter file, or a folder of `fedkseed export`.")
 ]
-AdapterFile: TypeAlias = Annotated[
-    Path, typer.Argument(help="The directory of a finished run, an adapter file, or a folder of `fedkseed export`.")
-]
-Changes: TypeAlias = Annotated[
+Changes = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="KEY=VALUE",
-        help="A value in place of the recipe's, as training.rounds=20; none, as training.eps=, leaves the key out. May "
-        "be repeated.",
+        help="A value in the recipe, as training.rounds=20, or without one, as training.eps=; may be repeated.",
     ),
 ]
-BaseModel: TypeAlias = Annotated[
-    str | None, typer.Option("--model", help="The base model (folder, file or name), if it has moved since the run.")
+BaseModel = Annotated[str | None, Option("--model", help="The base model, if it has moved since the run.")]
+Json = Annotated[
+    bool, Option("--json", help="Print one JSON document on stdout in place of tables; all else goes to stderr.")
 ]
-Json: TypeAlias = Annotated[
-    bool, typer.Option("--json", help="Print one JSON document on stdout in place of tables; all else goes to stderr.")
-]
-Quiet: TypeAlias = Annotated[bool, typer.Option("--quiet", "-q", help="Show results and errors alone, no progress.")]
-Verbose: TypeAlias = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Show each step, and of an error where it arose.")
-]
+LEVELS = {
+    "quiet": Annotated[bool, Option("--quiet", "-q", help="Show results and errors alone, no progress.")],
+    "verbose": Annotated[bool, Option("--verbose", "-v", help="Show each step, and of an error where it arose.")],
+}
 
 
 def guarded(function: Callable[..., None]) -> Callable[..., None]:
@@ -57,41 +54,34 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
                 function(*args, **options)
             except FedKSeedError as error:
                 print_error(error)
-                raise typer.Exit(REFUSED) from None
+                raise Exit(REFUSED) from None
             except KeyboardInterrupt:
                 print("fedkseed: stopped", file=sys.stderr)
-                raise typer.Exit(INTERRUPTED) from None
+                raise Exit(INTERRUPTED) from None
 
-    signature, levels = inspect.signature(function), {"quiet": Quiet, "verbose": Verbose}
-    parameters = [
-        *signature.parameters.values(),
-        *(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=option)
-          for name, option in levels.items()),
-    ]  # fmt: skip
+    signature = inspect.signature(function)
+    levels = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=LEVELS[n]) for n in LEVELS]
     with_levels: Any = command  # typer reads options from the signature
-    with_levels.__signature__ = signature.replace(parameters=parameters)
-    with_levels.__annotations__ = function.__annotations__ | levels
+    with_levels.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *levels])
     return command
 
 
-def require_new(file: Path) -> None:
-    """Refuse to write over a file.
+def require_packages(what: str, *names: str) -> None:
+    """Refuse to go on without packages of the extra `https`."""
+    if lacking := [name for name in names if find_spec(name) is None]:
+        raise FedKSeedError(f"{what} needs the package {lacking[0]}; install it with: pip install 'fedkseed[https]'")
 
-    Raises:
-        FedKSeedError: it exists.
-    """
+
+def require_new(file: Path) -> None:
+    """Refuse to write over a file."""
     if file.exists():
         raise FedKSeedError(f"{file} exists already; choose another file")
 
 
 def end_run(result: "Result", as_json: bool) -> None:
-    """Print the result of a run.
-
-    Raises:
-        typer.Exit: it has diverged.
-    """
+    """Print the result of a run; one that has diverged ends with its exit code."""
     from ..report.results import show_result
 
     show_result(result, as_json)
     if result.diverged:
-        raise typer.Exit(DIVERGED)
+        raise Exit(DIVERGED)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from ..errors import FedKSeedError
 from ..report.bars import Bars
@@ -16,15 +16,11 @@ from .options import Json, RecipeFile, require_new
 
 def basis(
     recipe: RecipeFile,
-    data: Annotated[str, typer.Option(help="Public instruction data, no client's: a file or an archive of tasks.")],
-    output: Annotated[Path, typer.Option(help="New file for the basis.")],
-    examples: Annotated[int, typer.Option(help="Examples of the data to use.", min=1)] = 64,
-    rank: Annotated[
-        int | None, typer.Option(help="The same rank for every tensor, in place of ranks by energy.", min=1)
-    ] = None,
-    scaled: Annotated[
-        bool, typer.Option(help="Make directions shorter the steeper the loss is along them, on the same text.")
-    ] = True,
+    data: Annotated[str, Option(help="Public instruction data, no client's: a file or an archive of tasks.")],
+    output: Annotated[Path, Option(help="New file for the basis.")],
+    examples: Annotated[int, Option(help="Examples of the data to use.", min=1)] = 64,
+    rank: Annotated[int | None, Option(help="One rank for every tensor, not ranks by energy.", min=1)] = None,
+    scaled: Annotated[bool, Option(help="Make directions shorter, the steeper the loss is along them.")] = True,
 ) -> None:
     """Make a basis from public text, for directions that know where gradients point.
 
@@ -54,7 +50,7 @@ def basis(
 
 
 def directions(
-    device: Annotated[str, typer.Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
+    device: Annotated[str, Option(help="Device that computes the directions: cpu, cuda, cuda:1, mps, …")] = "cpu",
     as_json: Json = False,
 ) -> None:
     """Check that this machine computes the random directions of docs/directions.md, bit for bit.
@@ -75,47 +71,26 @@ def directions(
 
 
 def reproduce(
-    name: Annotated[str, typer.Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
+    name: Annotated[str, Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
     scale: Annotated[
-        str,
-        typer.Option(help="Size of the experiment: tiny (minutes), stories, small (hours) or full (the paper's)."),
+        str, Option(help="Size of the experiment: tiny (minutes), stories, small (hours) or full (the paper's).")
     ] = "tiny",
-    output: Annotated[Path, typer.Option(help="Directory for runs, tables and figures.")] = Path("results"),
-    model: Annotated[str | None, typer.Option(help="Folder of the model, needed by --scale stories.")] = None,
-    dolly: Annotated[str | None, typer.Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
-    natural_instructions: Annotated[
-        str | None, typer.Option(help="Folder of the data set Super-NaturalInstructions.")
-    ] = None,
+    output: Annotated[Path, Option(help="Directory for runs, tables and figures.")] = Path("results"),
+    model: Annotated[str | None, Option(help="Folder of the model, needed by --scale stories.")] = None,
+    dolly: Annotated[str | None, Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
+    natural_instructions: Annotated[str | None, Option(help="Folder of Super-NaturalInstructions.")] = None,
     basis: Annotated[
-        str | None,
-        typer.Option(
-            help="File of `fedkseed basis`, for experiments with informed directions; for `unlike` a folder of them."
-        ),
+        str | None, Option(help="File of `fedkseed basis`, for informed directions; for `unlike` a folder of them.")
     ] = None,
-    public: Annotated[
-        str | None,
-        typer.Option(help="Public instruction data to make such bases of, in place of --basis: a file or an archive."),
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds, instead of the experiment's own number.", min=1)
-    ] = None,
-    only: Annotated[str, typer.Option(help="Limit the experiment to runs whose label contains this text.")] = "",
-    part: Annotated[str, typer.Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
-    records: Annotated[
-        Path | None,
-        typer.Option(help="Folder of results, as a checkout's; runs that are on record there are not done again."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option(help="Print sizes, bytes, forward and backward passes and a rough time; load no weights.")
-    ] = False,
-    seconds_per_step: Annotated[
-        float | None,
-        typer.Option(help="Seconds of a local step of two forward passes, for --dry-run; default: estimated."),
-    ] = None,
-    redraw: Annotated[
-        bool, typer.Option(help="Make table and figure again from the records in OUTPUT/NAME/SCALE; run nothing.")
-    ] = False,
-    show_list: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
+    public: Annotated[str | None, Option(help="Public data, of which such bases are made in place of --basis.")] = None,
+    seeds: Annotated[int | None, Option(help="Number of seeds, instead of the experiment's own number.", min=1)] = None,
+    only: Annotated[str, Option(help="Limit the experiment to runs whose label contains this text.")] = "",
+    part: Annotated[str, Option(help="I/N: every N-th run from the I-th; N processes share the work.")] = "1/1",
+    records: Annotated[Path | None, Option(help="Folder of results, whose runs are not done again.")] = None,
+    dry_run: Annotated[bool, Option(help="Print sizes, bytes, passes and a rough time; load no weights.")] = False,
+    seconds_per_step: Annotated[float | None, Option(help="Seconds of a local step, for --dry-run.")] = None,
+    redraw: Annotated[bool, Option(help="Make table and figure from OUTPUT/NAME/SCALE; run nothing.")] = False,
+    show_list: Annotated[bool, Option("--list", help="List the experiments.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run an experiment of the paper and write its table and figure.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED
 from ..report.bars import Bars
@@ -13,31 +13,22 @@ from .options import AdapterFile, BaseModel, RecipeFile
 
 def export(
     adapter: AdapterFile,
-    output: Annotated[Path, typer.Argument(help="New folder for the tuned model; it must not exist yet.")],
+    output: Annotated[Path, Argument(help="New folder for the tuned model; it must not exist yet.")],
     model: BaseModel = None,
     format_: Annotated[
         str,
-        typer.Option(
+        Option(
             "--format",
-            help="hf: a whole model, for transformers. peft: a LoRA, which the peft library loads onto the base model. "
-            "gguf: a whole model, for llama.cpp, Ollama, LM Studio. lora-gguf: a LoRA for llama.cpp. fedkseed: the "
-            "coefficients.",
+            help="hf: a whole model, for transformers. peft: a LoRA, for the library peft. gguf: a whole model, for "
+            "llama.cpp, Ollama, LM Studio. lora-gguf: a LoRA, for llama.cpp. fedkseed: the coefficients.",
         ),
     ] = "hf",
-    kind: Annotated[
-        str, typer.Option(help="With --format gguf: f32, f16, bf16, q8_0, q4_1 or q4_0, from exact to small.")
-    ] = "f16",
+    kind: Annotated[str, Option(help="Of --format gguf: f32, f16, bf16, q8_0, q4_1, q4_0.")] = "f16",
     rank: Annotated[
         int | None,
-        typer.Option(
-            help="With --format peft or lora-gguf: the nearest LoRA of this rank, whose error is printed; needed where "
-            "the tuned model's change has no low rank.",
-            min=1,
-        ),
+        Option(help="Of --format peft and lora-gguf: the nearest LoRA of this rank; prints its error.", min=1),
     ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="With --format hf: float32, bfloat16 or float16; default: as it was tuned.")
-    ] = None,
+    dtype: Annotated[str | None, Option(help="Of --format hf: float32, bfloat16, float16; default: as tuned.")] = None,
 ) -> None:
     """Write the tuned model as a folder, with a model card, for programs that know nothing of fedkseed.
 
@@ -53,10 +44,8 @@ def export(
 
 def serve_model(
     adapter: AdapterFile,
-    host: Annotated[
-        str, typer.Option(help="Address to listen at; others than this machine need 0.0.0.0.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Port to listen at; 0: any free one.", min=0, max=65535)] = 8000,
+    host: Annotated[str, Option(help="Address to listen at; others than this machine need 0.0.0.0.")] = "127.0.0.1",
+    port: Annotated[int, Option(help="Port to listen at; 0: any free one.", min=0, max=65535)] = 8000,
     model: BaseModel = None,
 ) -> None:
     """Answer OpenAI-compatible requests with the tuned model, and with the base model beside it, until Ctrl-C.
@@ -71,16 +60,15 @@ def serve_model(
     opened = open_tuned(adapter, model)
     with listen(host, port) as at:
         models = load(opened)
-        address = "{}:{}".format(*at.getsockname())
-        say(f"models {' and '.join(models)} at http://{address}/v1, until Ctrl-C")
+        say("models {} at http://{}:{}/v1, until Ctrl-C".format(" and ".join(models), *at.getsockname()))
         serve(models, at)
-    raise typer.Exit(INTERRUPTED)  # nothing else ends it; under load its server returned as if it had not been stopped
+    raise Exit(INTERRUPTED)  # nothing else ends it; under load its server returned as if it had not been stopped
 
 
 def untie(
-    model: Annotated[str, typer.Argument(help="Folder, .gguf file, package:NAME/FILE.gguf or name on the hub.")],
-    output: Annotated[Path, typer.Argument(help="New folder for the model; it must not exist yet.")],
-    dtype: Annotated[str, typer.Option(help="Type of its weights: float32, bfloat16 or float16.")] = "float32",
+    model: Annotated[str, Argument(help="Folder, .gguf file, package:NAME/FILE.gguf or name on the hub.")],
+    output: Annotated[Path, Argument(help="New folder for the model; it must not exist yet.")],
+    dtype: Annotated[str, Option(help="Type of its weights: float32, bfloat16 or float16.")] = "float32",
 ) -> None:
     """Write a model with an output matrix of its own, where it shares one with the input embedding.
 

@@ -1,50 +1,35 @@
-"""Commands before and during a run: its first recipe, the run itself, costs of algorithms, and a search for lr and eps.
-
-A command imports its modules when it is called; see the package.
-"""
+"""Commands before and during a run: its first recipe, the run, costs of algorithms, and a search for lr and eps."""
 
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import Annotated
 
 import typer
+from typer import Argument, Exit, Option
 
 from ..errors import INTERRUPTED, FedKSeedError
 from ..report.bars import Bars
 from ..report.terminal import console, print_json, say
-from .options import BaseModel, Changes, Directory, Json, RecipeFile, end_run, require_new
+from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
 
-if TYPE_CHECKING:
-    from ..recipe.schema import Recipe
-
-TensorBoard: TypeAlias = Annotated[
-    bool,
-    typer.Option("--tensorboard", help="Also write TensorBoard event files; for other trackers see [report] to."),
+TensorBoard = Annotated[
+    bool, Option("--tensorboard", help="Also write TensorBoard event files; for other trackers see [report] to.")
 ]
 
 
 def run(
     recipe: RecipeFile,
-    output: Annotated[
-        Path | None, typer.Option(help="New directory for the run; default runs/NAME, by the recipe's file name.")
-    ] = None,
+    output: Output = None,
     tensorboard: TensorBoard = False,
     engine: Annotated[
-        str,
-        typer.Option(
-            help="Engine that carries the messages: own, or flower (Flower's simulation on Ray). The tuned model is "
-            "the same, bit for bit."
-        ),
+        str, Option(help="What carries messages: own, or flower (on Ray), with the same tuned model, bit for bit.")
     ] = "own",
     changes: Changes = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run", help="Load data and model, measure a few local steps, print what the run would cost, and stop."
-        ),
+        bool, Option("--dry-run", help="Load all, measure a few local steps, print what the run would cost, and stop.")
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -60,7 +45,15 @@ def run(
         raise FedKSeedError(f"no engine is called {engine!r}; choose own or flower")
     parsed, directory = own_recipe(recipe, changes or ()), output or Path("runs") / recipe.stem
     if dry_run:
-        _print_forecast(parsed, as_json)
+        from ..planning.forecast import forecast
+        from ..report.tables import print_forecast
+
+        with Bars(0) as bars:
+            costs = forecast(parsed, bars)
+        if as_json:
+            print_json(asdict(costs) | {"bytes_of_a_run": costs.bytes_of_a_run, "seconds": costs.seconds})
+        else:
+            print_forecast(costs)
         return
     trackers = ["tensorboard"] if tensorboard else []
     with _resumable(directory), Bars(parsed.training.rounds) as bars:
@@ -74,27 +67,16 @@ def run(
 
 
 def init(
-    output: Annotated[Path, typer.Argument(help="New file for the recipe.")] = Path("recipe.toml"),
-    data: Annotated[
-        str | None, typer.Option(help="The data: a file, a folder with a file a client, or dolly-sample.")
-    ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The base model: a folder, a .gguf file, or owner/name on the hub.")
-    ] = None,
+    output: Annotated[Path, Argument(help="New file for the recipe.")] = Path("recipe.toml"),
+    data: Annotated[str | None, Option(help="The data: a file, a folder of clients' files, or dolly-sample.")] = None,
+    model: Annotated[str | None, Option(help="The base model: a folder, .gguf file, or owner/name on the hub.")] = None,
     column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD=NAME", help="A column's name, as instruction=question; may be repeated."),
+        list[str] | None, Option(metavar="FIELD=NAME", help="A column, as instruction=question; may be repeated.")
     ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="answers or labels, which are chosen from few; default: by the responses.")
-    ] = None,
-    clients: Annotated[
-        int | None, typer.Option(help="Number of clients; default: by the number of rows.", min=2)
-    ] = None,
-    algorithm: Annotated[
-        str, typer.Option(help="What clients do and send: a name of the table in docs/algorithms.md.")
-    ] = "fedkseed-backprop",
-    estimate: Annotated[bool, typer.Option(help="Load the model and measure what the run would cost.")] = True,
+    task: Annotated[str | None, Option(help="answers, or labels of a few kinds; default: by the responses.")] = None,
+    clients: Annotated[int | None, Option(help="Number of clients; default: by the number of rows.", min=2)] = None,
+    algorithm: Annotated[str, Option(help="A name of the table in docs/algorithms.md.")] = "fedkseed-backprop",
+    estimate: Annotated[bool, Option(help="Load the model and measure what the run would cost.")] = True,
     as_json: Json = False,
 ) -> None:
     """Write a first recipe for your data, with comments, and say what its run would cost.
@@ -108,14 +90,14 @@ def init(
     from ..report.tables import print_forecast
 
     require_new(output)
-    columns = dict(_field_and_name(text) for text in column or ())
+    columns = {field: name for field, _, name in (text.partition("=") for text in column or ())}
+    if not all([*columns, *columns.values()]):
+        raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {', '.join(column or ())!r}")
     source = data or _prompted("data", "a file with your rows")
     name = model or _prompted("model", "a folder or .gguf file")
     summary, text, recipe = first_recipe(source, columns, name, task=task, algorithm=algorithm, clients=clients)
-    costs = None
-    if estimate:
-        with Bars(0) as bars:
-            costs = forecast(recipe, bars)
+    with Bars(0) as bars:
+        costs = forecast(recipe, bars) if estimate else None
     write_atomically(output, text.encode(), 0o666)
     if as_json:
         print_json({"output": str(output), "data": asdict(summary), "costs": costs and asdict(costs)})
@@ -145,18 +127,14 @@ def resume(
 def tune(
     recipe: RecipeFile,
     minutes: Annotated[
-        float,
-        typer.Option(help="Time limit, loading included: no trial is begun that would pass it. 0: only eps.", min=0),
+        float, Option(help="Time limit, loading included: no trial is begun that would pass it. 0: only eps.", min=0)
     ] = 5.0,
     steps: Annotated[
         int | None,
-        typer.Option(
-            help="Local steps of a client in a trial; default the recipe's, but at most 32 for all clients together.",
-            min=1,
-        ),
+        Option(help="Local steps of a client in a trial; default the recipe's, at most 32 for all clients.", min=1),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="New file for the recipe with the values found in place of its own.")
+        Path | None, Option(help="New file for the recipe with the values found in place of its own.")
     ] = None,
     changes: Changes = None,
     as_json: Json = False,
@@ -195,7 +173,7 @@ def tune(
 def compare(
     recipe: RecipeFile,
     algorithm: Annotated[
-        list[str] | None, typer.Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
+        list[str] | None, Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
     ] = None,
     changes: Changes = None,
     as_json: Json = False,
@@ -227,27 +205,6 @@ def compare(
         print_costs(rows, parsed.training.steps)
 
 
-def _print_forecast(recipe: "Recipe", as_json: bool) -> None:
-    """Print what a run would cost."""
-    from ..planning.forecast import forecast
-    from ..report.tables import print_forecast
-
-    with Bars(0) as bars:
-        costs = forecast(recipe, bars)
-    if as_json:
-        print_json(asdict(costs) | {"bytes_of_a_run": costs.bytes_of_a_run, "seconds": costs.seconds})
-    else:
-        print_forecast(costs)
-
-
-def _field_and_name(column: str) -> tuple[str, str]:
-    """The two parts of a --column."""
-    field, equals, name = column.partition("=")
-    if not (field and equals and name):
-        raise FedKSeedError(f"--column takes FIELD=NAME, as instruction=question, got {column!r}")
-    return field, name
-
-
 def _prompted(what: str, hint: str) -> str:
     """A value that is asked for on a terminal."""
     if not sys.stdin.isatty():
@@ -264,4 +221,4 @@ def _resumable(directory: Path) -> Iterator[None]:
         begun = (directory / "run.sqlite").exists()
         kept = f"its finished rounds are kept: fedkseed resume {directory}" if begun else "the run had not begun"
         print(f"fedkseed: stopped; {kept}", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
+        raise Exit(INTERRUPTED) from None
