@@ -168,7 +168,6 @@ def test_weights_that_are_capped_are_capped_for_a_shard():
         ({"clients": np.empty(0, np.uint32), "weight": 0, "values": row(1)}, "of no clients has values of 0"),
         ({"values": np.zeros(15, np.int64)}, r"has 16 values, got \(15,\)"),
         ({"sizes": row(-1)}, "sums of sizes are at least 0, got -1"),
-        ({"skipped": -1}, "skipped probes has 32 bits, got -1"),
     ],
 )
 def test_a_subtotal_that_is_not_sound_cannot_be_made(changes, message):

@@ -10,7 +10,7 @@ import pytest
 
 from fedkseed import FedKSeedError, Pool, wire
 from fedkseed.wire import KINDS, Lack, Run, add_kind, decode, encode, kind_of
-from fedkseed.wire.codec import LACK, sealed
+from fedkseed.wire.codec import sealed
 
 RUN = Run(Pool(5, 16), bytes(range(32)))
 
@@ -84,5 +84,5 @@ def test_a_number_or_record_that_is_taken_is_refused(timings):
     with pytest.raises(FedKSeedError, match="kind 128 is Timings; Run with number 128 needs"):
         add_kind(replace(timings, record=Run))
     with pytest.raises(FedKSeedError, match="kind 7 is Lack; Lack with number 129 needs a number and a record of its"):
-        add_kind(replace(LACK, number=129))
+        add_kind(replace(KINDS[7], number=129))
     assert set(KINDS) == {*range(1, 13), 128}

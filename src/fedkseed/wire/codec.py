@@ -6,7 +6,7 @@
     trailer  CRC-32 of all that precedes
 
 A decoder uses nothing before the length, the checksum and every field fit; it returns a whole
-record or raises. Below, the functions that write and read a kind of message stand side by side.
+record or raises. ROWS has the kinds; longer functions that write and read one stand before it, side by side.
 """
 
 import math
@@ -22,25 +22,10 @@ from numpy.typing import NDArray
 from ..directions import Pool
 from ..directions.families import numbered
 from ..errors import FedKSeedError
+from . import records
 from .int8 import pack, packed_size, unpack
-from .numbers import MAX_SCALARS, NAN, WIRES, pack_bits, pack_scalars, packed_scalars, unpack_bits, unpack_scalars
-from .records import (
-    KEY,
-    MAX_BROADCAST,
-    Broadcast,
-    Change,
-    Delta,
-    History,
-    Lack,
-    Masked,
-    Run,
-    Secured,
-    Shares,
-    Subtotal,
-    Survivors,
-    Upload,
-    Values,
-)  # fmt: skip
+from .numbers import NAN, WIRES, pack_bits, pack_scalars, packed_scalars, unpack_bits, unpack_scalars
+from .records import KEY, MAX_BROADCAST, Run
 
 VERSION = 2  # 2: scalar gradients are multiples of numbers.GRID
 MAGIC = b"FKSd"
@@ -48,7 +33,10 @@ HEADER = struct.Struct("<4sBBBBIQI32s")
 BASIS = 32  # bytes of a basis' digest after the header
 TRAILER = struct.Struct("<I")
 OWN = 128  # kinds from here on are those of a user's program
-WIRE = {"exact": 0, "compact": 2, "sign": 4}  # flags of messages whose numbers travel in several ways
+# Flags: of messages whose numbers travel in several ways; of a broadcast; of a history; of signs, for a second row of
+# bits that marks the probes without a sign.
+WIRE = {"exact": 0, "compact": 2, "sign": 4}
+WITH_PROBABILITIES, WITH_DIRECTIONS, WITH_SKIPPED = 1, 1, 8
 
 
 class Record(Protocol):
@@ -102,83 +90,33 @@ class Kind(Generic[Message]):
 
 # --- the kinds ----------------------------------------------------------------------------------
 
-WITH_PROBABILITIES = 1  # flag of a broadcast
 
-
-def _write_broadcast(message: Broadcast) -> Written:
+def _write_broadcast(message: records.Broadcast) -> Written:
     vectors = [message.coefficients] if message.probabilities is None else [message.coefficients, message.probabilities]
     flags = WIRE[message.wire] | WITH_PROBABILITIES * (len(vectors) - 1)
     fixed = message.lr, message.eps, message.clip, message.steps, message.probes
     return flags, fixed, [_floats(values, message.wire) for values in vectors]
 
 
-def _broadcast_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    return [_width(head.run.pool.size, _wire(head))] * (1 + (head.flags & WITH_PROBABILITIES))
+def _read_broadcast(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Broadcast:
+    (lr, eps, clip, steps, probes), wire = fixed, _wire(head)
+    c, *p = [_numbers(part, head.run.pool.size, wire) for part in parts]
+    return records.Broadcast(head.run, head.round, lr, eps, steps, clip, c, probes, p[0] if p else None, wire)
 
 
-def _read_broadcast(head: Head, fixed: Sequence[Any], parts: Parts) -> Broadcast:
-    lr, eps, clip, steps, probes = fixed
-    wire = _wire(head)
-    c, *rest = [_numbers(part, head.run.pool.size, wire) for part in parts]
-    return Broadcast(head.run, head.round, lr, eps, steps, clip, c, probes, rest[0] if rest else None, wire)
-
-
-BROADCAST = Kind(
-    1, Broadcast, "broadcast", struct.Struct("<ddfII"), _write_broadcast, _broadcast_sizes, _read_broadcast,
-    flags=(0, 1, 2, 3, 4, 5),
-)  # fmt: skip
-
-
-WITH_SKIPPED = 8  # flag of signs: a second row of bits marks the probes without a sign
-
-
-def _write_upload(message: Upload) -> Written:
+def _write_upload(message: records.Upload) -> Written:
     flags = WIRE[message.wire] | WITH_SKIPPED * (message.wire == "sign" and message.skipped > 0)
     fixed = message.client, message.examples, _loss_bits(message.loss), message.scalars.size
     return flags, fixed, [pack_scalars(message.scalars, message.wire)]
 
 
-def _upload_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    *_, count = fixed
-    if count > MAX_SCALARS:  # a bit of a sign becomes a float32, and more on the way
-        raise FedKSeedError(f"an upload has at most {MAX_SCALARS:,} scalar gradients, this one announces {count:,}")
-    return [packed_scalars(count, _wire(head), bool(head.flags & WITH_SKIPPED))]
-
-
-def _read_upload(head: Head, fixed: Sequence[Any], parts: Parts) -> Upload:
-    client, examples, loss, count = fixed
-    wire = _wire(head)
+def _read_upload(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Upload:
+    (client, examples, loss, count), wire = fixed, _wire(head)
     scalars = unpack_scalars(parts[0], count, wire, bool(head.flags & WITH_SKIPPED))
-    return Upload(head.run, head.round, client, examples, _loss(loss), scalars, wire)
+    return records.Upload(head.run, head.round, client, examples, _loss(loss), scalars, wire)
 
 
-UPLOAD = Kind(
-    2, Upload, "upload", struct.Struct("<IIII"), _write_upload, _upload_sizes, _read_upload,
-    flags=(0, WIRE["compact"], WIRE["sign"], WIRE["sign"] | WITH_SKIPPED),
-)  # fmt: skip
-
-
-def _write_values(message: Values) -> Written:
-    return 0, (message.lr, message.values.size), [_bytes(message.values, "<f4")]
-
-
-def _values_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    *_, size = fixed
-    return [4 * size]
-
-
-def _read_values(head: Head, fixed: Sequence[Any], parts: Parts) -> Values:
-    lr, size = fixed
-    return Values(head.run, head.round, lr, _numbers(parts[0], size))
-
-
-VALUES = Kind(3, Values, "broadcast of weights", struct.Struct("<dQ"), _write_values, _values_sizes, _read_values)
-
-
-WITH_DIRECTIONS = 1  # flag of a history
-
-
-def _write_history(message: History) -> Written:
+def _write_history(message: records.History) -> Written:
     flags = WITH_DIRECTIONS if message.directions.size else 0
     fixed = message.lr, message.since, message.counts.shape[1], message.coefficients.size
     counts, directions = _bytes(message.counts, "<u4"), _bytes(message.directions, "<u4")
@@ -190,111 +128,38 @@ def _history_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
     return [4 * max(0, head.round - since) * tensors, 4 * size * (head.flags & WITH_DIRECTIONS), 4 * size]
 
 
-def _read_history(head: Head, fixed: Sequence[Any], parts: Parts) -> History:
+def _read_history(head: Head, fixed: Sequence[Any], parts: Parts) -> records.History:
     lr, since, tensors, size = fixed
     if head.flags and not size:
         raise FedKSeedError("a history that names directions has some, got none")
     counts, directions = _words(parts[0]).reshape(max(0, head.round - since), tensors), _words(parts[1])
-    return History(head.run, head.round, lr, since, counts, directions, _numbers(parts[2], size))
+    return records.History(head.run, head.round, lr, since, counts, directions, _numbers(parts[2], size))
 
 
-HISTORY = Kind(
-    4, History, "history", struct.Struct("<dIIQ"), _write_history, _history_sizes, _read_history,
-    flags=(0, WITH_DIRECTIONS),
-)  # fmt: skip
-
-
-def _write_change(message: Change) -> Written:
+def _write_change(message: records.Change) -> Written:
     sizes = message.counts.size, message.values.size
     fixed = message.client, message.examples, _loss_bits(message.loss), message.skipped, *sizes
     return WIRE[message.wire], fixed, [_bytes(message.counts, "<u4"), _floats(message.values, message.wire)]
 
 
-def _change_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    *_, tensors, size = fixed
-    wire = _wire(head)
-    if wire != "exact" and size > MAX_BROADCAST:  # a byte becomes a float32, and more on the way; weights are exact
-        raise FedKSeedError(f"a change has at most {MAX_BROADCAST:,} compact numbers, this one announces {size:,}")
-    return [4 * tensors, _width(size, wire)]
-
-
-def _read_change(head: Head, fixed: Sequence[Any], parts: Parts) -> Change:
-    client, examples, loss, skipped, _, size = fixed
-    counts, wire = _words(parts[0]), _wire(head)
+def _read_change(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Change:
+    (client, examples, loss, skipped, _, size), wire = fixed, _wire(head)
     values = _numbers(parts[1], size, wire)
-    return Change(head.run, head.round, client, examples, _loss(loss), skipped, values, counts, wire)
+    return records.Change(head.run, head.round, client, examples, _loss(loss), skipped, values, _words(parts[0]), wire)
 
 
-CHANGE = Kind(
-    5, Change, "change", struct.Struct("<IIIIIQ"), _write_change, _change_sizes, _read_change,
-    flags=(0, WIRE["compact"]),
-)  # fmt: skip
-
-
-def _write_delta(message: Delta) -> Written:
-    return 0, (message.kept, message.whole), [message.difference]
-
-
-def _read_delta(head: Head, fixed: Sequence[Any], parts: Parts) -> Delta:
-    kept, whole = fixed
-    return Delta(head.run, head.round, kept, whole, bytes(parts[0]))
-
-
-DELTA = Kind(6, Delta, "delta", struct.Struct("<II"), _write_delta, None, _read_delta)
-
-
-def _write_lack(message: Lack) -> Written:
-    return 0, (message.client,), []
-
-
-def _read_lack(head: Head, fixed: Sequence[Any], parts: Parts) -> Lack:
-    (client,) = fixed
-    return Lack(head.run, head.round, client)
-
-
-LACK = Kind(7, Lack, "lack", struct.Struct("<I"), _write_lack, lambda head, fixed: [], _read_lack)
-
-
-def _write_secured(message: Secured) -> Written:
-    return 0, (message.members.size, len(message.broadcast)), [*_roster(message), message.broadcast]
-
-
-def _secured_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    members, broadcast = fixed
-    return [4 * members, KEY * members, broadcast]
-
-
-def _read_secured(head: Head, fixed: Sequence[Any], parts: Parts) -> Secured:
-    return Secured(head.run, head.round, *_read_roster(parts), bytes(parts[2]))
-
-
-SECURED = Kind(8, Secured, "broadcast for masked uploads", struct.Struct("<HI"), _write_secured, _secured_sizes,
-    _read_secured)  # fmt: skip
-
-
-def _write_masked(message: Masked) -> Written:
-    fixed = message.client, message.width, message.numbers.size, *message.bundles.shape
-    return 0, fixed, [pack_bits(message.numbers, message.width), message.bundles.tobytes()]
-
-
-def _masked_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    _, width, count, holders, size = fixed
-    if count > MAX_BROADCAST:
-        raise FedKSeedError(f"a masked upload has at most {MAX_BROADCAST:,} numbers, this one announces {count:,}")
-    return [-(-count * width // 8), holders * size]
-
-
-def _read_masked(head: Head, fixed: Sequence[Any], parts: Parts) -> Masked:
+def _read_masked(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Masked:
     client, width, count, *shape = fixed
-    if not 2 <= width <= 32:
-        raise FedKSeedError(f"masked numbers have 2 to 32 bits, got {width}")
-    return Masked(head.run, head.round, client, width, unpack_bits(parts[0], count, width), _rows(parts[1], shape))
+    if not (2 <= width <= 32 and count <= MAX_BROADCAST):
+        got = f"{count:,} of {width}"
+        raise FedKSeedError(
+            f"a masked upload has at most {MAX_BROADCAST:,} numbers of 2 to 32 bits, it announces {got}"
+        )
+    numbers = unpack_bits(parts[0], count, width)
+    return records.Masked(head.run, head.round, client, width, numbers, _rows(parts[1], shape))
 
 
-MASKED = Kind(9, Masked, "masked upload", struct.Struct("<IBIHH"), _write_masked, _masked_sizes, _read_masked)
-
-
-def _write_survivors(message: Survivors) -> Written:
+def _write_survivors(message: records.Survivors) -> Written:
     there = np.packbits(message.there, bitorder="little").tobytes()
     fixed = message.members.size, *message.bundles.shape
     return 0, fixed, [*_roster(message), message.broadcast, there, message.bundles.tobytes()]
@@ -305,62 +170,96 @@ def _survivors_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
     return [4 * members, KEY * members, 32, -(-members // 8), bundles * size]
 
 
-def _read_survivors(head: Head, fixed: Sequence[Any], parts: Parts) -> Survivors:
+def _read_survivors(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Survivors:
     members, *shape = fixed
     bits = np.unpackbits(np.frombuffer(parts[3], np.uint8), bitorder="little").astype(bool)
     if bits[members:].any():
         raise FedKSeedError("a message says of clients beyond those of its round that they are there")
     rows = _rows(parts[4], shape)
-    return Survivors(head.run, head.round, *_read_roster(parts), bytes(parts[2]), bits[:members], rows)
+    return records.Survivors(head.run, head.round, *_read_roster(parts), bytes(parts[2]), bits[:members], rows)
 
 
-SURVIVORS = Kind(10, Survivors, "request for shares", struct.Struct("<HHH"), _write_survivors, _survivors_sizes,
-    _read_survivors)  # fmt: skip
-
-
-def _write_shares(message: Shares) -> Written:
-    return 0, (message.client, len(message.data)), [message.data]
-
-
-def _shares_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    _, size = fixed
-    return [size]
-
-
-def _read_shares(head: Head, fixed: Sequence[Any], parts: Parts) -> Shares:
-    client, _ = fixed
-    return Shares(head.run, head.round, client, bytes(parts[0]))
-
-
-SHARES = Kind(11, Shares, "shares", struct.Struct("<II"), _write_shares, _shares_sizes, _read_shares)
-
-
-def _write_subtotal(message: Subtotal) -> Written:
+def _write_subtotal(message: records.Subtotal) -> Written:
     fixed = message.client, message.weight, _loss_bits(message.loss), message.skipped, message.clients.size
     numbers = _bytes(message.values, "<i8"), _bytes(message.sizes, "<i8"), _bytes(message.counts, "<u4")
     return 0, fixed, [_bytes(message.clients, "<u4"), *numbers]
 
 
-def _subtotal_sizes(head: Head, fixed: Sequence[Any]) -> Sequence[int]:
-    *_, clients = fixed
-    size = head.run.pool.size
-    return [4 * clients, 8 * size, 8 * size, 4 * size]
-
-
-def _read_subtotal(head: Head, fixed: Sequence[Any], parts: Parts) -> Subtotal:
+def _read_subtotal(head: Head, fixed: Sequence[Any], parts: Parts) -> records.Subtotal:
     client, weight, loss, skipped, _ = fixed
     values, sizes = (np.frombuffer(part, "<i8").astype(np.int64) for part in parts[1:3])
     clients, counts = _words(parts[0]), _words(parts[3])
-    return Subtotal(head.run, head.round, client, clients, weight, _loss(loss), skipped, values, sizes, counts)
+    return records.Subtotal(head.run, head.round, client, clients, weight, _loss(loss), skipped, values, sizes, counts)
 
 
-SUBTOTAL = Kind(12, Subtotal, "subtotal", struct.Struct("<IIIII"), _write_subtotal, _subtotal_sizes, _read_subtotal)
-
-
-KINDS: dict[int, Kind[Any]] = {
-    kind.number: kind
-    for kind in (BROADCAST, UPLOAD, VALUES, HISTORY, CHANGE, DELTA, LACK, SECURED, MASKED, SURVIVORS, SHARES, SUBTOTAL)
-}
+# Number, record, name, fixed numbers; what is written; the bytes of each array; what is read; flags.
+ROWS: tuple[Kind[Any], ...] = (
+    Kind(
+        1, records.Broadcast, "broadcast", struct.Struct("<ddfII"), _write_broadcast,
+        lambda head, fixed: [_width(head.run.pool.size, _wire(head))] * (1 + (head.flags & WITH_PROBABILITIES)),
+        _read_broadcast, (0, 1, 2, 3, 4, 5),
+    ),
+    Kind(
+        2, records.Upload, "upload", struct.Struct("<IIII"), _write_upload,
+        lambda head, fixed: [packed_scalars(fixed[3], _wire(head), bool(head.flags & WITH_SKIPPED))],
+        _read_upload, (0, 2, 4, 4 | WITH_SKIPPED),
+    ),
+    Kind(
+        3, records.Values, "broadcast of weights", struct.Struct("<dQ"),
+        lambda message: (0, (message.lr, message.values.size), [_bytes(message.values, "<f4")]),
+        lambda head, fixed: [4 * fixed[1]],
+        lambda head, fixed, parts: records.Values(head.run, head.round, fixed[0], _numbers(parts[0], fixed[1])),
+    ),
+    Kind(
+        4, records.History, "history", struct.Struct("<dIIQ"), _write_history, _history_sizes, _read_history,
+        (0, WITH_DIRECTIONS),
+    ),
+    Kind(
+        5, records.Change, "change", struct.Struct("<IIIIIQ"), _write_change,
+        lambda head, fixed: [4 * fixed[4], _width(fixed[5], _wire(head))], _read_change, (0, 2),
+    ),
+    Kind(
+        6, records.Delta, "delta", struct.Struct("<II"),
+        lambda message: (0, (message.kept, message.whole), [message.difference]), None,
+        lambda head, fixed, parts: records.Delta(head.run, head.round, fixed[0], fixed[1], bytes(parts[0])),
+    ),
+    Kind(
+        7, records.Lack, "lack", struct.Struct("<I"), lambda message: (0, (message.client,), []),
+        lambda head, fixed: [], lambda head, fixed, parts: records.Lack(head.run, head.round, fixed[0]),
+    ),
+    Kind(
+        8, records.Secured, "broadcast for masked uploads", struct.Struct("<HI"),
+        lambda message: (
+            0, (message.members.size, len(message.broadcast)), [*_roster(message), message.broadcast]
+        ),
+        lambda head, fixed: [4 * fixed[0], KEY * fixed[0], fixed[1]],
+        lambda head, fixed, parts: records.Secured(head.run, head.round, *_read_roster(parts), bytes(parts[2])),
+    ),
+    Kind(
+        9, records.Masked, "masked upload", struct.Struct("<IBIHH"),
+        lambda message: (
+            0, (message.client, message.width, message.numbers.size, *message.bundles.shape),
+            [pack_bits(message.numbers, message.width), message.bundles.tobytes()],
+        ),
+        lambda head, fixed: [-(-fixed[2] * fixed[1] // 8), fixed[3] * fixed[4]], _read_masked,
+    ),
+    Kind(
+        10, records.Survivors, "request for shares", struct.Struct("<HHH"), _write_survivors, _survivors_sizes,
+        _read_survivors,
+    ),
+    Kind(
+        11, records.Shares, "shares", struct.Struct("<II"),
+        lambda message: (0, (message.client, len(message.data)), [message.data]),
+        lambda head, fixed: [fixed[1]],
+        lambda head, fixed, parts: records.Shares(head.run, head.round, fixed[0], bytes(parts[0])),
+    ),
+    Kind(
+        12, records.Subtotal, "subtotal", struct.Struct("<IIIII"), _write_subtotal,
+        lambda head, fixed: [4 * fixed[4], 8 * head.run.pool.size, 8 * head.run.pool.size, 4 * head.run.pool.size],
+        _read_subtotal,
+    ),
+)  # fmt: skip
+KINDS: dict[int, Kind[Any]] = {kind.number: kind for kind in ROWS}
 
 
 def add_kind(kind: Kind[Message]) -> Kind[Message]:
@@ -388,18 +287,19 @@ def encode(message: Record) -> bytes:
     """The bytes of a message; their length is the traffic that is counted.
 
     Raises:
-        FedKSeedError: no known kind of message has this record.
+        FedKSeedError: no known kind of message has this record, or a number has more bits than its field.
     """
     kind = next((kind for kind in KINDS.values() if type(message) is kind.record), None)
     if kind is None:
         known = ", ".join(kind.record.__name__ for kind in KINDS.values())
         raise FedKSeedError(f"{type(message).__name__} is no kind of message: add it by add_kind; known are {known}")
     flags, fixed, parts = kind.write(message)
-    pool = message.run.pool
-    header = HEADER.pack(
-        MAGIC, VERSION, kind.number, pool.record.number, flags, message.round, pool.key, pool.size - 1, message.run.base
-    )  # fmt: skip
-    return sealed(header, pool.basis, kind.fixed.pack(*fixed), *parts)
+    pool, base = message.run.pool, message.run.base
+    about = MAGIC, VERSION, kind.number, pool.record.number, flags, message.round, pool.key, pool.size - 1, base
+    try:
+        return sealed(HEADER.pack(*about), pool.basis, kind.fixed.pack(*fixed), *parts)
+    except struct.error as error:
+        raise FedKSeedError(f"a number of a {kind.name} is beyond the bits that it travels in: {error}") from error
 
 
 def sealed(*parts: bytes | memoryview) -> bytes:
@@ -518,6 +418,8 @@ def _numbers(part: memoryview, size: int, wire: str = "exact") -> NDArray[np.flo
     """
     if wire == "exact":
         return np.frombuffer(part, "<f4", size).astype(np.float32, copy=False)
+    if size > MAX_BROADCAST:  # a byte becomes a float32, and more on the way
+        raise FedKSeedError(f"a message has at most {MAX_BROADCAST:,} compact numbers, this one announces {size:,}")
     return unpack(part, size)
 
 
@@ -525,12 +427,12 @@ def _words(part: memoryview) -> NDArray[np.uint32]:
     return np.frombuffer(part, "<u4").astype(np.uint32)
 
 
-def _roster(message: Secured | Survivors) -> list[bytes | memoryview]:
+def _roster(message: records.Secured | records.Survivors) -> list[bytes | memoryview]:
     return [_bytes(message.members, "<u4"), message.keys.tobytes()]
 
 
 def _read_roster(parts: Parts) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
-    return _words(parts[0]), np.frombuffer(parts[1], np.uint8).reshape(-1, KEY)
+    return _words(parts[0]), _rows(parts[1], (-1, KEY))
 
 
 def _rows(part: memoryview, shape: Sequence[int]) -> NDArray[np.uint8]:

@@ -18,8 +18,8 @@ FAMILY, ROUND = 6, slice(8, 12)  # their places in a header
 
 def shorten(whole: bytes, kept: bytes) -> bytes:
     """A `Delta` that makes `whole` from `kept`, if one is possible and has fewer bytes; else `whole`."""
-    if not _alike(whole, kept):
-        return whole
+    if (len(whole), whole[: ROUND.start], _run(whole)) != (len(kept), kept[: ROUND.start], _run(kept)):
+        return whole  # they differ in more than their rounds and bodies
     squeeze = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_RLE)  # the smallest of zlib's strategies here
     difference = squeeze.compress((_body(whole) - _body(kept)).tobytes()) + squeeze.flush()
     head = head_of(whole)
@@ -59,11 +59,6 @@ def lack(data: bytes, client: int) -> bytes:
     """The reply of a client that has not kept the message to which a difference refers."""
     delta = decode(data, Delta)
     return encode(Lack(delta.run, delta.round, client))
-
-
-def _alike(whole: bytes, kept: bytes) -> bool:
-    """Whether two messages differ in their rounds and bodies only."""
-    return (len(whole), whole[: ROUND.start], _run(whole)) == (len(kept), kept[: ROUND.start], _run(kept))
 
 
 def _run(data: bytes) -> bytes:

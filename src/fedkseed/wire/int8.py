@@ -11,9 +11,8 @@ from ..errors import FedKSeedError
 
 BLOCK = 128  # numbers that share a scale: 1 byte and 1/32 a number
 LARGEST = 127
-CAP = np.float32(np.finfo(np.float32).max / LARGEST).view(np.uint32) & np.uint32(
-    0xFFFFFF00
-)  # bits of the largest scale
+LOW_BITS = np.uint32(0xFF)  # of a scale, which are 0
+CAP = np.float32(np.finfo(np.float32).max / LARGEST).view(np.uint32) & ~LOW_BITS  # bits of the largest scale
 SMALLEST = np.float32(1e-30)  # a block whose largest is below becomes 0: its scale would be subnormal
 
 
@@ -48,9 +47,7 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
     """
     blocks = -(-count // BLOCK)
     scales = np.frombuffer(data, "<f4", blocks).astype(np.float32)
-    codes = np.zeros(blocks * BLOCK, np.int8)
-    codes[:count] = np.frombuffer(data, np.int8, count, 4 * blocks)
-    codes = codes.reshape(blocks, BLOCK)
+    codes = np.pad(np.frombuffer(data, np.int8, count, 4 * blocks), (0, -count % BLOCK)).reshape(-1, BLOCK)
     with np.errstate(over="ignore", invalid="ignore"):
         values = _numbers(scales, codes)[:count]
         right = bool(np.isfinite(values).all()) and pack(values) == bytes(data)
@@ -61,15 +58,12 @@ def unpack(data: bytes | memoryview, count: int) -> NDArray[np.float32]:
 
 def _codes(values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int8]]:
     """The scales, shape (blocks,), and the codes, shape (blocks, BLOCK)."""
-    blocks = -(-values.size // BLOCK)
-    padded = np.zeros(blocks * BLOCK, np.float32)
-    padded[: values.size] = values
-    padded = padded.reshape(blocks, BLOCK)
+    padded = np.pad(values, (0, -values.size % BLOCK)).reshape(-1, BLOCK)
     largest = np.abs(padded).max(1, initial=0)
     # The lowest 8 bits of a scale are 0, rounded up: then every q s is exact in float32, and 127 s, too,
     # so that codes and scales found from the numbers are those they were made of.
     bits = (largest / np.float32(LARGEST)).view(np.uint32)
-    scales = np.minimum((bits + np.uint32(0xFF)) & np.uint32(0xFFFFFF00), CAP).view(np.float32)
+    scales = np.minimum((bits + LOW_BITS) & ~LOW_BITS, CAP).view(np.float32)
     scales[largest < SMALLEST] = 0
     safe = np.where(scales > 0, scales, np.float32(1))[:, None]
     codes = np.where(scales[:, None] > 0, np.rint(padded / safe).clip(-LARGEST, LARGEST), 0)

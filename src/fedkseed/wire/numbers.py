@@ -70,13 +70,7 @@ def bfloat16(number: np.float32) -> np.float32:
 
 def packed_scalars(count: int, wire: str, skipped: bool) -> int:
     """The bytes that `count` scalar gradients take."""
-    match wire:
-        case "exact":
-            return 4 * count
-        case "compact":
-            return 2 * count
-        case _:
-            return -(-count // 8) * (2 if skipped else 1)
+    return {"exact": 4 * count, "compact": 2 * count, "sign": -(-count // 8) * (1 + skipped)}[wire]
 
 
 def pack_scalars(scalars: NDArray[np.float32], wire: str) -> bytes:
@@ -95,8 +89,8 @@ def unpack_scalars(data: bytes | memoryview, count: int, wire: str, skipped: boo
     Raises:
         FedKSeedError: there are more than MAX_SCALARS, or another number of bytes; or `pack_scalars` never makes these.
     """
-    if count > MAX_SCALARS or len(data) != packed_scalars(count, wire, skipped):  # a bit becomes 4 bytes, and more
-        size = packed_scalars(count, wire, skipped)
+    size = packed_scalars(count, wire, skipped)
+    if count > MAX_SCALARS or len(data) != size:  # a bit becomes 4 bytes, and more
         raise FedKSeedError(
             f"{count:,} scalar gradients, at most {MAX_SCALARS:,}, take {size:,} bytes; got {len(data):,}"
         )
@@ -120,24 +114,21 @@ def require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
     Raises:
         FedKSeedError: they are beyond LARGEST, or were not rounded for this wire.
     """
-    for at in range(0, max(1, len(scalars)), PART):
-        _require_rounded(scalars[at : at + PART], wire)
-
-
-def _require_rounded(scalars: NDArray[np.float32], wire: str) -> None:
-    found = scalars[~np.isnan(scalars)]
-    beyond = int((np.abs(found) > LARGEST).sum())
-    if scalars.dtype != np.float32 or scalars.ndim != 1 or beyond:
+    if scalars.dtype != np.float32 or scalars.ndim != 1:
         raise FedKSeedError(
-            f"an upload's scalar gradients must be float32 numbers up to {LARGEST:g} or NaN, got {scalars.size} of "
-            f"type {scalars.dtype}, {beyond} beyond"
+            f"an upload's scalar gradients must be a row of float32, got {scalars.dtype} of shape {scalars.shape}"
         )
-    if (found % np.float32(GRID)).any():
-        raise FedKSeedError(f"scalar gradients must be rounded to multiples of {GRID:g} first")
-    if wire == "compact" and (found.view(np.uint32) & np.uint32(0xFFFF)).any():
-        raise FedKSeedError("scalar gradients that travel compact must be rounded to bfloat16 first")
-    if wire == "sign" and (np.abs(found) != 1).any():
-        raise FedKSeedError("scalar gradients that travel as signs are 1 or -1")
+    for at in range(0, len(scalars), PART):
+        found = scalars[at : at + PART]
+        found = found[~np.isnan(found)]
+        if beyond := int((np.abs(found) > LARGEST).sum()):
+            raise FedKSeedError(f"scalar gradients must be up to {LARGEST:g} or NaN, got {beyond} beyond")
+        if (found % np.float32(GRID)).any():
+            raise FedKSeedError(f"scalar gradients must be rounded to multiples of {GRID:g} first")
+        if wire == "compact" and (found.view(np.uint32) & np.uint32(0xFFFF)).any():
+            raise FedKSeedError("scalar gradients that travel compact must be rounded to bfloat16 first")
+        if wire == "sign" and (np.abs(found) != 1).any():
+            raise FedKSeedError("scalar gradients that travel as signs are 1 or -1")
 
 
 def pack_bits(numbers: NDArray[np.uint32], width: int) -> bytes:
