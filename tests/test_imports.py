@@ -31,7 +31,7 @@ local.derivatives local.optimizers local.private_steps local.schedules strategy 
 strategies.uploads strategies.averaging strategies.replay strategies.checks strategies.masked strategies.noised
 strategies.tree secure secure.accounting secure.grid secure.masks secure.member secure.noise secure.server round
 recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
-data.layouts data.sources data.partition data.natural_instructions evaluation.statistics run.loop run.database run.store
+data.layouts data.sources data.natural_instructions evaluation.statistics run.loop run.database run.store
 run.best_round run.progress run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers
 report.watch_state report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds
 report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
@@ -54,8 +54,6 @@ TESTED_IN = {
     "data.batches": "data/test_wording.py",
     "data.encoder": "data/test_federated.py",
     "data.held_out": "evaluation/test_sets.py",
-    "data.notes": "data/test_federated.py",
-    "data.split": "data/test_federated.py",
     "directions.numba_cpu.dtypes": "directions/test_backends.py",
     "directions.numba_cpu.gguf": "models/test_quantised.py",
     "directions.numba_cpu.kernels": "directions/test_backends.py",

@@ -53,8 +53,8 @@ def tokenizer(model_folder):
     return load_tokenizer(str(model_folder))
 
 
-def sizes(drawn: Subsample) -> tuple[dict[str, int], dict[str, int]]:
-    return {t.name: len(t.examples) for t in drawn.clients}, {t.name: len(t.examples) for t in drawn.held_out}
+def sizes(drawn: Subsample) -> tuple[dict[str, int], ...]:
+    return tuple({name: len(examples) for name, examples in part.items()} for part in (drawn.clients, drawn.held_out))
 
 
 def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, **data: Any) -> ClientShares:
@@ -68,9 +68,9 @@ def shared(source: Path, tokenizer: Any, clients: dict[str, Any] | None = None, 
 
 
 def test_an_example_has_the_first_definition_the_input_and_the_first_output(folder):
-    (middle,) = read(str(folder), ["middle"])
-    assert (middle.name, len(middle.examples)) == ("middle", 100)
-    first = middle.examples[0]
+    ((name, examples),) = read(str(folder), ["middle"])
+    assert (name, len(examples)) == ("middle", 100)
+    first = examples[0]
     assert (first.instruction, first.context, first.response) == ("Do middle.", "middle 0 ", "answer 0")
     assert first.category == "middle"
 
@@ -88,7 +88,7 @@ def test_an_archive_gives_what_its_folder_gives(folder, tmp_path, ending, mode, 
 def test_the_split_lists_decide_and_give_the_order(folder):
     assert split_lists(str(folder)) == (list(TRAINING), list(TEST))
     drawn = subsample(str(folder), 0)
-    assert [t.name for t in (*drawn.clients, *drawn.held_out)] == ["middle", "large", "long", "few", "some", "many"]
+    assert [*drawn.clients, *drawn.held_out] == ["middle", "large", "long", "few", "some", "many"]
 
 
 def test_the_papers_sizes_a_fifth_of_training_and_a_fiftieth_of_test_tasks(folder):
@@ -120,15 +120,15 @@ def test_the_official_limit_of_characters_is_of_the_input_and_exclusive(folder):
 def test_a_draw_is_without_repetition_and_follows_from_the_seed(folder):
     one, same, other = (subsample(str(folder), seed) for seed in (1, 1, 2))
     assert one == same
-    assert one.clients[1].examples != other.clients[1].examples
-    assert len(set(one.clients[1].examples)) == 50
+    assert one.clients["large"] != other.clients["large"]
+    assert len(set(one.clients["large"])) == 50
 
 
 def test_a_tasks_draw_does_not_depend_on_the_other_tasks(folder, tmp_path):
     part = write(tmp_path / "part", {"large": 250}, {"many": 1500})
     whole, alone = subsample(str(folder), 3), subsample(str(part), 3)
-    assert alone.clients == [t for t in whole.clients if t.name == "large"]
-    assert alone.held_out == [t for t in whole.held_out if t.name == "many"]
+    assert alone.clients == {"large": whole.clients["large"]}
+    assert alone.held_out == {"many": whole.held_out["many"]}
 
 
 def test_each_task_is_a_client_and_test_tasks_are_held_out(folder, tokenizer):
@@ -167,8 +167,8 @@ def test_the_official_code_cuts_long_examples_and_those_without_a_response_left_
         instance["output"] = [LONG]
     (source / "tasks/large.json").write_text(json.dumps(table))
     (part,) = shared(source, tokenizer, {"cohort": 1}, protocol="official-code").clients
-    drawn = subsample(str(source), 0, protocol="official-code", max_characters=500).clients[0]
-    assert len(part) == sum(e.context == "short" for e in drawn.examples)
+    drawn = subsample(str(source), 0, protocol="official-code", max_characters=500).clients["large"]
+    assert len(part) == sum(e.context == "short" for e in drawn)
     assert {len(e.tokens) for e in part} == {500}
     assert all(e.prompt < 500 and e.tokens[-1] != tokenizer.eos_token_id for e in part)
     with pytest.raises(FedKSeedError, match=r"holds the data of 0 clients; lower .clients. min_examples"):

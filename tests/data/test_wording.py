@@ -68,8 +68,9 @@ def test_many_examples_have_the_tokens_that_each_has_alone(model_folder, templat
     examples = [Example(f"Q{'?' * n}", "yes " * n, "C" * (n % 2)) for n in range(5)]
     wording = Wording(template, "\n")
     for example, encoded in zip(examples, encode_all(examples, tokenizer, wording), strict=True):
-        text = prompt_of(template, example, tokenizer)
-        asked = tokenizer(text, add_special_tokens=False) if template == "chat" else tokenizer(text + "\n")
+        chat = f"U:{prompt_of('plain', example)}|A:"
+        is_chat = template == "chat"
+        asked = tokenizer(chat if is_chat else prompt_of(template, example) + "\n", add_special_tokens=not is_chat)
         answered = tokenizer(example.response, add_special_tokens=False)
         assert (asked.input_ids[0] == 0) == (template != "chat")
         assert encoded.tokens == (*asked.input_ids, *answered.input_ids, tokenizer.eos_token_id)

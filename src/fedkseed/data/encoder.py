@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import FedKSeedError
 from ..recipe.schema import Recipe
 from .batches import Encoded
+from .layouts import CONVERSATIONS
 from .sources import DataFile
 from .split import OwnedRow
 from .wording import Wording, cut, encode_all, packed
@@ -32,7 +33,7 @@ class Encoder:
     @classmethod
     def of(cls, recipe: Recipe, tokenizer: Any, files: Sequence[DataFile] = ()) -> "Encoder":
         """The encoder of a recipe; for conversations it words by the chat template, if the recipe names no template."""
-        talks = any(file.conversations for file in files) and tokenizer.chat_template
+        talks = any(file.layout.name in CONVERSATIONS for file in files) and tokenizer.chat_template
         named = "template" in recipe.data.model_fields_set
         template = "chat" if talks and not named else recipe.data.template
         return cls(recipe, tokenizer, Wording(template, recipe.data.separator))
@@ -42,21 +43,13 @@ class Encoder:
         return self.recipe.evaluation.max_tokens or self.recipe.data.max_tokens
 
     def training(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode rows to train on.
-
-        Raises:
-            FedKSeedError: one is too long, and [data] strict refuses that.
-        """
-        return self._checked(self.within(rows, self.recipe.data.max_tokens), "data")
+        """Encode rows to train on; one that is too long is refused where [data] strict says so."""
+        return self._checked(rows, "data", self.recipe.data.max_tokens)
 
     def held_out(self, rows: Sequence[OwnedRow]) -> EncodedRows:
-        """Encode held-out rows, which may have a limit of their own.
-
-        Raises:
-            FedKSeedError: one is too long, and [data] strict refuses that.
-        """
+        """Encode held-out rows, which may have a limit of their own, as `training` does."""
         table = "data" if self.recipe.evaluation.max_tokens is None else "evaluation"
-        return self._checked(self.within(rows, self.held_out_limit), table)
+        return self._checked(rows, table, self.held_out_limit)
 
     def within(self, rows: Sequence[OwnedRow], limit: int) -> EncodedRows:
         """Encode rows and leave out those of more than `limit` tokens.
@@ -81,9 +74,9 @@ class Encoder:
             encoded.owners.extend([owner] * len(blocks))
         return encoded
 
-    def _checked(self, encoded: EncodedRows, table: str) -> EncodedRows:
+    def _checked(self, rows: Sequence[OwnedRow], table: str, limit: int) -> EncodedRows:
+        encoded = self.within(rows, limit)
         if self.recipe.data.strict and encoded.too_long and (file := encoded.too_long[0].file) is not None:
-            limit = self.recipe.data.max_tokens if table == "data" else self.held_out_limit
             raise FedKSeedError(
                 f"{file.place(encoded.too_long[0].index)}: more than [{table}] max_tokens = {limit} tokens; shorten or "
                 "remove the row, raise max_tokens, or set [data] strict = false"

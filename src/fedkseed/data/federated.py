@@ -1,31 +1,46 @@
-"""A recipe's data for each party: for a simulation, a client with its own file, a server, or a measurement."""
+"""A recipe's data for each party: for a simulation, a client with its own file, a server, or a measurement.
 
-from collections.abc import Callable, Iterable, Sequence
+Each function is given `note`, which shows a line to whoever watches: one on each file, and on what a user may not
+expect.
+"""
+
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..errors import FedKSeedError
 from ..recipe.schema import VALIDATION, Recipe
-from . import notes
 from .batches import Encoded
 from .encoder import Encoder
 from .held_out import (
+    DEFAULT_EXAMPLES,
     HeldOut,
     HeldOutRows,
-    client_name,
+    Note,
     draw,
     draw_sets,
     keep_back,
     options_of,
-    require_unseen,
     separate_categories,
     set_aside,
 )
-from .sources import is_here, require_columns
-from .split import divide, hold_out, read_files, read_source, reader_of, rows_of
+from .layouts import Example
+from .sources import DataFile, is_here, require_columns
+from .split import (
+    DEFAULT_CATEGORY,
+    SHARE_WITHOUT_IT,
+    OwnedRow,
+    divide,
+    hold_out,
+    read_files,
+    read_source,
+    reader_of,
+    rows_of,
+)
 
-Note: TypeAlias = Callable[[str], None]  # shows a line to whoever watches
+MOST_LINES = 12  # files with a line each; of more, the last line sums up the others
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +62,7 @@ class ClientShares:
 
     def name(self, client: int) -> str:
         """The name of a client, or its number where it has none."""
-        return client_name(self.names, client)
+        return self.names[client] if self.names else f"client {client}"
 
 
 def digest(parts: Sequence[Sequence[Encoded]]) -> str:
@@ -58,9 +73,6 @@ def digest(parts: Sequence[Sequence[Encoded]]) -> str:
 def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> ClientShares:
     """Divide a recipe's data among clients; the same recipe always gives the same division.
 
-    Args:
-        note: is given a line on each file, and on what a user may not expect.
-
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
@@ -68,18 +80,15 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     categories, training = separate_categories(source.training, recipe)
     encoder = Encoder.of(recipe, tokenizer, source.files)
     encoded = encoder.training(training)
-    _show(notes.on_files(source.files, recipe, encoded.too_long, training, source.held_out), note)
+    _note_files(source.files, recipe, note, encoded.too_long, training, source.held_out)
     shares, names = divide(encoded.examples, encoded.owners, source.owners, recipe)
     recipe.clients.cohort_of(len(shares))
     clients, kept_back = keep_back(shares, names, recipe)
-    own_rows = [example for example, _ in kept_back]
-    _show(notes.on_repeated_rows(source.held_out, training, own_rows, clients, recipe), note)
+    trained = {e.example for share in clients for e in share}
+    _note_repeated_rows(source.held_out, training, [e.example for e, _ in kept_back], trained, recipe, note)
     every = [row.example for row in (*source.held_out, *source.training)]
-    held_out, sets, lines = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back), encoder)
-    _show(lines, note)
-    require_unseen(sets, clients, recipe)
-    validation = sets[VALIDATION].examples if VALIDATION in sets else []
-    _show(notes.on_defaults(recipe, [*held_out.examples, *validation]), note)
+    held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
+    _note_defaults(recipe, [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])], note)
     template = encoder.wording.template
     return ClientShares(
         clients=clients,
@@ -93,11 +102,6 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     )
 
 
-def _show(lines: Iterable[str], note: Note) -> None:
-    for line in lines:
-        note(line)
-
-
 def own_share(
     recipe: Recipe, tokenizer: Any, note: Note = lambda line: None, kept_back: float = 0.0
 ) -> tuple[list[Encoded], HeldOut]:
@@ -107,7 +111,6 @@ def own_share(
     gives the client of that file.
 
     Args:
-        note: is given a line on the file.
         kept_back: share of the rows that is not trained on, see `set_aside`.
 
     Raises:
@@ -118,7 +121,7 @@ def own_share(
     require_columns([file])
     rows = [row for row in rows_of([file]) if row.example.category not in held_out]
     training, unseen = map(encoder.training, set_aside(rows, kept_back))
-    _show(notes.on_files([file], recipe, [*training.too_long, *unseen.too_long]), note)
+    _note_files([file], recipe, note, [*training.too_long, *unseen.too_long])
     if len(training.examples) < recipe.clients.min_examples:
         raise FedKSeedError(
             f"the client has {len(training.examples)} examples after holding out and leaving out long ones, "
@@ -134,9 +137,6 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
 
     A server without data has none. The clients' own rows are measured where they are.
 
-    Args:
-        note: is given a line on each file.
-
     Raises:
         FedKSeedError: the data can't be read, or is too little for what the recipe asks.
     """
@@ -149,18 +149,13 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     rows = rows_of(files)
     held_out, others = hold_out(rows, recipe)
     categories, _ = separate_categories(others, recipe)
-    _show(notes.on_files(files, recipe), note)
+    _note_files(files, recipe, note)
     candidates = HeldOutRows(held_out, categories, [row.example for row in rows])
-    usual, sets, lines = draw_sets(candidates, Encoder.of(recipe, tokenizer))
-    _show(lines, note)
-    return usual, sets
+    return draw_sets(candidates, Encoder.of(recipe, tokenizer), note)
 
 
 def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) -> HeldOut:
     """The rows of a recipe's data as one held-out set: all, or as many as [evaluation] examples says.
-
-    Args:
-        note: is given a line on each file.
 
     Raises:
         FedKSeedError: the data can't be read, or has fewer rows within the token limit.
@@ -168,8 +163,70 @@ def whole_set(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     files, limit = read_files(recipe.data.source, recipe), recipe.data.max_tokens
     rows = rows_of(files)
     encoded = Encoder.of(recipe, tokenizer).within(rows, limit)
-    _show(notes.on_files(files, recipe, encoded.too_long), note)
+    _note_files(files, recipe, note, encoded.too_long)
     examples = draw(encoded.examples, recipe.evaluation.examples, recipe.seed, recipe.data.source)
     if not examples:
         raise FedKSeedError(f"{recipe.data.source} has no example of {limit} tokens or fewer")
     return HeldOut(examples, options_of(examples, [row.example for row in rows], recipe))
+
+
+def _note_files(
+    files: Sequence[DataFile],
+    recipe: Recipe,
+    note: Note,
+    too_long: Sequence[OwnedRow] = (),
+    training: Sequence[OwnedRow] = (),
+    held_out: Sequence[OwnedRow] = (),
+) -> None:
+    """A line on each file: its rows, and how many are left out, repeated, or both trained on and held out."""
+    evaluated = {row.example for row in held_out}
+    long = Counter(id(row.file) for row in too_long)
+    repeated = Counter(id(row.file) for row in training if row.example in evaluated)
+    others = files[MOST_LINES - 1 :] if len(files) > MOST_LINES else []
+    for file in files[: len(files) - len(others)]:
+        limit = f"{long[id(file)]:,} over {recipe.data.max_tokens:,} tokens left out" if long[id(file)] else ""
+        twice = f"{repeated[id(file)]:,} for training also held out" if repeated[id(file)] else ""
+        note(file.summary(limit, twice))
+    if others:
+        rows, empty = sum(len(file.examples) for file in others), sum(file.empty for file in others)
+        left_out = f"; {empty:,} without a response left out" if empty else ""
+        note(f"{len(others):,} more files: {rows:,} rows{left_out}")
+
+
+def _note_repeated_rows(
+    held_out: Sequence[OwnedRow],
+    training: Sequence[OwnedRow],
+    kept_back: Sequence[Example],
+    trained: Set[Example],
+    recipe: Recipe,
+    note: Note,
+) -> None:
+    """A line on held-out rows that are also trained on; [data] strict refuses them.
+
+    Args:
+        kept_back: the clients' own rows that they do not train on; `trained` has the others.
+    """
+    evaluated = {row.example for row in held_out}
+    repeated = [row for row in training if row.example in evaluated]
+    examples = {row.example for row in repeated}
+    count = sum(row.example in examples for row in held_out) + sum(example in trained for example in kept_back)
+    if count and recipe.data.strict:
+        file = repeated[0].file if repeated else None
+        raise FedKSeedError(
+            f"{recipe.data.source if file is None else file.place(repeated[0].index)}: a training row is the same as a "
+            "held-out row, whose loss would be too good; remove one of the two, or set [data] strict = false"
+        )
+    if count:
+        note(
+            f"warning: {count:,} of {len(held_out) + len(kept_back):,} held-out rows are the same as training rows, "
+            "and their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
+        )
+
+
+def _note_defaults(recipe: Recipe, evaluated: Sequence[Encoded], note: Note) -> None:
+    """A line on each default that the data does not allow, and on what is done instead."""
+    has_category = any(e.example.category == DEFAULT_CATEGORY for e in evaluated)
+    if recipe.data.format == "rows" and recipe.data.held_out == DEFAULT_CATEGORY and not has_category:
+        note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
+    if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
+        note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")

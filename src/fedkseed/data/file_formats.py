@@ -10,9 +10,8 @@ import io
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -23,7 +22,6 @@ from ..errors import FedKSeedError, first_line, needs_extra
 SAMPLES = ("dolly-sample", "intents")  # shipped with the package, as NAME.jsonl.gz
 TEXT_FORMATS = (".csv", ".tsv", ".json", ".jsonl")
 PACKINGS = (".gz", ".zst")
-PARQUET = ".parquet"
 READABLE = "*.csv, *.tsv, *.json, *.jsonl, each plain, .gz or .zst, and *.parquet"  # the formats, for errors
 # All examples of a file are in memory. Dolly has 15,011 rows in 13 MB, Alpaca 52,002 in 23 MB.
 MAX_BYTES = 1 << 32  # a file's text, unpacked
@@ -33,21 +31,11 @@ MAX_ROWS = 1 << 22  # rows, or lines
 # gzip packs text to a third or a tenth, and what is made to fill a disk or a memory to a thousandth.
 MAX_RATIO = 100
 MAX_SMALL = 1 << 24  # bytes, up to which a file may unpack whatever its ratio: a few rows again and again
-ZSTD_INPUT = 512  # bytes given to zstandard at once: 4 of them can make 128 KiB, so these make 16 MiB at most
 BOM = codecs.BOM_UTF8
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # owner/name
 SPACE = re.compile(r"[ \t\r\n]*")
-UNREADABLE = (OSError, EOFError, zlib.error)  # errors that a damaged file raises
 
 Placed: TypeAlias = Iterator[tuple[str, Any]]  # place of a row, as "line 1" or "row 1", and the row
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedRows:
-    """The rows of a source, each with its place; they are read as they are asked for."""
-
-    source: str
-    rows: Placed
 
 
 def format_of(name: str) -> tuple[str, str] | None:
@@ -55,7 +43,7 @@ def format_of(name: str) -> tuple[str, str] | None:
     name = name.lower()
     packing = next((packing for packing in PACKINGS if name.endswith(packing)), "")
     ending = Path(name.removesuffix(packing)).suffix
-    return (ending, packing) if ending in TEXT_FORMATS or (ending == PARQUET and not packing) else None
+    return (ending, packing) if ending in TEXT_FORMATS or (ending == ".parquet" and not packing) else None
 
 
 def is_saved(path: Path) -> bool:
@@ -64,8 +52,11 @@ def is_saved(path: Path) -> bool:
     return path.is_dir() and any(all((path / name).is_file() for name in names) for names in (one, several))
 
 
-def open_rows(source: str) -> PlacedRows:
-    """The rows of a sample, of a file, of a saved data set's folder, or of a data set on the hub.
+def open_rows(source: str) -> tuple[str, Placed]:
+    """The place of a source, and its rows, which are read as they are asked for.
+
+    Args:
+        source: a sample, a file, the folder of a saved data set, or the name of a data set on the hub.
 
     Raises:
         FedKSeedError: none is there, or it is of another format. Reading the rows raises it, too: a file is damaged or
@@ -75,21 +66,20 @@ def open_rows(source: str) -> PlacedRows:
     if source in SAMPLES:
         path = Path(str(files("fedkseed.data") / f"{source}.jsonl.gz"))
     if is_saved(path):
-        return PlacedRows(str(path), _table(partial(_open_saved, path), str(path)))
+        return str(path), _table(_open_saved, str(path))
     if not path.is_file():
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
         if HUB_NAME.fullmatch(source) and format_of(source) is None and not path.parent.exists():
-            return PlacedRows(source, _table(partial(_open_on_hub, source), source))
+            return source, _table(_open_on_hub, source)
         raise FedKSeedError(
             f"no data file at {path}; give a file ({READABLE}), a folder that `save_to_disk` wrote, or one of "
             f"{', '.join(SAMPLES)}"
         )
     if (formatted := format_of(path.name)) is None:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
-    ending, packing = formatted
-    if ending == PARQUET:
-        return PlacedRows(str(path), _table(partial(_open_parquet, path), str(path)))
-    return PlacedRows(str(path), _unpacked_rows(path, ending, packing))
+    if formatted[0] == ".parquet":
+        return str(path), _table(_open_parquet, str(path))
+    return str(path), _unpacked_rows(path, *formatted)
 
 
 def decode(content: bytes, where: str) -> str:
@@ -158,72 +148,30 @@ class _Unpacked:
 
 
 def _open(path: Path, packing: str) -> Any:  # a buffered reader
-    match packing:
-        case ".gz":
-            return gzip.open(path, "rb")
-        case ".zst":
-            return io.BufferedReader(_Zstandard(path))
-        case _:
-            return path.open("rb")
-
-
-class _Zstandard(io.RawIOBase):
-    """The bytes that zstandard unpacks, in pieces of a bounded size.
-
-    The package's own stream ends without an error where a file was cut short.
-    """
-
-    def __init__(self, path: Path) -> None:
-        with needs_extra("reading .zst needs", "data"):
-            import zstandard
-        self._file = path.open("rb")
-        self._error, self._unpacker = zstandard.ZstdError, zstandard.ZstdDecompressor()
-        self._frame = self._unpacker.decompressobj()
-        self._has_begun, self._packed, self._ready = False, b"", b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        while not self._ready:
-            packed = self._packed or self._file.read(ZSTD_INPUT)
-            if not packed:
-                if self._has_begun and not self._frame.eof:
-                    raise EOFError("it ends in the middle of a packed block")
-                return 0
-            if self._frame.eof:  # files may be frames one after the other
-                self._frame = self._unpacker.decompressobj()
-            try:
-                self._has_begun, self._ready = True, self._frame.decompress(packed)
-            except self._error as error:
-                raise OSError(str(error)) from error
-            self._packed = self._frame.unused_data if self._frame.eof else b""
-        size = min(len(buffer), len(self._ready))
-        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
-        return size
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
+    if packing != ".zst":
+        return gzip.open(path, "rb") if packing else path.open("rb")
+    with needs_extra("reading .zst needs", "data"):
+        import pyarrow
+    return io.BufferedReader(pyarrow.input_stream(str(path), compression="zstd"))
 
 
 def _unpacked_rows(path: Path, ending: str, packing: str) -> Placed:
     try:
         with _open(path, packing) as file:
-            is_array = ending == ".json" and file.peek(4096).removeprefix(BOM).lstrip()[:1] == b"["
-            reader = _json_array if is_array else _json_lines if ending in (".json", ".jsonl") else _separated_values
-            yield from reader(_Unpacked(path, packing, file))
-    except UNREADABLE as error:
+            unpacked = _Unpacked(path, packing, file)
+            if ending in (".csv", ".tsv"):
+                yield from _separated_values(unpacked, "\t" if ending == ".tsv" else ",;\t")
+            elif ending == ".json" and file.peek(4096).removeprefix(BOM).lstrip()[:1] == b"[":
+                yield from _json_array(unpacked)
+            else:
+                for number, line in unpacked.lines():
+                    if line.strip():
+                        yield f"line {number}", parse(line, unpacked.place(number), "mend or remove the line")
+    except (OSError, EOFError, zlib.error) as error:
         raise FedKSeedError(f"the data file {path} can't be read: {error}") from error
 
 
 # --- text ---------------------------------------------------------------------------------------
-
-
-def _json_lines(unpacked: _Unpacked) -> Placed:
-    for number, line in unpacked.lines():
-        if line.strip():
-            yield f"line {number}", parse(line, unpacked.place(number), "mend or remove the line")
 
 
 def _json_array(unpacked: _Unpacked) -> Placed:
@@ -233,104 +181,84 @@ def _json_array(unpacked: _Unpacked) -> Placed:
     except UnicodeDecodeError as error:
         where = f"{unpacked.path}, byte {error.start + 1:,}"
         raise FedKSeedError(f"{where}: not valid UTF-8; save the file as UTF-8") from error
-    parser, number, at = json.JSONDecoder(), 0, text.index("[") + 1
-    if text[(at := _skip_space(text, at)) : at + 1] != "]":
-        while True:
-            number += 1
+    parser, number, begin, mark = json.JSONDecoder(), 0, 0, ","
+    try:
+        at = _skip_space(text, text.index("[") + 1)
+        if text[at : at + 1] == "]":
+            mark, at = "]", _skip_space(text, at + 1)
+        while mark == ",":
+            number, begin = number + 1, at
             unpacked.require(number <= MAX_ROWS, unpacked.place(number, "row"), "row")
-            begin = _skip_space(text, at)
-            try:
-                row, end = parser.raw_decode(text, begin)
-            except (ValueError, RecursionError) as error:
-                raise _broken_row(unpacked, number, _reason(error, begin)) from error
+            row, end = parser.raw_decode(text, begin)
             if end - begin > MAX_LINE:
-                raise _broken_row(unpacked, number, f"a row has at most {MAX_LINE:,} characters")
+                raise ValueError(f"a row has at most {MAX_LINE:,} characters")
             yield f"row {number}", row
-            at = _skip_space(text, end)
-            if at == len(text):
-                raise _broken_row(unpacked, number, "the file ends in the middle of the array")
-            if text[at] == "]":
-                break
-            if text[at] != ",":
-                reason = f"a comma or the array's end is expected after the row, got {text[at]!r}"
-                raise _broken_row(unpacked, number, reason)
-            at += 1
-    if (at := _skip_space(text, at + 1)) < len(text):
-        raise _broken_row(unpacked, number, f"the array is followed by {text[at]!r}")
+            end = _skip_space(text, end)
+            mark, at = text[end : end + 1], _skip_space(text, end + 1)
+            if not mark:
+                raise ValueError("the file ends in the middle of the array")
+            if mark not in ",]":
+                raise ValueError(f"a comma or the array's end is expected after the row, got {mark!r}")
+        if at < len(text):
+            raise ValueError(f"the array is followed by {text[at]!r}")
+    except FedKSeedError:
+        raise
+    except (ValueError, RecursionError) as error:
+        where, reason = unpacked.place(number, "row"), _reason(error, begin)
+        raise FedKSeedError(f"{where}: not valid JSON ({reason}); mend or remove the row") from error
 
 
 def _skip_space(text: str, at: int) -> int:
     return SPACE.match(text, at).end()  # pyright: ignore[reportOptionalMemberAccess] — it matches nothing, too
 
 
-def _broken_row(unpacked: _Unpacked, number: int, reason: str) -> FedKSeedError:
-    return FedKSeedError(f"{unpacked.place(number, 'row')}: not valid JSON ({reason}); mend or remove the row")
-
-
 def _lines_of_rows(unpacked: _Unpacked) -> Iterator[str]:
     """The decoded lines of rows that can have several; whoever reads them sets `row_bytes` to 0 after each row."""
     for number, line in unpacked.lines():
         unpacked.row_bytes += len(line)
+        where = unpacked.place(number)
         if unpacked.row_bytes > MAX_LINE:
-            raise _long_row(unpacked, number)
-        yield decode(line, unpacked.place(number))
+            raise FedKSeedError(f"{where}: a row has at most {MAX_LINE:,} bytes; is a closing quote missing?")
+        yield decode(line, where)
 
 
-def _long_row(unpacked: _Unpacked, number: int) -> FedKSeedError:
-    return FedKSeedError(f"{unpacked.place(number)}: a row has at most {MAX_LINE:,} bytes; is a closing quote missing?")
-
-
-def _separated_values(unpacked: _Unpacked) -> Placed:
-    """Rows of CSV, by the names in the first line: separated by commas, or, where it has none, semicolons or tabs."""
+def _separated_values(unpacked: _Unpacked, separators: str) -> Placed:
+    """Rows of CSV, by the names in the first line: separated by the first of some characters that this line has."""
     lines = _lines_of_rows(unpacked)
     first = next(lines, "")
-    separator = _separator(first, unpacked.path.name)
-    reader, number = csv.reader(chain([first], lines), delimiter=separator, strict=True), 1
+    unquoted = re.sub(r'"[^"]*"', "", first)
+    separator = next((separator for separator in separators if separator in unquoted), separators[0])
+    reader, number, header = csv.reader(chain([first], lines), delimiter=separator, strict=True), 1, list[str]()
     limit_before = csv.field_size_limit(MAX_LINE)  # the process's: 131,072 by default, less than a document
     try:
-        header = next(reader, [])
-        named = [name for name in header if name]
-        if twice := next((name for name in named if named.count(name) > 1), None):
-            raise FedKSeedError(f"{unpacked.place(1)}: two columns have the name {twice!r}; rename one of them")
-        number = reader.line_num + 1
         for row in reader:
             unpacked.row_bytes = 0
-            is_blank = not any(map(str.strip, row)) and len(row) < max(2, len(header))
-            if not is_blank and len(row) != len(header):
-                raise FedKSeedError(
-                    f"{unpacked.place(number)}: {len(row)} fields, and the first line names {len(header)} columns "
-                    f"({', '.join(header)}); put fields that hold {separator!r}, quotes or line breaks into quotes"
-                )
-            if not is_blank:
+            if number == 1:
+                header = row
+                if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+                    raise FedKSeedError(f"{unpacked.place(1)}: two columns have the name {twice[0]!r}; rename one")
+            elif any(map(str.strip, row)) or len(row) >= max(2, len(header)):  # else it is a blank line
+                if len(row) != len(header):
+                    raise FedKSeedError(
+                        f"{unpacked.place(number)}: {len(row)} fields, and the first line names {len(header)} columns "
+                        f"({', '.join(header)}); put fields that hold {separator!r}, quotes or line breaks into quotes"
+                    )
                 yield f"line {number}", dict(zip(header, row, strict=True))
             number = reader.line_num + 1
     except csv.Error as error:
-        if "field larger" in str(error):
-            raise _long_row(unpacked, number) from error
-        raise FedKSeedError(
-            f"{unpacked.place(number)}: not valid CSV ({error}); mend its quotes and its end"
-        ) from error
+        raise FedKSeedError(f"{unpacked.place(number)}: not valid CSV ({error}); mend its quotes and end") from error
     finally:
         csv.field_size_limit(limit_before)
-
-
-def _separator(first_line: str, name: str) -> str:
-    """The character between the fields of a file: a tab in .tsv, else the first of three that the first line has."""
-    formatted = format_of(name)
-    if formatted and formatted[0] == ".tsv":
-        return "\t"
-    unquoted = re.sub(r'"[^"]*"', "", first_line)
-    return next((separator for separator in (",", ";", "\t") if separator in unquoted), ",")
 
 
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _table(open_table: Callable[[], Any], source: str) -> Placed:
+def _table(open_table: Callable[[str], Any], source: str) -> Placed:
     """The rows of a data set of the package `datasets`."""
     try:
         with needs_extra(f"reading {source} needs", "data"):
-            table = open_table().with_format(None)  # a saved one may give its rows as tensors
+            table = open_table(source).with_format(None)  # a saved one may give its rows as tensors
         _require_size(source, table.num_rows, table.data.nbytes)
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
     except FedKSeedError:
@@ -347,26 +275,25 @@ def _require_size(source: str, rows: int, size: int) -> None:
         )
 
 
-def _open_parquet(path: Path) -> Any:
+def _open_parquet(path: str) -> Any:
     from datasets import Dataset
     from pyarrow.parquet import read_metadata
 
     about = read_metadata(path)  # before the file is unpacked
     size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-    _require_size(str(path), about.num_rows, size)
-    return Dataset.from_parquet(str(path), keep_in_memory=True)
+    _require_size(path, about.num_rows, size)
+    return Dataset.from_parquet(path, keep_in_memory=True)
 
 
-def _open_saved(path: Path) -> Any:
+def _open_saved(path: str) -> Any:
     from datasets import DatasetDict, load_from_disk
 
-    saved = load_from_disk(str(path))
+    saved = load_from_disk(path)
     if not isinstance(saved, DatasetDict):
         return saved
     if len(saved) != 1:
-        raise FedKSeedError(
-            f"{path} holds the data sets {', '.join(map(str, saved))}; name one, as {path / str(next(iter(saved)))}"
-        )
+        names = [*map(str, saved)]
+        raise FedKSeedError(f"{path} holds the data sets {', '.join(names)}; name one, as {Path(path, names[0])}")
     return next(iter(saved.values()))
 
 

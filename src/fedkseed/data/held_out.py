@@ -1,10 +1,10 @@
 """Held-out sets: the one that is always there, its validation part, and those that [evaluation.sets] asks for."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
@@ -17,6 +17,7 @@ from .split import OwnedRow, read_files, rows_of
 MOST_OPTIONS = 32  # different responses of a category: more are hardly labels, and a choice reads all of them
 DEFAULT_EXAMPLES = EvaluationTable.model_fields["examples"].default
 Drawn = TypeVar("Drawn")
+Note: TypeAlias = Callable[[str], None]  # shows a line to whoever watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class HeldOutRows:
     categories: Mapping[str, Sequence[OwnedRow]]  # rows of categories that are sets of their own
     every: Sequence[Example]  # all rows of the data: their responses are the options of `choice`
     kept_back: Sequence[tuple[Encoded, str]] = ()  # the clients' own rows, each with its client's name
+    trained: Set[Example] = frozenset()  # those on which clients train; a set's file must have none of them
 
 
 def separate_categories(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[dict[str, list[OwnedRow]], list[OwnedRow]]:
@@ -52,11 +54,6 @@ def separate_categories(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[dict[
     return categories, training
 
 
-def client_name(names: Sequence[str], number: int) -> str:
-    """The name of a client, or its number where clients have no names."""
-    return names[number] if names else f"client {number}"
-
-
 def keep_back(
     clients: Sequence[list[Encoded]], names: Sequence[str], recipe: Recipe
 ) -> tuple[list[list[Encoded]], list[tuple[Encoded, str]]]:
@@ -69,7 +66,7 @@ def keep_back(
         return list(clients), []
     training, kept_back = [], list[tuple[Encoded, str]]()
     for number, share in enumerate(clients):
-        name, count = client_name(names, number), max(1, _count_of(portion, len(share)))
+        name, count = names[number] if names else f"client {number}", max(1, _count_of(portion, len(share)))
         if count >= len(share):
             raise FedKSeedError(
                 f"[evaluation] clients = {portion} keeps back {count} of the {len(share)} examples of {name}, and none "
@@ -89,26 +86,24 @@ def set_aside(rows: Sequence[OwnedRow], share: float) -> tuple[list[OwnedRow], l
     """
     if not share:
         return list(rows), []
-    places = [(_place_of(row.example), row) for row in rows]
+    places = list[tuple[float, OwnedRow]]()  # numbers from 0 to 1
+    for row in rows:
+        example = row.example
+        text = json.dumps([example.instruction, example.context, example.response, *map(list, example.turns)])
+        places.append((int.from_bytes(sha256(text.encode()).digest()[:8]) / (1 << 64), row))
     aside = sorted((pair for pair in places if pair[0] < share), key=lambda pair: pair[0])
     return [row for place, row in places if place >= share], [row for _, row in aside]
 
 
-def _place_of(example: Example) -> float:
-    """A number from 0 to 1 that follows from a text."""
-    text = json.dumps([example.instruction, example.context, example.response, *map(list, example.turns)])
-    return int.from_bytes(sha256(text.encode()).digest()[:8]) / (1 << 64)
-
-
-def draw_sets(rows: HeldOutRows, encoder: Encoder) -> tuple[HeldOut, dict[str, HeldOut], list[str]]:
-    """The held-out set that is always there, the others by name with the validation part first, and notes on them.
+def draw_sets(rows: HeldOutRows, encoder: Encoder, note: Note) -> tuple[HeldOut, dict[str, HeldOut]]:
+    """The held-out set that is always there, and the others by name with the validation part first.
 
     Raises:
         FedKSeedError: the rows are fewer than the recipe asks for, or a file of a set can't be read.
     """
-    recipe, notes = encoder.recipe, list[str]()
+    recipe = encoder.recipe
     settings = recipe.evaluation
-    usual = draw(_short_enough(rows.usual, HELD_OUT, encoder, notes), settings.examples, recipe.seed, "[evaluation]")
+    usual = draw(_short_enough(rows.usual, HELD_OUT, encoder, note), settings.examples, recipe.seed, "[evaluation]")
     chooses = _count_of(settings.validation or 0, len(usual))
     if settings.validation is not None and not 2 <= chooses <= len(usual) - 2:
         raise FedKSeedError(
@@ -118,11 +113,11 @@ def draw_sets(rows: HeldOutRows, encoder: Encoder) -> tuple[HeldOut, dict[str, H
     reported, validation = usual[: len(usual) - chooses], usual[len(usual) - chooses :]
     sets = {VALIDATION: HeldOut(validation, options_of(validation, rows.every, recipe))} if validation else {}
     for table in settings.further:
-        sets[table.name] = _draw_further(table, rows, encoder, notes)
-    return HeldOut(reported, options_of(reported, rows.every, recipe)), sets, notes
+        sets[table.name] = _draw_further(table, rows, encoder, note)
+    return HeldOut(reported, options_of(reported, rows.every, recipe)), sets
 
 
-def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, notes: list[str]) -> HeldOut:
+def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, note: Note) -> HeldOut:
     """A set of the clients' own rows, of a file or folder, or of a category."""
     recipe, every = encoder.recipe, rows.every
     if table.clients is not None:
@@ -132,7 +127,7 @@ def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, n
         if table.path is not None:
             source = rows_of(read_files(table.path, recipe))
             every = [row.example for row in source]
-        candidates = [(example, "") for example in _short_enough(source, table.name, encoder, notes)]
+        candidates = [(example, "") for example in _short_enough(source, table.name, encoder, note)]
     asked = recipe.evaluation.examples
     count = table.examples or ("all" if asked == "all" else min(asked, len(candidates)))
     label, where = int.from_bytes(sha256(table.name.encode()).digest()[:8]), f"[evaluation.sets] {table.name!r}"
@@ -140,15 +135,20 @@ def _draw_further(table: HeldOutSetTable, rows: HeldOutRows, encoder: Encoder, n
     if len(drawn) < 2:
         raise FedKSeedError(f"{where}: a mean with its error needs 2 examples, {len(drawn)} are there; give it more")
     examples = [example for example, _ in drawn]
+    if table.path and (repeated := sum(e.example in rows.trained for e in examples)):
+        raise FedKSeedError(
+            f"{where}: clients train on {repeated} of its {len(examples)} examples; remove these rows from one of the "
+            "two, or take held_out or clients in place of the file"
+        )
     return HeldOut(examples, options_of(examples, every, recipe), [owner for _, owner in drawn if owner])
 
 
-def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, notes: list[str]) -> list[Encoded]:
+def _short_enough(rows: Sequence[OwnedRow], name: str, encoder: Encoder, note: Note) -> list[Encoded]:
     """The rows of a set within the limit, with a note on the others."""
     encoded = encoder.held_out(rows)
     if encoded.too_long:
         limit = f"{encoder.held_out_limit:,} tokens"
-        notes.append(f"{name}: {len(encoded.too_long):,} of {len(rows):,} rows over {limit} left out")
+        note(f"{name}: {len(encoded.too_long):,} of {len(rows):,} rows over {limit} left out")
     return encoded.examples
 
 
@@ -173,18 +173,6 @@ def draw(candidates: Sequence[Drawn], asked: int | str, seed: int, where: str, *
         )
     order = generator(seed, Purpose.EVALUATION, *labels).permutation(len(candidates))
     return [candidates[k] for k in order[:count]]
-
-
-def require_unseen(sets: Mapping[str, HeldOut], clients: Sequence[Sequence[Encoded]], recipe: Recipe) -> None:
-    """Refuse a set's file with rows that clients train on: they would be taken for unseen."""
-    trained = {e.example for share in clients for e in share}
-    for name in (table.name for table in recipe.evaluation.further if table.path):
-        examples = sets[name].examples
-        if repeated := sum(e.example in trained for e in examples):
-            raise FedKSeedError(
-                f"[evaluation.sets] {name!r}: clients train on {repeated} of its {len(examples)} examples; remove "
-                "these rows from one of the two, or take held_out or clients in place of the file"
-            )
 
 
 def options_of(evaluated: Sequence[Encoded], rows: Iterable[Example], recipe: Recipe) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """Layouts of rows: which columns hold what, and the examples that they make."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,6 +9,7 @@ from ..errors import FedKSeedError
 
 MAX_TURNS = 256  # messages of a conversation; for each earlier answer the chat template is run once more
 USER, ASSISTANT, SYSTEM, TOOL = "user", "assistant", "system", "tool"
+CONVERSATIONS = ("chat", "sharegpt")  # layouts
 ROLES = {  # the formats' names in small letters -> those of chat templates
     **{role: role for role in (USER, ASSISTANT, SYSTEM, TOOL)},
     **{"human": USER, "developer": SYSTEM},
@@ -38,33 +39,19 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """The columns of a kind of rows, by their usual names or by those that a file has.
-
-    Attributes:
-        title: the layout in words, after "rows as".
-        columns: field -> the name of its column; the required ones first.
-        required: number of columns that must be there.
-        make: makes an example of a row's values by field; it has no response where there is nothing to learn.
-    """
+    """The columns of a kind of rows, by their usual names or by those that a file has."""
 
     name: str
-    title: str
-    columns: Mapping[str, str]
-    required: int
-    make: "Callable[[RowValues], Example]"
-
-    @property
-    def needed(self) -> list[str]:
-        """The required fields."""
-        return list(self.columns)[: self.required]
+    title: str  # the layout in words, after "rows as"
+    columns: Mapping[str, str]  # field -> the name of its column
 
     @property
     def needed_columns(self) -> tuple[str, ...]:
-        return tuple(self.columns[field] for field in self.needed)
+        return tuple(column for field, column in self.columns.items() if field in REQUIRED)
 
-    def count_in(self, row: Mapping[str, Any]) -> int:
-        """The number of needed columns that a row has."""
-        return sum(column in row for column in self.needed_columns)
+    def missing(self, row: Mapping[str, Any]) -> list[str]:
+        """The needed columns that a row has not."""
+        return [column for column in self.needed_columns if column not in row]
 
     def example(self, row: Mapping[str, Any], where: str) -> Example:
         """The example of a row; it has no response where there is nothing to learn.
@@ -72,44 +59,30 @@ class RowLayout:
         Raises:
             FedKSeedError: a column is missing, or a value is not what the layout has there.
         """
-        if missing := [column for column in self.needed_columns if column not in row]:
+
+        def value(field: str) -> str:
+            """The text of a field; none where the row has no such column, null or NaN."""
+            cell = row.get(self.columns[field])
+            return "" if _missing(cell) else text(cell, where, self.columns[field])
+
+        if missing := self.missing(row):
             raise FedKSeedError(
                 f"{where}: no column {' and no '.join(missing)}; columns found: {', '.join(row) or 'none'}. Columns "
                 f"are {EXPECTED}; else [data] columns gives their names, as columns = {{instruction = 'question', "
                 "response = 'answer'}, as options of `fedkseed init` do: --column instruction=question --column "
                 "response=answer"
             )
-        return self.make(RowValues(row, self.columns, where))
+        if "messages" in self.columns:
+            turns = _turns(row[self.columns["messages"]], self.columns["messages"], where)
+            return _conversation(turns, value("category"))
+        if "text" in self.columns:
+            return Example("", value("text"), category=value("category"), plain=True)
+        return Example(value("instruction"), value("response"), value("context"), value("category"))
 
     def client(self, row: Mapping[str, Any]) -> str:
         """The name of the client that a row belongs to; empty where none is given."""
-        value = row.get(self.columns["client"])
-        return str(value).strip() if isinstance(value, str | int) else ""
-
-
-@dataclass(frozen=True, slots=True)
-class RowValues:
-    """The values of a row by field."""
-
-    row: Mapping[str, Any]
-    columns: Mapping[str, str]  # field -> column
-    where: str
-
-    def text(self, field: str) -> str:
-        """The text of a field; none where the row has no such column, null or NaN."""
-        value = self.row.get(self.columns[field])
-        return text(value, self.where, self.columns[field]) if not _missing(value) else ""
-
-    def turns(self) -> list[Turn]:
-        """The messages of the conversation."""
-        name = self.columns["messages"]
-        messages = self.row.get(name)
-        if _missing(messages):
-            return []
-        if not isinstance(messages, list) or len(messages) > MAX_TURNS:
-            got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
-            raise FedKSeedError(f"{self.where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
-        return [_turn(message, f"{self.where}, message {number}") for number, message in enumerate(messages, 1)]
+        name = row.get(self.columns["client"])
+        return str(name).strip() if isinstance(name, str | int) else ""
 
 
 def _missing(value: Any) -> bool:
@@ -125,6 +98,16 @@ def text(value: Any, where: str, name: str) -> str:
     except UnicodeEncodeError as error:
         raise FedKSeedError(f"{where}: {name} holds half a character (a lone surrogate); mend the text") from error
     return value
+
+
+def _turns(messages: Any, name: str, where: str) -> list[Turn]:
+    """The messages of a conversation."""
+    if _missing(messages):
+        return []
+    if not isinstance(messages, list) or len(messages) > MAX_TURNS:
+        got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
+        raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
+    return [_turn(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
 
 
 def _turn(message: Any, where: str) -> Turn:
@@ -144,14 +127,8 @@ def _turn(message: Any, where: str) -> Turn:
     return Turn(ROLES[role.lower()], "" if _missing(content) else text(content, where, names[1]))
 
 
-def _instruction(values: RowValues) -> Example:
-    instruction, response, context, category = map(values.text, ("instruction", "response", "context", "category"))
-    return Example(instruction, response, context, category)
-
-
-def _conversation(values: RowValues) -> Example:
+def _conversation(turns: list[Turn], category: str) -> Example:
     """A conversation up to its last answer; messages after that teach nothing."""
-    turns, category = values.turns(), values.text("category")
     last = next((k for k in reversed(range(len(turns))) if turns[k].role == ASSISTANT and turns[k].text.strip()), None)
     if last is None:
         return Example("", "", category=category)
@@ -159,31 +136,31 @@ def _conversation(values: RowValues) -> Example:
     return Example(asked, turns[last].text, category=category, turns=tuple(turns[:last]))
 
 
-def _text(values: RowValues) -> Example:
-    return Example("", values.text("text"), category=values.text("category"), plain=True)
-
-
-def _instruction_layout(name: str, title: str, instruction: str, response: str, context: str) -> RowLayout:
-    columns = {"instruction": instruction, "response": response, "context": context, **COMMON}
-    return RowLayout(name, title, columns, 2, _instruction)
-
-
-COMMON = {"category": "category", "client": "client"}
-CONVERSATIONS = ("chat", "sharegpt")
-# Of layouts that fit a file, the first wins, since files with its columns were always read by it, and the last loses:
-# Alpaca's own file has a column `text` beside the others.
-LAYOUTS = {
-    layout.name: layout
-    for layout in (
-        _instruction_layout("instruction", "instruction and response", "instruction", "response", "context"),
-        _instruction_layout("alpaca", "instruction, input and output", "instruction", "output", "input"),
-        _instruction_layout("prompt-completion", "prompt and completion", "prompt", "completion", "context"),
-        RowLayout("chat", "conversations", {"messages": "messages", **COMMON}, 1, _conversation),
-        RowLayout("sharegpt", "conversations", {"messages": "conversations", **COMMON}, 1, _conversation),
-        RowLayout("text", "plain text", {"text": "text", **COMMON}, 1, _text),
-    )
+# Layout -> the layout in words, and its fields with their columns' usual names, beside category and client. Of layouts
+# that fit a file, the first wins, since files with its columns were always read by it, and the last loses: Alpaca's own
+# file has a column `text` beside the others.
+USUAL = {
+    "instruction": (
+        "instruction and response",
+        {"instruction": "instruction", "response": "response", "context": "context"},
+    ),
+    "alpaca": (
+        "instruction, input and output",
+        {"instruction": "instruction", "response": "output", "context": "input"},
+    ),
+    "prompt-completion": (
+        "prompt and completion",
+        {"instruction": "prompt", "response": "completion", "context": "context"},
+    ),
+    "chat": ("conversations", {"messages": "messages"}),
+    "sharegpt": ("conversations", {"messages": "conversations"}),
+    "text": ("plain text", {"text": "text"}),
 }
-REQUIRED = {field for layout in LAYOUTS.values() for field in layout.needed}
+REQUIRED = ("instruction", "response", "messages", "text")  # fields that must be there, where a layout has them
+LAYOUTS = {
+    name: RowLayout(name, title, {**columns, "category": "category", "client": "client"})
+    for name, (title, columns) in USUAL.items()
+}
 FIELDS = tuple(dict.fromkeys(field for layout in LAYOUTS.values() for field in layout.columns))
 EXPECTED = ", or ".join(f"{' and '.join(layout.needed_columns)} ({name})" for name, layout in LAYOUTS.items())
 
@@ -217,14 +194,12 @@ def fit(row: Mapping[str, Any], named: Mapping[str, str], layout: str | None, wh
         which = f"the layout {layout!r} has" if layout else "one layout has"
         raise FedKSeedError(f"[data] columns names {', '.join(sorted(there))}, and not {which} all of these fields")
     candidates = [_renamed(candidate, named) for candidate in usual]
-    fitting = [candidate for candidate in candidates if candidate.count_in(row) == candidate.required]
-    if not fitting and not there & REQUIRED:
+    fitting = [candidate for candidate in candidates if not candidate.missing(row)]
+    if not fitting and not there.intersection(REQUIRED):
         optional = {field: column for field, column in named.items() if field not in REQUIRED}
-        fitting = [
-            _renamed(candidate, optional) for candidate in usual if candidate.count_in(row) == candidate.required
-        ]
-    if not fitting:
-        return max(candidates, key=lambda candidate: candidate.count_in(row))  # its `example` names the missing columns
+        fitting = [_renamed(candidate, optional) for candidate in usual if not candidate.missing(row)]
+    if not fitting:  # the `example` of the nearest names the missing columns
+        return max(candidates, key=lambda near: len(near.needed_columns) - len(near.missing(row)))
     # Two that take the same columns, as a recipe may name them, are one.
     different = {candidate.needed_columns: candidate.name for candidate in reversed(fitting)}
     names = [name for name in reversed(different.values()) if name != "text"]

@@ -11,12 +11,11 @@ import json
 import lzma
 import tarfile
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import FedKSeedError, first_line
 from ..files import read_whole
@@ -24,7 +23,7 @@ from ..randomness import Purpose, generator
 from .file_formats import decode, parse
 from .layouts import Example, text
 
-LISTS = ("train_tasks.txt", "test_tasks.txt")  # in splits/default
+LISTS = ("splits/default/train_tasks.txt", "splits/default/test_tasks.txt")
 TRAINING, TEST = 20, 2  # per cent of a task's examples
 MAX_FILE = 1 << 28  # bytes of a task, as JSON or in a header of an archive: all of a task is in memory
 MAX_ARCHIVE = 1 << 35  # bytes of an archive, unpacked: ten times the whole data set; an archive is read to its end
@@ -33,19 +32,11 @@ LEAST = 20  # fewer examples than this are no client; the official code draws at
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionTask:
-    """A task's examples; each has the task's first definition as its instruction."""
-
-    name: str
-    examples: list[Example]
-
-
-@dataclass(frozen=True, slots=True)
 class Subsample:
-    """The tasks that remain after the protocol's draw, before tokenisation."""
+    """The examples of the tasks that remain after the protocol's draw, by the task's name, before tokenisation."""
 
-    clients: list[InstructionTask]  # in the order of train_tasks.txt
-    held_out: list[InstructionTask]  # in the order of test_tasks.txt
+    clients: dict[str, list[Example]]  # in the order of train_tasks.txt
+    held_out: dict[str, list[Example]]  # in the order of test_tasks.txt
     too_small: list[str]  # training tasks with fewer than the least examples
 
 
@@ -72,22 +63,22 @@ def subsample(
     """
     training, test = split_lists(source)
     official = protocol == "official-code"
-    drawn: dict[str, InstructionTask] = {}
-    for task in read(source, (*training, *test)):  # a task at a time: the whole data set is large
-        examples = [e for e in task.examples if not official or len(e.context) < max_characters]
-        rng = generator(seed, Purpose.SUBSAMPLE, int.from_bytes(sha256(task.name.encode()).digest()[:8]))
+    drawn = dict[str, list[Example]]()
+    for name, examples in read(source, (*training, *test)):  # a task at a time: the whole data set is large
+        examples = [e for e in examples if not official or len(e.context) < max_characters]
+        rng = generator(seed, Purpose.SUBSAMPLE, int.from_bytes(sha256(name.encode()).digest()[:8]))
         order = rng.permutation(len(examples))
-        if task.name in training:
-            count = len(examples) * TRAINING // 100
-            enough = (len(examples) if official else count) >= least
-        else:
+        if name in test:
             count = max(len(examples) * TEST // 100, LEAST if official else 0)
-            enough = True
-        drawn[task.name] = InstructionTask(task.name, [examples[i] for i in sorted(order[:count])] if enough else [])
+        else:
+            count = len(examples) * TRAINING // 100
+            if (len(examples) if official else count) < least:
+                count = 0
+        drawn[name] = [examples[i] for i in sorted(order[:count])]
     return Subsample(
-        clients=[drawn[name] for name in training if drawn[name].examples],
-        held_out=[drawn[name] for name in test],
-        too_small=[name for name in training if not drawn[name].examples],
+        clients={name: drawn[name] for name in training if drawn[name]},
+        held_out={name: drawn[name] for name in test},
+        too_small=[name for name in training if not drawn[name]],
     )
 
 
@@ -97,18 +88,11 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
     Raises:
         FedKSeedError: a list is missing, empty or not text, or a task is in both.
     """
-    lists = dict[str, list[str]]()
-    with closing(
-        _files(source, lambda path: path.parts[-3:-1] == ("splits", "default") and path.name in LISTS)
-    ) as files:
-        for path, content in files:
-            lists[path.name] = decode(content, f"{source}, splits/default/{path.name}").split()
-            if len(lists) == len(LISTS):
-                break
-    for name in LISTS:
-        if not lists.get(name):
+    lists = {file: decode(content, f"{source}, {file}").split() for file, content in _files(source, LISTS)}
+    for file in LISTS:
+        if not lists.get(file):
             raise FedKSeedError(
-                f"{source}: splits/default/{name} {'lists no task' if name in lists else 'is missing'}; "
+                f"{source}: {file} {'lists no task' if file in lists else 'is missing'}; "
                 "Natural Instructions comes with lists of its training and test tasks, one name a line"
             )
     training, test = (list(dict.fromkeys(lists[name])) for name in LISTS)
@@ -117,8 +101,8 @@ def split_lists(source: str) -> tuple[list[str], list[str]]:
     return training, test
 
 
-def read(source: str, names: Sequence[str]) -> Iterator[InstructionTask]:
-    """The tasks with the given names, in the order in which the source holds them.
+def read(source: str, names: Iterable[str]) -> Iterator[tuple[str, list[Example]]]:
+    """The tasks with the given names and their examples, in the order in which the source holds them.
 
     Args:
         source: the folder of Natural Instructions, with `tasks` and `splits` in it, or a `.tar`,
@@ -127,43 +111,42 @@ def read(source: str, names: Sequence[str]) -> Iterator[InstructionTask]:
     Raises:
         FedKSeedError: the source is missing or damaged, or a task is missing or broken.
     """
-    wanted = set(names)
-    for path, content in _files(source, lambda path: path.parts[-2:-1] == ("tasks",) and _name(path) in wanted):
-        wanted.remove(_name(path))
-        yield _task(_name(path), content, f"{source}, tasks/{path.name}")
-        if not wanted:
-            return
-    raise FedKSeedError(
-        f"{source}: tasks/{min(wanted)}.json is missing, as are {len(wanted)} in all that splits/default lists; "
-        "get the whole data set, or take their names from the lists"
-    )
+    wanted = {f"tasks/{name}.json": name for name in names}
+    for file, content in _files(source, wanted):
+        name = wanted.pop(file)
+        yield name, _examples(name, content, f"{source}, {file}")
+    if wanted:
+        raise FedKSeedError(
+            f"{source}: {min(wanted)} is missing, as are {len(wanted)} in all that splits/default lists; "
+            "get the whole data set, or take their names from the lists"
+        )
 
 
-def _name(path: PurePosixPath) -> str:
-    return path.name.removesuffix(".json")  # a task's name may hold a dot
-
-
-def _files(source: str, wanted: Callable[[PurePosixPath], bool]) -> Generator[tuple[PurePosixPath, bytes]]:
-    """The path and the content of each wanted file of a folder or an archive."""
-    root = Path(source).expanduser()
+def _files(source: str, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:
+    """The name and content of each file of a folder or an archive whose path ends in a name, until all are there."""
+    root, wanted = Path(source).expanduser(), set(names)
     try:
         if root.is_dir():
             for path in sorted((*root.glob("splits/default/*.txt"), *root.glob("tasks/*.json"))):
-                if wanted(PurePosixPath(path)):
-                    yield PurePosixPath(path), read_whole(path, MAX_FILE, str(path))
+                if (name := path.relative_to(root).as_posix()) in wanted:
+                    yield name, read_whole(path, MAX_FILE, str(path))
         elif root.is_file():
             with _unpacked(root) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
                 for number, member in enumerate(archive):
-                    path, most = PurePosixPath(member.name), MAX_ARCHIVE - member.offset_data
-                    if its := wanted(path):
+                    parts, most = PurePosixPath(member.name).parts, MAX_ARCHIVE - member.offset_data
+                    ends = wanted & {"/".join(parts[-2:]), "/".join(parts[-3:])}
+                    if ends:
                         most = min(most, MAX_FILE)
                     if number >= MAX_MEMBERS or not 0 <= member.size <= most:  # tarfile goes back, for ever, if < 0
                         raise FedKSeedError(
                             f"{root}: an archive has at most {MAX_MEMBERS:,} files of {MAX_ARCHIVE:,} bytes in all, "
-                            f"{MAX_FILE:,} in a task; file {number + 1}, {path.name}, claims {member.size:,}"
+                            f"{MAX_FILE:,} in a task; file {number + 1}, {member.name}, claims {member.size:,}"
                         )
-                    if its and (file := archive.extractfile(member)):
-                        yield path, file.read()
+                    if ends and (file := archive.extractfile(member)):
+                        wanted -= ends
+                        yield ends.pop(), file.read()
+                    if not wanted:
+                        return
         else:
             raise FedKSeedError(
                 f"no Natural Instructions at {root}; give the folder that holds tasks and splits, "
@@ -196,27 +179,24 @@ def _unpacked(path: Path) -> _Limited:
     return _Limited(opened(path, "rb"))
 
 
-def _task(name: str, content: bytes, where: str) -> InstructionTask:
+def _examples(name: str, content: bytes, where: str) -> list[Example]:
+    """A task's examples, with its first definition and their first outputs; an empty output is an empty answer."""
     table = parse(content, where, "get the file again")
     if not isinstance(table, dict):
         raise FedKSeedError(f"{where}: expected a JSON object, got {type(table).__name__}")
     if missing := [key for key in ("Definition", "Instances") if not table.get(key)]:
         raise FedKSeedError(f"{where}: no {' and no '.join(missing)}; keys found: {', '.join(table) or 'none'}")
-    definition, instances = table["Definition"], table["Instances"]
+    definition, instances, examples = table["Definition"], table["Instances"], list[Example]()
     instruction = text(definition[0] if isinstance(definition, list) else definition, where, "Definition")
     if not isinstance(instances, list):
         raise FedKSeedError(f"{where}: Instances must be a list, got {type(instances).__name__}")
-    return InstructionTask(
-        name, [_example(e, instruction, name, f"{where}, instance {number}") for number, e in enumerate(instances, 1)]
-    )
-
-
-def _example(instance: Any, instruction: str, name: str, where: str) -> Example:
-    """An example with the task's first definition and the first output; an empty output stays, as an empty answer."""
-    if not isinstance(instance, dict):
-        raise FedKSeedError(f"{where}: expected a JSON object, got {type(instance).__name__}")
-    outputs = instance.get("output")
-    if not isinstance(outputs, list) or not outputs:
-        raise FedKSeedError(f"{where}: output must be a list of one text or more, got {json.dumps(outputs)[:40]}")
-    context = text(instance.get("input"), where, "input")
-    return Example(instruction, text(outputs[0], where, "output"), context, name)
+    for number, instance in enumerate(instances, 1):
+        place = f"{where}, instance {number}"
+        if not isinstance(instance, dict):
+            raise FedKSeedError(f"{place}: expected a JSON object, got {type(instance).__name__}")
+        outputs = instance.get("output")
+        if not isinstance(outputs, list) or not outputs:
+            raise FedKSeedError(f"{place}: output must be a list of one text or more, got {json.dumps(outputs)[:40]}")
+        context = text(instance.get("input"), place, "input")
+        examples.append(Example(instruction, text(outputs[0], place, "output"), context, name))
+    return examples

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..errors import FedKSeedError
 from .file_formats import READABLE, SAMPLES, format_of, is_saved, open_rows
-from .layouts import CONVERSATIONS, LAYOUTS, Example, RowLayout, fit, normalised
+from .layouts import LAYOUTS, Example, RowLayout, fit, normalised
 
 
 @dataclass(slots=True)
@@ -27,20 +27,13 @@ class DataFile:
         """The place of an example, for an error."""
         return f"{self.source}, {self.places[index]}"
 
-    @property
-    def conversations(self) -> bool:
-        return self.layout.name in CONVERSATIONS
-
     def summary(self, *more: str) -> str:
         """One line on the file: its rows and layout, rows without a response, and `more`."""
+        empty = f"{self.empty:,} without a response left out" if self.empty else ""
         repeated = len(self.examples) - len(set(self.examples))
-        remarks = [
-            f"{self.empty:,} without a response left out" if self.empty else "",
-            f"{repeated:,} repeated" if repeated else "",
-            *more,
-        ]
+        remarks = ", ".join(filter(None, (empty, f"{repeated:,} repeated" if repeated else "", *more)))
         rows = f"{len(self.examples):,} row{'s' * (len(self.examples) != 1)} as {self.layout.title}"
-        return f"{self.name}: {rows}" + (f"; {', '.join(filter(None, remarks))}" if any(remarks) else "")
+        return f"{self.name}: {rows}" + (f"; {remarks}" if remarks else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +56,11 @@ class Reader:
         Raises:
             FedKSeedError: it is missing or damaged, or a row is broken (the text names its place).
         """
-        opened = open_rows(source)
-        file = DataFile(name or (source if source in SAMPLES else Path(source).name), opened.source)
+        place_of_file, rows = open_rows(source)
+        file = DataFile(name or (source if source in SAMPLES else Path(source).name), place_of_file)
         first_places: dict[Example, str] = {}
         lacking = {normalised(column): column for column in self.columns.values()}
-        for place, row in opened.rows:
+        for place, row in rows:
             where = f"{file.source}, {place}"
             if not isinstance(row, dict):
                 raise FedKSeedError(f"{where}: expected a JSON object, got {type(row).__name__}")
@@ -76,12 +69,15 @@ class Reader:
             for column in map(normalised, map(str, row)) if lacking else ():
                 lacking.pop(column, None)
             example = file.layout.example(row, where)
-            if not example.response.strip():
-                self._refuse(where, "the response is empty, so there is nothing to learn")
+            is_empty = not example.response.strip()
+            first = first_places.setdefault(example, place) if self.strict else place
+            if self.strict and (is_empty or first != place):
+                same = f"the row is the same as that of {first}"
+                reason = "the response is empty, so there is nothing to learn" if is_empty else same
+                raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
+            if is_empty:
                 file.empty += 1
                 continue
-            if self.strict and first_places.setdefault(example, place) != place:
-                self._refuse(where, f"the row is the same as that of {first_places[example]}")
             file.examples.append(example)
             file.places.append(place)
             file.clients.append(file.layout.client(row))
@@ -104,7 +100,11 @@ class Reader:
             raise FedKSeedError(
                 f"no folder with data files at {path}; one file or folder a client is wanted, {READABLE}"
             )
-        names = [_stem(entry) for entry in entries]
+        endings = [format_of(entry.name) if entry.is_file() else None for entry in entries]
+        names = [
+            entry.name[: -len("".join(ending))] if ending else entry.name
+            for entry, ending in zip(entries, endings, strict=True)
+        ]
         if len(set(names)) < len(names):  # hr.csv beside hr.json
             names = [entry.name for entry in entries]
         return {
@@ -112,21 +112,13 @@ class Reader:
             for name, entry in zip(names, entries, strict=True)
         }
 
-    def _refuse(self, where: str, reason: str) -> None:
-        if self.strict:
-            raise FedKSeedError(f"{where}: {reason}; remove the row, or set [data] strict = false")
-
 
 def require_columns(files: Sequence[DataFile]) -> None:
     """Refuse names of columns that no row of these files has: a name with a slip of the pen would be ignored.
 
     One that some file has is right: files of several layouts may share a recipe.
-
-    Raises:
-        FedKSeedError: there is one.
     """
-    lacking = set.intersection(*(set(file.lacking) for file in files)) if files else set[str]()
-    if lacking:
+    if lacking := set.intersection(*(set(file.lacking) for file in files)):
         alone = len(files) == 1
         where = files[0].source if alone else f"none of {len(files)} files, as {files[0].source},"
         raise FedKSeedError(
@@ -159,12 +151,6 @@ def is_here(source: str) -> bool:
 
 def _visible(path: Path) -> list[Path]:
     return sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
-
-
-def _stem(entry: Path) -> str:
-    """The name of a file without its format and packing."""
-    endings = None if entry.is_dir() else format_of(entry.name)
-    return entry.name[: len(entry.name) - sum(map(len, endings))] if endings else entry.name
 
 
 def _data_files(entry: Path) -> list[Path]:

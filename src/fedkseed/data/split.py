@@ -1,8 +1,10 @@
 """The split of a recipe's data: it is read, held out in part, and divided among clients."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import numpy as np
 
 from ..errors import FedKSeedError
 from ..randomness import Purpose, generator
@@ -11,11 +13,11 @@ from .batches import Encoded
 from .file_formats import is_saved
 from .layouts import Example
 from .natural_instructions import subsample
-from .partition import dirichlet, even
 from .sources import DataFile, Reader, require_columns
 
 DEFAULT_CATEGORY = DataTable.model_fields["held_out"].default  # a category of Dolly, which the paper holds out
 SHARE_WITHOUT_IT = 0.1  # held-out share of data without that category, if the recipe names no other
+TRIES = 1000  # draws of a Dirichlet split
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +47,32 @@ def read_source(recipe: Recipe) -> SourceRows:
     Raises:
         FedKSeedError: the data can't be read, or is not what the split needs.
     """
-    if recipe.clients.split == "tasks":
+    reader, source, split = reader_of(recipe), recipe.data.source, recipe.clients.split
+    if split == "tasks":
         return _read_tasks(recipe)
-    if recipe.clients.split == "files":
-        files_of = reader_of(recipe).folder(recipe.data.source)
-        files, owners = [file for each in files_of.values() for file in each], list(files_of)
-        require_columns(files)
-        rows = [row for owner, name in enumerate(owners) for row in rows_of(files_of[name], owner)]
+    if split == "files":
+        files_of = reader.folder(source)
+    elif _is_folder(source):
+        raise FedKSeedError(
+            f"{source} is a folder: set [clients] split = 'files' for one client a file or folder in it, or name one "
+            "file"
+        )
     else:
-        file = _read_one_file(recipe)
-        files, owners = [file], _clients_in(file, recipe) if recipe.clients.split == "column" else [""]
+        files_of = {"": [reader.file(source)]}
+    files, owners = [file for each in files_of.values() for file in each], list(files_of)
+    require_columns(files)
+    rows = [row for owner, each in enumerate(files_of.values()) for row in rows_of(each, owner)]
+    if split == "column":
+        (file,) = files
+        if "" in file.clients:
+            raise FedKSeedError(
+                f"{file.place(file.clients.index(''))}: no client is named; [clients] split = 'column' takes it from "
+                f"the column {recipe.data.columns.get('client', 'client')!r}, or that which [data] columns names, as "
+                "columns = {client = 'department'}"
+            )
+        owners = sorted(set(file.clients))
         numbers = {name: number for number, name in enumerate(owners)}
-        named = enumerate(zip(file.examples, file.clients, strict=True))
-        rows = [OwnedRow(e, numbers.get(client, 0), file, index) for index, (e, client) in named]
+        rows = [replace(row, owner=numbers[client]) for row, client in zip(rows, file.clients, strict=True)]
     held_out, training = hold_out(rows, recipe)
     return SourceRows(held_out, training, owners, files)
 
@@ -72,34 +87,11 @@ def _read_tasks(recipe: Recipe) -> SourceRows:
         least=recipe.clients.min_examples,
     )
     return SourceRows(
-        held_out=[OwnedRow(e) for task in tasks.held_out for e in task.examples],
-        training=[OwnedRow(e, owner) for owner, task in enumerate(tasks.clients) for e in task.examples],
-        owners=[task.name for task in tasks.clients],
+        held_out=[OwnedRow(e) for examples in tasks.held_out.values() for e in examples],
+        training=[OwnedRow(e, owner) for owner, examples in enumerate(tasks.clients.values()) for e in examples],
+        owners=list(tasks.clients),
         too_small=len(tasks.too_small),
     )
-
-
-def _read_one_file(recipe: Recipe) -> DataFile:
-    source = recipe.data.source
-    if _is_folder(source):
-        raise FedKSeedError(
-            f"{source} is a folder: set [clients] split = 'files' for one client a file or folder in it, or name "
-            "one file"
-        )
-    file = reader_of(recipe).file(source)
-    require_columns([file])
-    return file
-
-
-def _clients_in(file: DataFile, recipe: Recipe) -> list[str]:
-    """The names of the clients that a column of a file gives, sorted."""
-    if "" in file.clients:
-        raise FedKSeedError(
-            f"{file.place(file.clients.index(''))}: no client is named; [clients] split = 'column' takes it from the "
-            f"column {recipe.data.columns.get('client', 'client')!r}, or that which [data] columns names, as columns = "
-            "{client = 'department'}"
-        )
-    return sorted(set(file.clients))
 
 
 def reader_of(recipe: Recipe) -> Reader:
@@ -148,7 +140,7 @@ def hold_out(rows: Sequence[OwnedRow], recipe: Recipe) -> tuple[list[OwnedRow], 
 def divide(
     examples: Sequence[Encoded], owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe
 ) -> tuple[list[list[Encoded]], list[str]]:
-    """Each client's examples, and the clients' names where owners have names.
+    """Each client's examples, and the clients' names where owners have names; a task with only long ones is no client.
 
     Args:
         owner_of: the number of each example's owner.
@@ -156,38 +148,80 @@ def divide(
     Raises:
         FedKSeedError: the examples are too few, or not those of as many clients as the recipe says.
     """
-    clients, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
-    match clients.split, clients.count:
-        case "dirichlet", int(count):
-            labels = [e.example.category for e in examples]
-            parts = dirichlet(labels, count, clients.alpha, clients.min_examples, rng)
-        case "even", int(count):
-            parts = even(len(examples), count, clients.min_examples, rng)
-        case _:
-            return _divide_by_owner(examples, owner_of, owners, recipe)
-    return [[examples[k] for k in part] for part in parts], []
-
-
-def _divide_by_owner(
-    examples: Sequence[Encoded], owner_of: Sequence[int], owners: Sequence[str], recipe: Recipe
-) -> tuple[list[list[Encoded]], list[str]]:
-    """One client an owner; a task with only long examples is no client."""
-    settings, names = recipe.clients, list(owners)
+    settings, rng = recipe.clients, generator(recipe.seed, Purpose.PARTITION)
+    if settings.count and settings.split in ("dirichlet", "even"):
+        labels, count, least = [e.example.category for e in examples], settings.count, settings.min_examples
+        is_even = settings.split == "even"
+        parts = (
+            even(len(labels), count, least, rng) if is_even else dirichlet(labels, count, settings.alpha, least, rng)
+        )
+        return [[examples[k] for k in part] for part in parts], []
     shares: list[list[Encoded]] = [[] for _ in owners]
     for example, owner in zip(examples, owner_of, strict=True):
         shares[owner].append(example)
-    if settings.split == "tasks":
-        names = [name for name, share in zip(owners, shares, strict=True) if share]
-        shares = [share for share in shares if share]
-    if not shares or settings.count not in (None, len(shares)):
+    named = [(name, share) for name, share in zip(owners, shares, strict=True) if share or settings.split != "tasks"]
+    if not named or settings.count not in (None, len(named)):
         raise FedKSeedError(
-            f"{recipe.data.source} holds the data of {len(shares)} clients"
+            f"{recipe.data.source} holds the data of {len(named)} clients"
             + (f", [clients] count says {settings.count}" if settings.count else "; lower [clients] min_examples")
         )
-    if settings.split != "tasks" and min(map(len, shares)) < settings.min_examples:
-        least = min(range(len(shares)), key=lambda client: len(shares[client]))
+    least = min(range(len(named)), key=lambda client: len(named[client][1]))
+    name, share = named[least]
+    if settings.split != "tasks" and len(share) < settings.min_examples:
         raise FedKSeedError(
-            f"client {least} has {len(shares[least])} examples of {names[least]!r} after holding out and leaving out "
-            f"long ones, [clients] min_examples says {settings.min_examples}"
+            f"client {least} has {len(share)} examples of {name!r} after holding out and leaving out long ones, "
+            f"[clients] min_examples says {settings.min_examples}"
         )
-    return shares, names
+    return [share for _, share in named], [name for name, _ in named]
+
+
+def dirichlet(
+    labels: Sequence[str], clients: int, alpha: float, least: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Split examples so that each label's shares over the clients are Dirichlet(α) distributed.
+
+    Small α (0.5 in the paper): few kinds of task a client; large α: similar clients. A client that already
+    holds its even share gets no more; the draw is repeated until every client has `least` examples.
+
+    Returns:
+        For each client the indices of its examples, ascending.
+
+    Raises:
+        FedKSeedError: α ≤ 0, more clients than examples, or no draw gives every client enough.
+
+    Source: Qin et al., 2024, Appendix C; the balancing rule is that of Li et al., 2022
+    """
+    _require(len(labels), clients, least)
+    if not alpha > 0:
+        raise FedKSeedError(f"alpha must be greater than 0, got {alpha}; 0.5 is strongly uneven, 5.0 nearly even")
+    groups = [np.flatnonzero(np.asarray(labels) == label) for label in sorted(set(labels))]
+    for _ in range(TRIES):
+        shares: list[list[int]] = [[] for _ in range(clients)]
+        for group in groups:
+            p = rng.dirichlet(np.full(clients, alpha))
+            p *= [len(share) < len(labels) / clients for share in shares]
+            if not p.sum() > 0:
+                p[:] = 1
+            cuts = (np.cumsum(p / p.sum())[:-1] * len(group)).astype(int)
+            for share, part in zip(shares, np.split(rng.permutation(group), cuts), strict=True):
+                share.extend(part.tolist())
+        if min(map(len, shares)) >= least:
+            return [sorted(share) for share in shares]
+    raise FedKSeedError(
+        f"{TRIES} draws gave some client fewer than {least} of {len(labels)} examples; "
+        "use fewer clients, a larger alpha or a smaller min_examples"
+    )
+
+
+def even(count: int, clients: int, least: int, rng: np.random.Generator) -> list[list[int]]:
+    """Split `count` examples into equal random parts (IID)."""
+    _require(count, clients, least)
+    return [sorted(part.tolist()) for part in np.array_split(rng.permutation(count), clients)]
+
+
+def _require(examples: int, clients: int, least: int) -> None:
+    if examples < clients * max(least, 1):
+        raise FedKSeedError(
+            f"{clients} clients with at least {max(least, 1)} examples each need {clients * max(least, 1)}, "
+            f"got {examples}; use fewer clients or more data"
+        )

@@ -23,8 +23,6 @@ WITH_INPUT = (
     f"Below is an instruction that describes a task, paired with an input that provides further context. {REQUEST}"
 )
 WITHOUT_INPUT = f"Below is an instruction that describes a task. {REQUEST}"
-
-
 # Template -> the opening of a prompt with an input, and that of one without.
 OPENINGS = {
     "paper": (WITH_INPUT, WITH_INPUT),  # Qin et al., 2024, Appendix C, prompt templates
@@ -36,34 +34,23 @@ OPENINGS = {
 TEMPLATES = ("paper", "alpaca", "chat", "plain", "official-dolly", "official-ni")
 
 
-def prompt_of(template: str, example: Example, tokenizer: Any = None) -> str:
+def prompt_of(template: str, example: Example, later: bool = False) -> str:
     """The prompt of an instruction, without a separator.
 
     Args:
-        template: `chat` is the tokenizer's own chat template, for models that were tuned to chat; `plain` the
-            instruction as it stands, and the context after a blank line.
+        template: `plain` is the instruction as it stands, and the context after a blank line; else a key of OPENINGS.
+        later: whether other exchanges are before it: the opening stands at the beginning of a conversation.
     """
-    if template == "chat":
-        return _rendered(_messages(example), tokenizer)
     if template == "plain":
-        return _request(example)
-    return f"{OPENINGS[template][not example.context]}\n\n{_sections(example, template == 'official-ni')}"
-
-
-def _sections(example: Example, always_input: bool = False) -> str:
-    context = f"### Input:\n{example.context}\n\n" if example.context or always_input else ""
-    return f"### Instruction:\n{example.instruction}\n\n{context}### Response:"
+        return "\n\n" * later + _request(example)
+    opening = "" if later else OPENINGS[template][not example.context]
+    has_input = example.context or (template == "official-ni" and not later)
+    context = f"### Input:\n{example.context}\n\n" if has_input else ""
+    return f"{opening}\n\n### Instruction:\n{example.instruction}\n\n{context}### Response:"
 
 
 def _request(example: Example) -> str:
     return example.instruction + (f"\n\n{example.context}" if example.context else "")
-
-
-def _messages(example: Example) -> list[dict[str, str]]:
-    """The messages before the response."""
-    if not example.turns:
-        return [{"role": USER, "content": _request(example)}]
-    return [{"role": turn.role, "content": turn.text} for turn in example.turns]
 
 
 def _rendered(messages: Sequence[Mapping[str, str]], tokenizer: Any) -> str:
@@ -175,16 +162,12 @@ class Wording:
         for role, text in chain(example.turns, [(ASSISTANT, example.response)]):
             if role == ASSISTANT and text.strip():
                 request = Example("\n\n".join(questions), "", "\n\n".join(system))
-                prompt = self._later(request) if exchanges else prompt_of(self.template, request)
+                prompt = prompt_of(self.template, request, later=bool(exchanges))
                 exchanges.append(PromptedResponse(prompt + self.separator, text))
                 questions, system = [], []
             elif role != ASSISTANT:
                 (system if role == SYSTEM else questions).append(text)
         return exchanges
-
-    def _later(self, request: Example) -> str:
-        """A request after the first: without the opening, which stands at the beginning of the conversation."""
-        return f"\n\n{_request(request) if self.template == 'plain' else _sections(request)}"
 
     def chat_template(self, tokenizer: Any) -> str:
         """A chat template that words a conversation as `exchanges` does, for programs that put messages to a model.
@@ -195,9 +178,9 @@ class Wording:
             _rendered([{"role": USER, "content": ""}], tokenizer)  # refuses what a run would refuse
             return tokenizer.chat_template
         return CONVERSATION.substitute(
-            begin=_quoted(tokenizer.decode(tokenizer("").input_ids)),  # a token that it puts before each text
+            begin=json.dumps(tokenizer.decode(tokenizer("").input_ids), ensure_ascii=False),  # put before each text
             first=_as_jinja(lambda example: prompt_of(self.template, example) + self.separator),
-            later=_as_jinja(lambda example: self._later(example) + self.separator),
+            later=_as_jinja(lambda example: prompt_of(self.template, example, later=True) + self.separator),
         )
 
     def text(self, example: Example, tokenizer: Any) -> str:
@@ -216,15 +199,10 @@ def _as_jinja(prompt: Callable[[Example], str]) -> str:
     asked, system = names
 
     def expression(example: Example) -> str:
-        parts = re.split(f"({asked}|{system})", prompt(example))
-        return " ~ ".join(names.get(part) or _quoted(part) for part in parts if part)
+        parts = re.split(f"({asked}|{system})", prompt(example))  # Jinja reads escapes as JSON does
+        return " ~ ".join(names.get(part) or json.dumps(part, ensure_ascii=False) for part in parts if part)
 
     return f"({expression(Example(asked, '', system))}) if system else ({expression(Example(asked, ''))})"
-
-
-def _quoted(text: str) -> str:
-    """A text as a literal of Jinja, which reads escapes as JSON does."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def _answers(example: Example, tokenizer: Any) -> list[PromptedResponse]:
@@ -236,7 +214,8 @@ def _answers(example: Example, tokenizer: Any) -> list[PromptedResponse]:
     Raises:
         FedKSeedError: the template writes earlier answers elsewhere, or otherwise than they are.
     """
-    messages, end = _messages(example), tokenizer.eos_token
+    messages, end = [{"role": turn.role, "content": turn.text} for turn in example.turns], tokenizer.eos_token
+    messages = messages or [{"role": USER, "content": _request(example)}]
     whole, exchanges, at = _rendered(messages, tokenizer), list[PromptedResponse](), 0
     for k, message in enumerate(messages):
         text = message["content"]

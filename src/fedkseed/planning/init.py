@@ -117,7 +117,7 @@ def _owner_column(source: str, columns: Mapping[str, str]) -> tuple[str, int] | 
     again. The column that `columns` names for the client is taken whatever it is.
     """
     counts, total = dict[str, Counter[str]](), 0
-    for _, row in open_rows(source).rows:
+    for _, row in open_rows(source)[1]:
         total += 1
         for column, value in row.items() if isinstance(row, dict) else ():
             if isinstance(value, str | int) and not isinstance(value, bool) and (text := str(value).strip()):

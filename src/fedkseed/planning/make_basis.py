@@ -168,7 +168,7 @@ def basis_of(
 
 def tasks(archive: str, seed: int) -> list[Example]:
     """The first example of each training task of Super-NaturalInstructions that has enough."""
-    return [task.examples[0] for task in subsample(archive, seed).clients]
+    return [examples[0] for examples in subsample(archive, seed).clients.values()]
 
 
 def gradients(

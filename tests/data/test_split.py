@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedkseed import FedKSeedError
-from fedkseed.data.partition import dirichlet, even
+from fedkseed.data.split import dirichlet, even
 from fedkseed.randomness import Purpose, generator
 
 LABELS = ["a"] * 300 + ["b"] * 500 + ["c"] * 200
