@@ -92,7 +92,6 @@ TESTED_IN = {
     "paper.figures": "paper/test_reproduce.py",
     "paper.run_records": "paper/test_reproduce.py",
     "paper.results": "paper/test_reproduce.py",
-    "paper.comparison": "paper/test_reproduce.py",
     "paper.outputs": "paper/test_reproduce.py",
     "paper.tables": "paper/test_reproduce.py",
     "randomness": "strategies/test_kseed.py",

@@ -6,7 +6,7 @@ from peft import LoraConfig, PromptEncoderConfig, PromptTuningConfig, get_peft_m
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedkseed.paper import byte_counts
-from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture
+from fedkseed.paper.byte_counts import DATAJUICER, LLAMA, SEEDS, TABLE_3, TITLES, Architecture, trainable
 
 CELLS = [
     (method, title, cells[number][0])
@@ -38,16 +38,14 @@ def test_sizes_are_those_that_pytorch_and_peft_count(tied):
         hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=128, tie_word_embeddings=tied,
     )  # fmt: skip
-    of = Architecture(64, 96, 3, 128, attention=64, shared=32, tied=tied)
-
-    def trained(options) -> int:
-        with torch.device("meta"):
-            return get_peft_model(LlamaForCausalLM(config), options).get_nb_trainable_parameters()[0]
-
+    sizes = Architecture(64, 96, 3, 128, attention=64, shared=32, tied=tied)
+    options = {
+        "fedit": LoraConfig(r=8, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"]),
+        "fedprompt": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20),
+        "fedptuning": PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=20, encoder_hidden_size=64),
+    }
     with torch.device("meta"):
-        assert LlamaForCausalLM(config).num_parameters() == of.weights
-    lora = LoraConfig(r=8, task_type="CAUSAL_LM", target_modules=["q_proj", "v_proj"])
-    assert trained(lora) == of.lora()
-    assert trained(PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=20)) == of.prompt()
-    encoder = PromptEncoderConfig(task_type="CAUSAL_LM", num_virtual_tokens=20, encoder_hidden_size=64)
-    assert trained(encoder) == of.p_tuning()
+        assert LlamaForCausalLM(config).num_parameters() == trainable("fedavg", sizes)
+        for method, adapter in options.items():
+            tuned = get_peft_model(LlamaForCausalLM(config), adapter)
+            assert tuned.get_nb_trainable_parameters()[0] == trainable(method, sizes)

@@ -18,12 +18,11 @@ from fedkseed.cli import app
 from fedkseed.errors import FedKSeedError
 from fedkseed.paper import reproduce as reproducing
 from fedkseed.paper import run_records
-from fedkseed.paper.comparison import Comparison
 from fedkseed.paper.experiments import Experiment, load, merge
 from fedkseed.paper.reproduce import Reproduction, make_jobs, parts, redraw, reproduce
 from fedkseed.paper.results import MEMORY, ResultTable, RunOutcome, Spread, spread
 from fedkseed.paper.run_records import note_memory, read_records
-from fedkseed.paper.tables import by_round, scores, speed, summary
+from fedkseed.paper.tables import Comparison, by_round, scores, speed, summary
 from fedkseed.recipe.reading import load_recipe
 from fedkseed.run.loop import work
 from fedkseed.run.setup import WithModel

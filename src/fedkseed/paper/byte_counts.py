@@ -39,18 +39,6 @@ class Architecture:
         layer = 2 * h * self.attention + 2 * h * self.shared + 3 * h * self.intermediate + 2 * h
         return self.vocabulary * h * (1 if self.tied else 2) + self.layers * layer + h
 
-    def lora(self, rank: int = RANK) -> int:
-        """Trainable weights of LoRA on the queries' and the values' matrices."""
-        return self.layers * rank * (2 * self.hidden + self.attention + self.shared)
-
-    def prompt(self, tokens: int = VIRTUAL_TOKENS) -> int:
-        """Trainable weights of prompt tuning."""
-        return tokens * self.hidden
-
-    def p_tuning(self, tokens: int = VIRTUAL_TOKENS) -> int:
-        """Trainable weights of P-tuning with an MLP: an embedding and three square layers with biases."""
-        return tokens * self.hidden + 3 * (self.hidden**2 + self.hidden)
-
 
 DATAJUICER = Architecture(2048, 5504, 24, 32000, 2048, 2048)
 LLAMA = Architecture(3200, 8640, 26, 32000, 3200, 3200)
@@ -76,11 +64,7 @@ TABLE_3 = {
 
 
 def architecture(model: str) -> Architecture:
-    """The sizes of a named model, without loading its weights: from a table for the paper's two, else from its config.
-
-    Raises:
-        FedKSeedError: there is no such model, or it is not of Llama's type.
-    """
+    """The sizes of a named model without its weights; FedKSeedError where there is none, or not one of Llama's type."""
     if model in PAPER:
         return PAPER[model]
     from transformers import AutoConfig
@@ -101,12 +85,12 @@ def architecture(model: str) -> Architecture:
 def trainable(method: str, sizes: Architecture) -> int:
     """Number of weights that a method tunes."""
     match method:
-        case "fedit" | "fedit-sgd":
-            return sizes.lora()
+        case "fedit" | "fedit-sgd":  # LoRA on the queries' and the values' matrices
+            return sizes.layers * RANK * (2 * sizes.hidden + sizes.attention + sizes.shared)
         case "fedprompt":
-            return sizes.prompt()
-        case "fedptuning":
-            return sizes.p_tuning()
+            return VIRTUAL_TOKENS * sizes.hidden
+        case "fedptuning":  # an embedding, and an MLP of three square layers with biases
+            return VIRTUAL_TOKENS * sizes.hidden + 3 * (sizes.hidden**2 + sizes.hidden)
         case "fedkseed-plus":
             return sizes.vocabulary * sizes.hidden
         case _:

@@ -35,13 +35,16 @@ def estimate(
         only: text that the label of a row must contain.
         seconds: time of a local step of two forward passes; None: estimated from the measured speed of this machine.
     """
+    if "method" not in experiment.axes:
+        return ResultTable([], (f"{experiment.name} has no runs: it measures directions, and nothing is sent.",))
     speed = inf if seconds is not None else _flops()
     sizes_of = cache(architecture)  # a config of GGUF takes seconds to read, and rows share a model
-    rows = [
-        _row(experiment, planned, sizes_of(_model_name(planned, given)), seconds, speed)
-        for planned in experiment.plan(seeds=[0])
-        if only.lower() in experiment.label(planned.axes).lower()
-    ]
+    rows: list[dict[str, Cell]] = []
+    for planned in experiment.plan(seeds=[0]):
+        if only.lower() in experiment.label(planned.axes).lower():
+            name = planned.table["model"]["name"]
+            sizes = sizes_of(given.get(name.removeprefix("$"), name))
+            rows.append(_row(experiment, planned, sizes, seconds, speed))
     hours = sum(row["hours, all seeds"] for row in rows if isinstance(row["hours, all seeds"], float))
     machine = f"this machine's {speed / 1e9:,.0f} GFLOP/s in float32"
     notes = (
@@ -55,9 +58,13 @@ def estimate(
 def _row(
     experiment: Experiment, planned: Planned, sizes: Architecture, seconds: float | None, speed: float
 ) -> dict[str, Cell]:
-    table, training = planned.table, planned.table["training"]
-    method, rounds, cohort = training["algorithm"], training["rounds"], _cohort(table)
-    steps = _local_steps(experiment, planned)
+    table, training, clients = planned.table, planned.table["training"], planned.table["clients"]
+    method, rounds, steps = training["algorithm"], training["rounds"], training.get("steps", 200)
+    if training.get("epochs"):
+        examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
+        steps = max(1, examples // training.get("batch_size", 1)) * training["epochs"]
+    count = clients.get("count") or (738 if clients.get("split") == "tasks" else 200)  # tasks of the paper
+    cohort = max(1, int(clients["active"] * count)) if "active" in clients else clients.get("cohort", 10)
     backpropagates = method in ALGORITHMS and ALGORITHMS[method].backpropagates
     # a step with derivatives is one forward pass, one with two points is two for each direction
     once = backpropagates or method == "fedkseed-plus"
@@ -69,7 +76,7 @@ def _row(
     if choice := experiment.choice:  # the rows of a search share the runs of its best value
         others = {axis: value for axis, value in planned.axes.items() if axis != choice.axis}
         runs = experiment.seeds / len(experiment.plan([0], others)) + choice.seeds
-    down, up = bytes_of(method, sizes, table, cohort)
+    down, up = _bytes_of(method, sizes, table, cohort)
     return {
         "run": experiment.label(planned.axes),
         "weights": sizes.weights,
@@ -87,36 +94,22 @@ def _row(
     }
 
 
-def _local_steps(experiment: Experiment, planned: Planned) -> int:
-    """Local steps of a client in a round, τ."""
-    training = planned.table["training"]
-    if not training.get("epochs"):
-        return training.get("steps", 200)
-    examples = experiment.examples.get(planned.axes.get("dataset", ""), 0)
-    return max(1, examples // training.get("batch_size", 1)) * training["epochs"]
-
-
-def bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:
-    """Bytes of a client in a round, down and up.
-
-    Where bytes down grow with the rounds that a client has missed, they are those of the last round for a client that
-    has missed all others.
-    """
-    training, size = table["training"], table.get("directions", {}).get("size", 4096)
-    pairs = training.get("steps", 200) * training.get("probes", 1)
+def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tuple[int | None, int | None]:
+    """Bytes of a client in a round, down and up; down in the last round, for one that has missed all others."""
+    training, directions = table["training"], table.get("directions", {})
+    pairs, size = training.get("steps", 200) * training.get("probes", 1), directions.get("size", 4096)
+    zeros, wire = np.zeros(size, np.float32), training.get("wire", "compact")
     match method:
         case "fedkseed" | "fedkseed-pro":
-            family = table.get("directions", {}).get("family", "hadamard")
-            importance, wire = method == "fedkseed-pro", training.get("wire", "compact")
-            return encoded(size, pairs, family, importance=importance, wire=wire)
+            family = directions.get("family", "hadamard")
+            run = Run(Pool(0, size, family, bytes(32 * FAMILIES[family].informed)), bytes(32))
+            p = rounded(np.ones(size), wire) if method == "fedkseed-pro" else None
+            down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
+            return len(encode(down)), len(encode(Upload(run, 0, 0, 1, 0.0, np.ones(pairs, np.float32), wire)))
         case "fedkseed-plus" | "fedkseed-backprop":
-            wire = "exact" if training.get("wire") == "exact" else "compact"
-            run, zeros = Run(Pool(0, size), bytes(32)), np.zeros(size, np.float32)
-            down, up = (
-                Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, wire=wire),
-                Change(run, 0, 0, 1, 0, 0, zeros, NONE, wire),
-            )
-            return len(encode(down)), len(encode(up))
+            run, wire = Run(Pool(0, size), bytes(32)), "exact" if wire == "exact" else "compact"
+            down = Broadcast(run, 0, 1e-6, 1e-3, 1, inf, zeros, wire=wire)
+            return len(encode(down)), len(encode(Change(run, 0, 0, 1, 0, 0, zeros, NONE, wire)))
         case "unlimited-seeds":
             return (training["rounds"] - 1) * cohort * pairs * PAIR, pairs * SCALAR
         case "uplink-seeds":
@@ -129,26 +122,6 @@ def bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tupl
             return None, None
         case _:
             return 4 * trainable(method, sizes), 4 * trainable(method, sizes)
-
-
-def encoded(size: int, pairs: int, family: str, *, importance: bool, wire: str) -> tuple[int, int]:
-    """Lengths in bytes of FedKSeed's encoded broadcast and upload."""
-    run = Run(Pool(0, size, family, bytes(32 * FAMILIES[family].informed)), bytes(32))
-    zeros, p = np.zeros(size, np.float32), rounded(np.ones(size), wire) if importance else None
-    down = Broadcast(run, 0, 1e-6, 1e-3, pairs, inf, zeros, probabilities=p, wire=wire)
-    up = Upload(run, 0, 0, 1, 0.0, np.ones(pairs, np.float32), wire)
-    return len(encode(down)), len(encode(up))
-
-
-def _cohort(table: Tree) -> int:
-    clients = table["clients"]
-    count = clients.get("count") or (738 if clients.get("split") == "tasks" else 200)  # tasks of the paper
-    return max(1, int(clients["active"] * count)) if "active" in clients else clients.get("cohort", 10)
-
-
-def _model_name(planned: Planned, given: Mapping[str, str]) -> str:
-    name = planned.table["model"]["name"]
-    return given.get(name[1:], name) if name.startswith("$") else name
 
 
 def _flops(size: int = 1024) -> float:

@@ -6,6 +6,7 @@ that a table of the experiment needs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..planning.make_basis import basis_of
 from ..recipe.schema import Recipe
 from ..report.bars import Bars
 from ..weights.basis_file import load_basis, save_basis
-from .experiments import Experiment, filled
+from .experiments import Experiment, filled, merge
 from .results import RunOutcome
 
 BASIS_PLACE = "basis"
@@ -57,13 +58,12 @@ def make_bases(experiment: Experiment, given: Mapping[str, str], public: str | N
         path = Path(filled(place, given))
         if not along or path.exists():
             continue
-        recipe = along[0].recipe(given)
-        recipe = recipe.model_copy(update={"model": recipe.model.model_copy(update={"dtype": "float32"})})
-        data, examples, scaled = options.get("data", public), options.get("examples", EXAMPLES), options["scaled"]
+        recipe = replace(along[0], table=merge(along[0].table, {"model": {"dtype": "float32"}})).recipe(given)
         with border(f"can't make {path.parent}"):
             path.parent.mkdir(parents=True, exist_ok=True)
         with Bars(0) as bars:
-            basis = basis_of(recipe, data, examples, None, bars, scaled)
+            examples = options.get("examples", EXAMPLES)
+            basis = basis_of(recipe, options.get("data", public), examples, None, bars, options["scaled"])
             save_basis(basis, path)
             bars.note(f"made {path} of {basis.about['examples']} examples, digest {basis.digest().hex()[:8]}…")
 

@@ -17,6 +17,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from importlib.resources import files
 from itertools import product
 from pathlib import Path
@@ -31,6 +32,13 @@ Options = TypeVar("Options")
 SCALES = ("tiny", "stories", "small", "full")
 # Axes whose values are names of tables -> the field with those tables.
 NAMED = {"dataset": "datasets", "model": "models", "method": "methods", "variant": "variants"}
+LETTERS = {
+    "directions.size": "K",
+    "training.lr": "η",
+    "training.eps": "ε",
+    "clients.count": "N",
+    "clients.active": "m/N",
+}
 COMMON = "common"
 
 
@@ -43,23 +51,16 @@ class Planned:
     table: Tree  # its recipe; values that begin with $ are places for paths, as $model or $basis/stories.safetensors
 
     def recipe(self, places: Mapping[str, str]) -> Recipe:
-        """The recipe of the run, with paths in the places `$model` and the like.
-
-        Raises:
-            FedKSeedError: the path of a place is not given, or the recipe is not valid.
-        """
+        """The recipe of the run; FedKSeedError where the path of a place is not given, or the recipe is not valid."""
         return parse(filled(self.table, places)).absolute()
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """An axis of which only the best value is used: that of least loss, for each combination of the other axes.
-
-    The values are compared in trials with seeds of their own.
-    """
+    """An axis of which only the value of least loss is used, found in trials for each combination of the others."""
 
     axis: str
-    seeds: int = 2  # number of seeds of the trials
+    seeds: int = 2  # number of seeds of the trials, which are not those of the runs
     recipe: Tree = field(default_factory=dict)  # tables over those of a trial's recipe: what the choice needs not
 
 
@@ -100,18 +101,15 @@ class Experiment:
 
     def plan(self, seeds: Sequence[int] | None = None, only: Mapping[str, Any] | None = None) -> list[Planned]:
         """All runs, or those that agree with `only` in its axes."""
-        fixed = only or {}
-        combinations = (dict(zip(self.axes, values, strict=True)) for values in product(*self.axes.values()))
-        return [
-            Planned(axes, seed, self._table(axes, seed))
-            for axes in combinations
-            if all(axes[axis] == value for axis, value in fixed.items()) and self._has_variant(axes)
-            for seed in (range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds)
-        ]
-
-    def tables(self, axes: Tree) -> Tree:
-        """The tables of a combination's recipes."""
-        return self._table(axes, 0)
+        seeds = range(self.first_seed, self.first_seed + self.seeds) if seeds is None else seeds
+        planned: list[Planned] = []
+        for values in product(*self.axes.values()):
+            axes = dict(zip(self.axes, values, strict=True))
+            variants = self.methods.get(axes.get("method", ""), {}).get("variants", {})
+            has_variant = "variant" not in axes or not variants or axes["variant"] in variants
+            if has_variant and {**axes, **(only or {})} == axes:
+                planned += [Planned(axes, seed, self.table(axes, seed)) for seed in seeds]
+        return planned
 
     def title_of(self, axis: str, value: Any) -> str:
         """The name of a value of an axis in tables and figures."""
@@ -124,36 +122,29 @@ class Experiment:
         values = (self.title_of(axis, axes[axis]) for axis in shown)
         return ", ".join(v if a in NAMED else f"{short(a)} {v}" for a, v in zip(shown, values, strict=True))
 
-    def _has_variant(self, axes: Tree) -> bool:
-        """Whether the method of a combination has its variant: one with variants of its own has no others."""
-        variants = self.methods.get(axes.get("method", ""), {}).get("variants", {})
-        return "variant" not in axes or not variants or axes["variant"] in variants
-
-    def _table(self, axes: Tree, seed: int) -> Tree:
-        table = self.recipe
-        named = {a: _known(getattr(self, tables), a, axes[a]) for a, tables in NAMED.items() if a in axes}
+    def table(self, axes: Tree, seed: int = 0) -> Tree:
+        """The recipe of a combination of values, with places for paths."""
+        named: dict[str, Tree] = {}
+        for axis, field_name in NAMED.items():
+            if axis in axes:
+                tables = getattr(self, field_name)
+                if axes[axis] not in tables:
+                    raise FedKSeedError(f"no {axis} is called {axes[axis]!r}; there are {', '.join(tables) or 'none'}")
+                named[axis] = tables[axes[axis]]
         of_method = named.get("method", {}).get("variants", {}).get(axes.get("variant"), {})
         variant = merge(named.pop("variant", {}), of_method)
-        for part in named.values():
-            table = merge(table, part)
-        model, method = self.models.get(axes.get("model", ""), {}), axes.get("method")
-        if method in self.lr:
-            table = merge(table, {"training": {"lr": self.lr[method]}})
-        table = merge(merge(table, model.get("methods", {}).get(method, {})), variant)
+        method = axes.get("method")
+        rate = {"training": {"lr": self.lr[method]}} if method in self.lr else {}
+        of_model = named.get("model", {}).get("methods", {}).get(method, {})
+        table = reduce(merge, [*named.values(), rate, of_model, variant], self.recipe)
         table = scaled(table, variant.get("times", {}))
-        for axis, value in axes.items():
-            if axis not in NAMED:
-                table = merge(table, nested(axis, value))
+        table = reduce(merge, [nested(axis, value) for axis, value in axes.items() if axis not in NAMED], table)
         other = ("title", "methods", "variants", "times")
         return merge({name: part for name, part in table.items() if name not in other}, {"seed": seed})
 
 
 def options_of(kind: type[Options], experiment: Experiment) -> Options:
-    """The options of an experiment's output as a record; spaces in their names are underscores there.
-
-    Raises:
-        FedKSeedError: an option is unknown.
-    """
+    """The options of an experiment's output as a record, with _ for spaces; FedKSeedError where one is unknown."""
     table = {name.replace(" ", "_"): value for name, value in experiment.options.items()}
     if unknown := table.keys() - {f.name for f in fields(kind)}:  # pyright: ignore[reportArgumentType] — a dataclass
         raise FedKSeedError(f"the experiment {experiment.name} has the unknown option {min(unknown)!r}; leave it out")
@@ -162,7 +153,7 @@ def options_of(kind: type[Options], experiment: Experiment) -> Options:
 
 def names() -> list[str]:
     """The names of all experiments."""
-    return sorted(path.name.removesuffix(".toml") for path in _folder() if path.name != f"{COMMON}.toml")
+    return sorted(path.stem for path in _folder().glob("*.toml") if path.stem != COMMON)
 
 
 def load(name: str, scale: str) -> Experiment:
@@ -225,33 +216,18 @@ def nested(path: str, value: Any) -> Tree:
 
 
 def short(axis: str) -> str:
-    """The last part of an axis' dotted name, or the paper's letter for the axis."""
-    letters = {
-        "directions.size": "K",
-        "training.lr": "η",
-        "training.eps": "ε",
-        "clients.count": "N",
-        "clients.active": "m/N",
-    }
-    return letters.get(axis, axis.rpartition(".")[2])
+    """The paper's letter for an axis, or the last part of its dotted name."""
+    return LETTERS.get(axis, axis.rpartition(".")[2])
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """A hash that identifies a recipe.
-
-    Only values other than the defaults are hashed, so that a new key of the schema changes no hash. Keys that do not
-    change the result of a run are left out.
-    """
+    """A hash of a recipe's values that change a run; without the defaults, so that a new key changes no hash."""
     changed = recipe.model_dump(exclude_defaults=True, exclude={"save": True, "clients": {"at_once": True}})
     return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:10]
 
 
 def filled(table: Any, given: Mapping[str, str]) -> Any:
-    """A table, or a value of one, with the paths given in place of `$model` and the like.
-
-    Raises:
-        FedKSeedError: the path of a place is not given.
-    """
+    """A table, or a value of one, with the paths given in place of `$model` and the like; FedKSeedError without one."""
     if isinstance(table, dict):
         return {name: filled(value, given) for name, value in table.items()}
     if isinstance(table, str) and table.startswith("$"):
@@ -263,23 +239,17 @@ def filled(table: Any, given: Mapping[str, str]) -> Any:
     return table
 
 
-def _known(tables: Mapping[str, Tree], axis: str, name: str) -> Tree:
-    if name not in tables:
-        raise FedKSeedError(f"no {axis} is called {name!r}; there are {', '.join(tables) or 'none'}")
-    return tables[name]
-
-
 def _read(name: str) -> Tree:
-    (path,) = (p for p in _folder() if p.name == f"{name}.toml")
+    path = _folder() / f"{name}.toml"
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
         raise FedKSeedError(f"{path} is not valid TOML: {error}") from error
 
 
-def _folder() -> list[Path]:
-    """The files of the experiments: inside an installed package, or in recipes/paper of the repository."""
+def _folder() -> Path:
+    """The folder of the experiments: inside an installed package, or recipes/paper of the repository."""
     for folder in (Path(str(files("fedkseed.paper") / "recipes")), Path(__file__).parents[3] / "recipes" / "paper"):
         if folder.is_dir():
-            return sorted(folder.glob("*.toml"))
+            return folder
     raise FedKSeedError("the experiments' recipes are not there; install the package anew")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import product
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,7 +20,7 @@ from ..directions import FAMILIES, Pool
 from ..directions.operations import accumulate_, materialize
 from ..planning.compare import measure
 from ..randomness import Purpose, generator, pool_key
-from . import byte_counts
+from .byte_counts import SEEDS, TABLE_3, TITLES, communication, printed
 from .experiments import Experiment, options_of, short
 from .figures import DrawFigure, legend_beside, line, panels, powers, style
 from .results import Cell, ResultTable, Spread
@@ -33,24 +34,23 @@ SLICE = 1 << 20  # weights of one tensor in the paper's way of a sync: see bench
 SAMPLE = {"gaussian": 16, "rademacher": 128}  # directions that are timed, in families whose sync is linear in them
 SHAPELESS = tuple(family.name for family in FAMILIES.values() if family.factored is None)  # need no model's shapes
 STEP = 1e-6
+SECONDS_TO_LATEST = "seconds to the latest model"
 VARYING = ("peak_memory", "sync_seconds", "back_seconds", "step_seconds")  # costs that differ from time to time
 
 
 @dataclass(frozen=True, slots=True)
 class Microbenchmark:
-    """The functions of an experiment that gather its rows and show them.
+    """The functions of an experiment that gather its rows and show them."""
 
-    `gather` takes the experiment, paths for its places, and a function that is called with notes on the progress.
-    """
-
+    # of the experiment, paths for its places, and a function that is called with notes on the progress
     gather: "Callable[[Experiment, Mapping[str, str], Callable[[str], None]], Rows]"
     table: Callable[[Experiment, Rows], list[dict[str, Cell]]]
     figure: "Callable[[Experiment, Rows, Figure], None] | None" = None
 
     def show(self, experiment: Experiment, rows: Rows) -> tuple[ResultTable, DrawFigure | None]:
         """The table of gathered rows, and the function that draws their figure."""
-        table = ResultTable(self.table(experiment, rows), tuple(filter(None, [experiment.note])))
-        return table, None if self.figure is None else partial(self.figure, experiment, rows)
+        table = ResultTable(self.table(experiment, rows), (experiment.note,))
+        return table, self.figure and partial(self.figure, experiment, rows)
 
 
 def spread_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
@@ -81,56 +81,53 @@ class SyncOptions:
 def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
     """Seconds to the latest model: by replaying every step (Figure 2), and with K seeds in each family (Figures 2, 8).
 
-    Work that is linear in weights or directions is timed on a part of them and scaled; each row has the size of the
-    part.
+    Work that is linear in weights or directions is timed on a part of them and scaled; rows have the size of the part.
     """
     options = options_of(SyncOptions, experiment)
     timed = min(options.weights, options.timed)
     w, out = (torch.full((timed,), 0.02, device=options.device) for _ in range(2))
-    whole = options.weights / timed
 
     def seconds_of(way: str, size: int) -> tuple[list[float], int]:
-        """Seconds of a sync with K = size, and the number of directions that were timed."""
-        if way == PAPER:
-            seconds = _seconds(lambda: paper_direction(w), options.device, options.repeats)
-            return _scaled(seconds, size * whole), 1
-        seconds, directions = _sync(way, size, w, out, options.repeats)
-        return _scaled(seconds, whole), directions
+        """Seconds of a sync Σ_j c_j z_j with K = size, and the number of directions that were timed."""
+        pool = None if way == PAPER else Pool(1, size, way)
+        c = np.random.default_rng(1).normal(size=size).astype(np.float32) * np.float32(STEP)
+        if pool is None:
+            few, job = 1, partial(paper_direction, w)
+        elif pool.transformed:
+            few, job = size, partial(materialize, w, pool, c, out)
+        else:
+            few = min(SAMPLE[way], size)
+            job = partial(accumulate_, out, pool, np.arange(few), c[:few])
+        return _scaled(_seconds(job, options.device, options.repeats), size / few * options.weights / timed), few
 
     rows: Rows = []
-    for size in options.sizes:
-        for way in (PAPER, *SHAPELESS):
-            seconds, directions = seconds_of(way, size)
-            tell(f"K = {size:,}, {way}: {Spread.of(seconds)} s")
-            rows.append(
-                {"way": way, "K": size, "seconds": seconds, "timed directions": directions, "timed weights": timed}
-            )
+    for size, way in product(options.sizes, (PAPER, *SHAPELESS)):
+        seconds, few = seconds_of(way, size)
+        tell(f"K = {size:,}, {way}: {Spread.of(seconds)} s")
+        rows.append({"way": way, "K": size, "seconds": seconds, "timed directions": few, "timed weights": timed})
     linear = {PAPER: 1, **SAMPLE} if options.rounds else {}
     one_direction = {way: _scaled(seconds_of(way, few)[0], 1 / few) for way, few in linear.items()}
-    for rounds in options.rounds:
+    for rounds, (way, seconds) in product(options.rounds, one_direction.items()):
         steps = rounds * options.steps * options.clients
-        for way, seconds in one_direction.items():
-            replayed = _scaled(seconds, steps)
-            rows.append({"way": f"unlimited, {way}", "total steps": steps, "seconds": replayed, "timed weights": timed})
+        replayed = _scaled(seconds, steps)
+        rows.append({"way": f"unlimited, {way}", "total steps": steps, "seconds": replayed, "timed weights": timed})
     return rows
 
 
 def draw_unlimited(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
-    steps = sorted({row["total steps"] for row in rows if "total steps" in row})
+    replayed = [row for row in rows if "total steps" in row]
+    steps = sorted({row["total steps"] for row in replayed})
     lines: dict[str, list[float]] = {}
-    for row in rows:
-        if "total steps" in row:
-            lines.setdefault(row["way"], []).append(fmean(row["seconds"]))
+    for row in replayed:
+        lines.setdefault(row["way"], []).append(fmean(row["seconds"]))
     for row in rows:
         if "K" in row:
             lines[f"K = {row['K']:,}, {row['way']}"] = [fmean(row["seconds"]) * min(1, s / row["K"]) for s in steps]
     (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
     for number, (label, seconds) in enumerate(lines.items()):
         axes.plot(steps, seconds, label=label, linewidth=1.6, **style(number))
-    axes.set(
-        xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel="seconds to the latest model"
-    )
+    axes.set(xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel=SECONDS_TO_LATEST)
     legend_beside(axes)
 
 
@@ -139,9 +136,8 @@ def draw_syncs(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
     for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
         points = {row["K"]: Spread.of(row["seconds"]) for row in rows if row["way"] == way}
-        means, widths = [point.mean for point in points.values()], [point.std for point in points.values()]
-        line(axes, list(points), means, widths, way, number)
-    axes.set(yscale="log", xlabel="K", ylabel="seconds to the latest model")
+        line(axes, [*points], [p.mean for p in points.values()], [p.std for p in points.values()], way, number)
+    axes.set(yscale="log", xlabel="K", ylabel=SECONDS_TO_LATEST)
     powers(axes, [row["K"] for row in rows])
     legend_beside(axes)
 
@@ -158,17 +154,6 @@ def paper_direction(w: Tensor) -> None:
         parts[i] = part - STEP * (1e-3 * z)
 
 
-def _sync(family: str, size: int, w: Tensor, out: Tensor, repeats: int) -> tuple[list[float], int]:
-    """Seconds of Σ_j c_j z_j over these weights, several times, and the number of directions that were timed."""
-    pool, device = Pool(1, size, family), w.device.type
-    c = np.random.default_rng(1).normal(size=size).astype(np.float32) * np.float32(STEP)
-    if pool.transformed:
-        return _seconds(lambda: materialize(w, pool, c, out), device, repeats), size
-    few = min(SAMPLE[family], size)
-    seconds = _seconds(lambda: accumulate_(out, pool, np.arange(few), c[:few]), device, repeats)
-    return _scaled(seconds, size / few), few
-
-
 def _scaled(seconds: Sequence[float], factor: float) -> list[float]:
     return [second * factor for second in seconds]
 
@@ -176,19 +161,15 @@ def _scaled(seconds: Sequence[float], factor: float) -> list[float]:
 def _seconds(job: Callable[[], object], device: str, repeats: int) -> list[float]:
     """The times of several calls of a job, after a first call that compiles."""
     job()
+    wait = torch.cuda.synchronize if device.startswith("cuda") else torch.cpu.synchronize
     seconds = []
     for _ in range(repeats):
-        _wait(device)
+        wait()
         begin = time.perf_counter()
         job()
-        _wait(device)
+        wait()
         seconds.append(time.perf_counter() - begin)
     return seconds
-
-
-def _wait(device: str) -> None:
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
 
 
 # --- the toy problem of Figure 5 ------------------------------------------------------------------
@@ -216,26 +197,27 @@ def gather_toy(experiment: Experiment, places: Mapping[str, str], tell: Callable
     base, mean = torch.zeros(options.d), torch.empty(options.d)
     rows: Rows = []
     for family in options.families:
-        for draws in options.draws:
-            for size in options.sizes:
-                means: list[float] = []
-                for repetition in range(options.repetitions):
-                    pool = Pool(pool_key(repetition), size, family)
-                    rng = generator(repetition, Purpose.BATCHES, size, draws)
-                    counts = rng.multinomial(draws, np.full(size, 1 / size))
-                    materialize(base, pool, counts / draws, mean)
-                    means.append(float(mean.abs().mean()))
-                std = float(np.std(means, ddof=1)) if len(means) > 1 else None
-                rows.append({"family": family, "Γ": draws, "K": size, "mean |mean|": float(np.mean(means)), "std": std})
+        for draws, size in product(options.draws, options.sizes):
+            means: list[float] = []
+            for repetition in range(options.repetitions):
+                rng = generator(repetition, Purpose.BATCHES, size, draws)
+                counts = rng.multinomial(draws, np.full(size, 1 / size))
+                materialize(base, Pool(pool_key(repetition), size, family), counts / draws, mean)
+                means.append(float(mean.abs().mean()))
+            std = float(np.std(means, ddof=1)) if len(means) > 1 else None
+            rows.append({"family": family, "Γ": draws, "K": size, "mean |mean|": float(np.mean(means)), "std": std})
         tell(f"{family}: done")
     return rows
 
 
 def toy_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """The gathered rows, and how much larger each mean is than that of directions from fresh seeds."""
-    count = options_of(ToyOptions, experiment).repetitions
-    cells = zip(spread_cells(experiment, rows), rows, strict=True)
-    return [cell | {"times any seed": _times_any_seed(row, count)} for cell, row in cells]
+    cells, root = spread_cells(experiment, rows), options_of(ToyOptions, experiment).repetitions ** 0.5
+    for cell, row in zip(cells, rows, strict=True):
+        fresh = unrestricted(row["Γ"])
+        error = "" if row["std"] is None else f" ± {row['std'] / (fresh * root):.3f}"
+        cell["times any seed"] = f"{row['mean |mean|'] / fresh:.3f}{error}"
+    return cells
 
 
 def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
@@ -252,12 +234,6 @@ def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
         axes.set(yscale="log", xlabel="K", ylabel="mean absolute value of the mean")
         powers(axes, [row["K"] for row in of_family])
         axes.legend()
-
-
-def _times_any_seed(row: Mapping[str, Any], count: int) -> str:
-    """The mean over that of Γ unrestricted draws, and its standard error."""
-    ratio, scale = row["mean |mean|"] / unrestricted(row["Γ"]), unrestricted(row["Γ"]) * count**0.5
-    return f"{ratio:.3f}" + ("" if row["std"] is None else f" ± {row['std'] / scale:.3f}")
 
 
 def unrestricted(draws: int) -> float:
@@ -278,13 +254,12 @@ class CostOptions:
 
 def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callable[[str], None]) -> Rows:
     """Costs of every method with each model, measured one after the other, and in turns where they are repeated."""
-    plan, repeats = experiment.plan(seeds=[0]), options_of(CostOptions, experiment).repeats
+    plan = experiment.plan(seeds=[0])
     costs: list[list[dict[str, Any]]] = [[] for _ in plan]  # of each planned run, those of every repetition
-    for repeat in range(repeats):
-        for planned, repetitions in zip(plan, costs, strict=True):
-            tell(f"measuring {experiment.label(planned.axes)}" + (f", time {repeat + 1}" if repeat else ""))
-            algorithm = planned.table["training"]["algorithm"]
-            repetitions.append(asdict(measure(planned.recipe(places), algorithm)))
+    turns = range(options_of(CostOptions, experiment).repeats)
+    for repeat, (planned, repetitions) in product(turns, zip(plan, costs, strict=True)):
+        tell(f"measuring {experiment.label(planned.axes)}" + (f", time {repeat + 1}" if repeat else ""))
+        repetitions.append(asdict(measure(planned.recipe(places), planned.table["training"]["algorithm"])))
     return [
         {**planned.axes, **times[0], **{name: [cost[name] for cost in times] for name in VARYING}}
         for planned, times in zip(plan, costs, strict=True)
@@ -293,12 +268,11 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
 
 def complexity_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
-    complexity = options_of(CostOptions, experiment).complexity
-    names = ("communication", "memory", "computation")
+    orders, names = options_of(CostOptions, experiment).complexity, ("communication", "memory", "computation")
     return [
-        {"approach": _method(experiment, row), **dict(zip(names, orders, strict=True)), **_costs(row)}
+        {"approach": _method(experiment, row), **dict(zip(names, orders[row["method"]], strict=True)), **_costs(row)}
         for row in rows
-        if (orders := complexity.get(row["method"])) is not None
+        if row["method"] in orders
     ]
 
 
@@ -308,13 +282,9 @@ def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     table: list[dict[str, Cell]] = []
     for method in experiment.axes["method"]:
         row: dict[str, Cell] = {"approach": experiment.title_of("method", method)}
-        for (title, sizes), cell in zip(byte_counts.TITLES.items(), byte_counts.TABLE_3.get(method, ()), strict=False):
-            count = byte_counts.communication(method, sizes, byte_counts.SEEDS[title].get(method, 0))
-            row |= {
-                f"{title}: paper": cell[0],
-                f"{title}: computed": byte_counts.printed(count),
-                f"{title}: memory, paper": cell[1],
-            }
+        for (title, sizes), (sent, memory) in zip(TITLES.items(), TABLE_3.get(method, ()), strict=False):
+            computed = printed(communication(method, sizes, SEEDS[title].get(method, 0)))
+            row |= {f"{title}: paper": sent, f"{title}: computed": computed, f"{title}: memory, paper": memory}
         table.append(row | (_costs(measured[method]) if method in measured else {}))
     return table
 

@@ -1,17 +1,16 @@
 """Every kind of output that finished runs can be shown by: a table, and the figure that goes with it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .comparison import Comparison
-from .experiments import Experiment, short
-from .figures import DrawFigure, bars, heat, legend_beside, line, panels, powers
+from . import tables
+from .experiments import short
+from .figures import bars, heat, legend_beside, line, panels, powers
 from .results import MEASURES, ResultTable, RunOutcome, Spread, group, spread
-from .tables import along_axis, first_probabilities, gains, marginal, mean_or_nan, probabilities, scores, speed, summary
+from .tables import Comparison, first_probabilities, gains, mean_or_nan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,19 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunOutput:
-    """One kind of output."""
+    """The functions that make one kind of table and draw its figure."""
 
     table: Callable[[Comparison], ResultTable]
     figure: "Callable[[Comparison, Figure], None] | None" = None
-
-    def show(self, experiment: Experiment, outcomes: Sequence[RunOutcome]) -> tuple[ResultTable, DrawFigure | None]:
-        """The table of an experiment's runs, and the function that draws its figure.
-
-        Raises:
-            FedKSeedError: the experiment has an unknown option, or a run lacks what is shown.
-        """
-        shown = Comparison.of(experiment, outcomes)
-        return self.table(shown), None if self.figure is None else partial(self.figure, shown)
 
 
 def draw_curves(shown: Comparison, figure: "Figure") -> None:
@@ -121,24 +111,21 @@ def draw_probabilities(shown: Comparison, figure: "Figure") -> None:
 
 
 OUTPUTS = {
-    "curves": RunOutput(summary, draw_curves),
-    "against": RunOutput(along_axis, draw_along_axis),
-    "grid": RunOutput(summary, draw_grid),
-    "scores": RunOutput(scores),
-    "marginal": RunOutput(marginal, draw_marginal),
-    "probabilities": RunOutput(probabilities, draw_probabilities),
-    "speed": RunOutput(speed, draw_speed),
+    "curves": RunOutput(tables.summary, draw_curves),
+    "against": RunOutput(tables.along_axis, draw_along_axis),
+    "grid": RunOutput(tables.summary, draw_grid),
+    "scores": RunOutput(tables.scores),
+    "marginal": RunOutput(tables.marginal, draw_marginal),
+    "probabilities": RunOutput(tables.probabilities, draw_probabilities),
+    "speed": RunOutput(tables.speed, draw_speed),
 }
 
-Panel: TypeAlias = "tuple[Axes, list[RunOutcome]]"
 
-
-def _panels(figure: "Figure", shown: Comparison, *within: str) -> list[Panel]:
+def _panels(figure: "Figure", shown: Comparison, *within: str) -> "Iterator[tuple[Axes, list[RunOutcome]]]":
     """The panels of a figure with their runs: one for each combination of values of the axes not in `within`."""
     axes = shown.axes_without(*within)
     groups = shown.by(*axes)
-    titles = [shown.panel_title(axes, values) for values in groups]
-    return list(zip(panels(figure, titles), groups.values(), strict=True))
+    return zip(panels(figure, [shown.panel_title(axes, values) for values in groups]), groups.values(), strict=True)
 
 
 def _spreads(runs: Sequence[RunOutcome], measure: str) -> dict[int, Spread]:

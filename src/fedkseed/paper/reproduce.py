@@ -12,7 +12,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from glob import escape as glob_escape
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -33,14 +33,13 @@ from ..run.round_metrics import METRICS
 from ..run.start_and_resume import resume, start
 from ..run.store import STOPPED, Store
 from . import run_records, tiny_model
-from .comparison import Comparison, ComparisonOptions
 from .experiment_bases import BASIS_PLACE, describe_bases, make_bases, require_basis_of_record, with_basis_place
 from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, short
 from .figures import DrawFigure, save
 from .microbenchmarks import MEASURED
 from .outputs import OUTPUTS
-from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome
-from .tables import by_round
+from .results import COMMITS, MEASURES, SHARES, Cell, ResultTable, RunOutcome
+from .tables import Comparison, ComparisonOptions, by_round
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,14 @@ class Reproduction:
     output: Path
     given: Mapping[str, str] = field(default_factory=dict)  # paths for the recipes' `$places`
     only: str = ""  # text that the labels of the runs to do contain
-    # (i, n): do only every n-th run from the i-th, so that n processes can share the work; the table and figure are
-    # written by the call that finds all runs finished
+    # (i, n): do only every n-th run from the i-th; who finds all runs finished writes the table and figure
     part: tuple[int, int] = (1, 1)
-    records: Path | None = (
-        None  # a folder of results; runs that one of its experiments has records of are not done again
-    )
+    records: Path | None = None  # a folder of results, whose runs are not done again
     public: str | None = None  # public instruction data to make the experiment's bases of, where none is given
     command: Sequence[str] = ()  # the command line, for about.json
 
     @property
     def folder(self) -> Path:
-        """The folder of the table and figure."""
         return self.output / self.experiment.name / self.experiment.scale
 
     @cached_property
@@ -83,7 +78,6 @@ class Job:
 
     @property
     def begun(self) -> bool:
-        """Whether the run has a directory."""
         return (self.directory / "recipe.toml").is_file()
 
     def outcome(self) -> RunOutcome | None:
@@ -100,13 +94,7 @@ class ExperimentProgress(Silent):
     """A watcher with one bar for the rounds of all runs, one for the present activity, and no line a round."""
 
     def __init__(self, bars: Bars) -> None:
-        self.bars = bars
-
-    def begin(self, what: str, total: int) -> None:
-        self.bars.begin(what, total)
-
-    def advance(self, count: int = 1, loss: float | None = None) -> None:
-        self.bars.advance(count, loss)
+        self.bars, self.begin, self.advance = bars, bars.begin, bars.advance
 
     def round_done(self, report: Report) -> None:
         self.bars.count_round(report.seconds)
@@ -141,16 +129,10 @@ def reproduce(asked: Reproduction) -> Path | None:
 
 
 def _require_packages(wanted: Reproduction) -> None:
-    """Refuse before the first run what would be refused after it, or after the tenth, for want of a package.
-
-    Raises:
-        FedKSeedError: one is not installed.
-    """
+    """Refuse before the first run what would be refused after the tenth for want of a package."""
     experiment = wanted.experiment
-    measured = experiment.output in MEASURED
-    kind = MEASURED[experiment.output] if measured else OUTPUTS[experiment.output]
-    needed = {} if kind.figure is None else {"matplotlib": "plots"}
-    for planned in [] if measured else experiment.plan([0]):
+    needed = {} if (OUTPUTS | MEASURED)[experiment.output].figure is None else {"matplotlib": "plots"}
+    for planned in [] if experiment.output in MEASURED else experiment.plan([0]):
         needed |= packages(planned.recipe(wanted.given))
     for package, extra in needed.items():
         if find_spec(package) is None:
@@ -167,11 +149,7 @@ def with_tiny(scale: str, output: Path, given: Mapping[str, str]) -> Mapping[str
 
 
 def parts(text: str) -> tuple[int, int]:
-    """The numbers (i, n) of a part written as I/N.
-
-    Raises:
-        FedKSeedError: the text has another form, or I is not from 1 to N.
-    """
+    """The numbers (i, n) of a part written as I/N; FedKSeedError where the text is none, or I not from 1 to N."""
     match = re.fullmatch(r"(\d+)/(\d+)", text)
     if match is None or not 1 <= int(match[1]) <= int(match[2]):
         raise FedKSeedError(f"a part is written 1/4, 2/4, 3/4 or 4/4, got {text!r}")
@@ -192,29 +170,22 @@ def make_jobs(
         label = wanted.experiment.label(planned.axes)
         if wanted.only.lower() in label.lower():
             recipe = planned.recipe(wanted.given)
-            jobs.append(
-                Job(planned, recipe, _directory(wanted, planned, recipe), label, _recorded(wanted, planned, recipe))
-            )
+            outcome = wanted.recorded.get(run_records.recipe_key(planned.table))
+            if outcome is not None:
+                require_basis_of_record(recipe, outcome)
+                outcome = replace(outcome, axes=planned.axes)
+            jobs.append(Job(planned, recipe, _directory(wanted, planned, recipe, label), label, outcome))
     if not jobs:
         raise FedKSeedError(f"{wanted.experiment.name} has no run whose label holds {wanted.only!r}")
     return jobs
 
 
-def _directory(wanted: Reproduction, planned: Planned, recipe: Recipe) -> Path:
+def _directory(wanted: Reproduction, planned: Planned, recipe: Recipe, label: str) -> Path:
     """The directory of a run: one of the same recipe that is there, which another experiment may have named, or new."""
     folder, end = wanted.output / "runs" / wanted.experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
     same_recipe = sorted(folder.glob(f"*{glob_escape(end)}"))
-    name = re.sub(r"[^\w.]+", "-", wanted.experiment.label(planned.axes)).strip("-").lower()[:80]
+    name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
     return same_recipe[0] if same_recipe else folder / f"{name}{end}"
-
-
-def _recorded(wanted: Reproduction, planned: Planned, recipe: Recipe) -> RunOutcome | None:
-    """The results of a run that is on record, maybe of an experiment with other axes."""
-    recorded = wanted.recorded.get(run_records.recipe_key(planned.table))
-    if recorded is None:
-        return None
-    require_basis_of_record(recipe, recorded)
-    return replace(recorded, axes=planned.axes)
 
 
 def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool = False) -> list[RunOutcome] | None:
@@ -227,8 +198,7 @@ def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool =
         The results of all runs that did not fail; None if other parts have not finished theirs.
     """
     failed = set[Path]()
-    mine = [job for number, job in enumerate(jobs) if number % part[1] == part[0] - 1]
-    todo = [job for job in mine if job.outcome() is None]
+    todo = [job for job in jobs[part[0] - 1 :: part[1]] if job.outcome() is None]
     with Bars(sum(job.recipe.training.rounds for job in todo) or 1) as bars:
         for number, job in enumerate(todo, 1):
             try:
@@ -262,7 +232,9 @@ def _finish(job: Job, bars: Bars) -> None:
         recipe = job.recipe.model_copy(update={"evaluation": evaluation})
         others = sorted(job.directory.parent.glob(f"*-seed-{job.planned.seed}-*"))
         start(recipe, job.directory, ExperimentProgress(bars), earlier=others)
-    run_records.note_commit(Store(job.directory))
+    store, commit = Store(job.directory), run_records.commit()
+    if commit not in (commits := store.recall(COMMITS) or []):
+        store.remember(COMMITS, [*commits, commit])
 
 
 def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree] | None]:
@@ -321,11 +293,7 @@ def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[J
 
 
 def redraw(experiment: Experiment, output: Path) -> Path:
-    """Make an experiment's table and figure again from the records of its runs; about.json stays.
-
-    Raises:
-        FedKSeedError: the folder has no records, or the experiment's output is not made of what they hold.
-    """
+    """Make an experiment's table and figure again from the records of its runs, which have to be there."""
     wanted = Reproduction(experiment, output)
     if experiment.output in MEASURED:
         raise FedKSeedError(f"{experiment.name} is measured, not run: it has no records of runs")
@@ -352,8 +320,9 @@ def _measure(wanted: Reproduction) -> Path:
 def _write_outcomes(wanted: Reproduction, outcomes: Sequence[RunOutcome]) -> None:
     """Write the tables and the figure of runs."""
     experiment = wanted.experiment
-    _write_table_and_figure(wanted, *OUTPUTS[experiment.output].show(experiment, outcomes))
-    if (table := by_round(Comparison.of(experiment, outcomes))) is not None:
+    shown, output = Comparison.of(experiment, outcomes), OUTPUTS[experiment.output]
+    _write_table_and_figure(wanted, output.table(shown), output.figure and partial(output.figure, shown))
+    if (table := by_round(shown)) is not None:
         table.write(wanted.folder, f"{experiment.item}: {experiment.title}, by round", "by-round")
 
 
@@ -400,7 +369,7 @@ def _run_row(experiment: Experiment, outcome: RunOutcome) -> dict[str, Cell]:
         "loss before": outcome.loss[0],
         "loss after": outcome.loss[outcome.rounds],
         "Rouge-L before": rouge.after(outcome, 0),
-        "Rouge-L after": rouge.at_end(outcome),
+        "Rouge-L after": rouge.after(outcome),
         **{title: value for title, value in percents.items() if value is not None},
         "bytes down": outcome.bytes_down,
         "bytes up": outcome.bytes_up,

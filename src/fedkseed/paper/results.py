@@ -2,8 +2,7 @@
 
 import csv
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from itertools import chain
 from math import isfinite, nan
@@ -66,17 +65,17 @@ class RunOutcome:
     scores: dict[str, dict[int, float]] = field(default_factory=dict)  # [evaluation] metric -> round -> mean
     commits: list[str | None] | None = None  # of the code that worked on it; None: not noted
     digests: dict[str, str] | None = None  # of directions, model and data
-    probabilities: list[float] | None = (
-        None  # of FedKSeed-Pro's directions at the end; see run_records.with_probabilities
-    )
+    probabilities: list[float] | None = None  # of FedKSeed-Pro's directions at the end
     never_drawn: int | None = None  # directions
 
     @classmethod
     def read(cls, directory: Path, axes: Mapping[str, Any], seed: int) -> "RunOutcome":
         store = Store(directory)
         means = {done: Evaluation.of(scores).means for done, scores in store.evaluations().items()}
-        rounds = [values(report) for report in store.reports()]
-        metrics = _by_name(dict(enumerate(rounds, 1)), [metric.name for metric in METRICS])
+        rounds = {done: values(report) for done, report in enumerate(store.reports(), 1)}
+        metrics = _by_name(rounds, [metric.name for metric in METRICS])
+        # of the processor, which other programs on the machine do not lengthen; else by the clock
+        seconds = [r.get("processor seconds of a round") or r["seconds of a round"] for r in rounds.values()]
         return cls(
             axes=dict(axes),
             seed=seed,
@@ -84,8 +83,8 @@ class RunOutcome:
             rouge={done: 100 * scores["rouge"] for done, scores in means.items() if "rouge" in scores},
             bytes_down=int(max(metrics["bytes/down a client"].values())),
             bytes_up=int(max(metrics["bytes/up a client"].values())),
-            virtual={0: 0.0} | {done: numbers.get("virtual time", 0.0) for done, numbers in enumerate(rounds, 1)},
-            clock={done: sum(map(_seconds, rounds[:done])) for done in range(len(rounds) + 1)},
+            virtual={0: 0.0} | {done: numbers.get("virtual time", 0.0) for done, numbers in rounds.items()},
+            clock={done: sum(seconds[:done]) for done in range(len(rounds) + 1)},
             memory=store.recall(MEMORY),
             directory=directory,
             commits=store.recall(COMMITS),
@@ -109,7 +108,6 @@ class RunOutcome:
 
     @property
     def last_change(self) -> float:
-        """Change of the held-out loss from the base model, after all rounds."""
         return self.change(self.rounds)
 
     def within(self, seconds: float) -> int:
@@ -136,11 +134,6 @@ def _by_name(rounds: Mapping[int, Mapping[str, float]], names: Iterable[str]) ->
     return {name: {done: numbers[name] for done, numbers in rounds.items() if name in numbers} for name in names}
 
 
-def _seconds(metrics: Mapping[str, float]) -> float:
-    """Processor seconds of a round, which other programs on the machine do not lengthen; else wall-clock seconds."""
-    return metrics.get("processor seconds of a round") or metrics["seconds of a round"]
-
-
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A number that each evaluation of a run has, or its change from that of the base model."""
@@ -150,20 +143,12 @@ class Measure:
     factor: int = 1  # 100 makes percent of a share
     change: bool = False
 
-    def after(self, outcome: RunOutcome, done: int) -> float | None:
-        """The measure after a number of rounds; None if it was not taken then."""
-        series = self.series(outcome)
+    def after(self, outcome: RunOutcome, done: int | None = None) -> float | None:
+        """The measure after a number of rounds, by default the last; None if it was not taken then."""
+        series, done = self.series(outcome), outcome.rounds if done is None else done
         if done not in series:
             return None
         return self.factor * (series[done] - series[0] if self.change else series[done])
-
-    def at_end(self, outcome: RunOutcome) -> float | None:
-        """The measure after the last round."""
-        return self.after(outcome, outcome.rounds)
-
-
-def _scores(outcome: RunOutcome, name: str) -> Mapping[int, float]:
-    return outcome.scores.get(name, {})
 
 
 SHARES = ("accuracy", "exact match", "choice", BALANCED)  # metrics that are shares of examples or of tokens
@@ -174,22 +159,21 @@ MEASURES: dict[str, Measure] = {
     "rouge change": Measure("change of Rouge-L (points)", attrgetter("rouge"), change=True),
 }
 for _name in SHARES:
-    _series, _title = partial(_scores, name=_name), title_of(_name)
-    MEASURES[_name] = Measure(f"{_title} (%)", _series, factor=100)
-    MEASURES[f"{_name} change"] = Measure(f"change of {_title} (points)", _series, factor=100, change=True)
+    _share = Measure(f"{title_of(_name)} (%)", lambda outcome, name=_name: outcome.scores.get(name, {}), factor=100)
+    MEASURES[_name] = _share
+    MEASURES[f"{_name} change"] = replace(_share, title=f"change of {title_of(_name)} (points)", change=True)
 
 
 def spread(outcomes: Iterable[RunOutcome], measure: str, done: int | None = None) -> Spread | None:
     """A measure over seeds after some rounds, by default the last; None if a run lacks the measure."""
-    values = [MEASURES[measure].after(outcome, outcome.rounds if done is None else done) for outcome in outcomes]
+    values = [MEASURES[measure].after(outcome, done) for outcome in outcomes]
     numbers = [value for value in values if value is not None]
     return Spread.of(numbers) if values and len(numbers) == len(values) else None
 
 
 def group(outcomes: Iterable[RunOutcome], axes: Iterable[str]) -> dict[tuple[Any, ...], list[RunOutcome]]:
     """Outcomes grouped by their values on some axes, in the order in which they come."""
-    axes = tuple(axes)
-    groups: dict[tuple[Any, ...], list[RunOutcome]] = {}
+    axes, groups = tuple(axes), dict[tuple[Any, ...], list[RunOutcome]]()
     for outcome in outcomes:
         groups.setdefault(tuple(outcome.axes[axis] for axis in axes), []).append(outcome)
     return groups
@@ -200,41 +184,39 @@ class ResultTable:
     """A table with rows of named cells; the cell of a column that a row lacks is empty."""
 
     rows: list[dict[str, Cell]]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def columns(self) -> list[str]:
-        return list(dict.fromkeys(column for row in self.rows for column in row))
+    notes: tuple[str, ...] = ()  # empty ones are not shown
 
     def markdown(self, title: str) -> str:
-        lines = [" | ".join(self.columns), " | ".join("---" for _ in self.columns)]
-        lines += [" | ".join(_shown(row.get(column)) for column in self.columns) for row in self.rows]
-        notes = "".join(f"\n{note}\n" for note in self.notes)
-        return f"# {title}\n\n" + "".join(f"| {line} |\n" for line in lines) + notes
+        columns = dict.fromkeys(chain(*self.rows))
+        lines = [columns, ["---"] * len(columns)] if columns else []
+        lines += [[_shown(row.get(column)) for column in columns] for row in self.rows]
+        notes = "".join(f"\n{note}\n" for note in self.notes if note)
+        return f"# {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines) + notes
 
     def csv(self) -> str:
         """The table as CSV: means and standard deviations in columns of their own, numbers not rounded."""
-        flat = [_flat(row) for row in self.rows]
-        columns = list(dict.fromkeys(column for row in flat for column in row))
-        text = StringIO()
-        writer = csv.DictWriter(text, columns, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(flat)
-        return text.getvalue()
+        flat: list[dict[str, Any]] = []
+        for row in self.rows:
+            flat.append({})
+            for column, cell in row.items():
+                if isinstance(cell, Spread):
+                    flat[-1] |= {f"{column}, mean": cell.mean, f"{column}, std": cell.std, f"{column}, n": cell.count}
+                else:
+                    flat[-1][column] = cell
+        return csv_of(flat)
 
     def write(self, folder: Path, title: str, stem: str = "table") -> None:
         write_atomically(folder / f"{stem}.md", self.markdown(title).encode(), 0o666)
         write_atomically(folder / f"{stem}.csv", self.csv().encode(), 0o666)
 
 
-def _flat(row: Mapping[str, Cell]) -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for column, cell in row.items():
-        if isinstance(cell, Spread):
-            flat |= {f"{column}, mean": cell.mean, f"{column}, std": cell.std, f"{column}, n": cell.count}
-        else:
-            flat[column] = cell
-    return flat
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV, with the columns in the order in which they first come."""
+    text = StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(chain(*rows))), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def _shown(cell: Cell) -> str:

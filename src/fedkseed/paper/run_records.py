@@ -9,11 +9,8 @@ rounds.csv   a row for each run and number of finished rounds: losses, Rouge-L, 
 import csv
 import json
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -23,7 +20,7 @@ from ..planning.compare import measure
 from ..recipe.schema import Recipe
 from ..run.store import Store
 from ..strategies.kseed import State, importance
-from .results import COMMITS, MEMORY, RunOutcome
+from .results import MEMORY, RunOutcome, csv_of
 
 RUNS_FILE, ROUNDS_FILE = "runs.json", "rounds.csv"
 # Fields of `RunOutcome` in runs.json, and those in rounds.csv beside the metrics, by the number of rounds.
@@ -36,19 +33,8 @@ PRO_FIELDS = ("probabilities", "never_drawn")  # of runs of FedKSeed-Pro, where 
 HELD_OUT = "held-out/"  # the columns of evaluations' metrics begin with it
 
 
-def note_commit(store: Store) -> None:
-    """Write into a run's store which commit of the code has worked on it."""
-    commits = store.recall(COMMITS) or []
-    if (present := commit()) not in commits:
-        store.remember(COMMITS, [*commits, present])
-
-
 def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None:
-    """Write into each run's store which memory a client needs, measured once for runs that differ by the seed alone.
-
-    Args:
-        jobs: of each run its store, its axes and its recipe.
-    """
+    """Write into each run's store which memory a client needs, measured once for runs of the same axes."""
     measured: dict[str, int] = {}  # axes -> bytes
     for store, axes, recipe in jobs:
         key = json.dumps(axes, sort_keys=True)
@@ -58,18 +44,13 @@ def note_memory(jobs: Iterable[tuple[Store, Mapping[str, Any], Recipe]]) -> None
 
 
 def with_probabilities(outcome: RunOutcome) -> RunOutcome:
-    """The outcome with the probabilities of its run's directions, which its server's state has.
-
-    Raises:
-        FedKSeedError: the run has no such state, as one that its records alone are left of.
-    """
+    """The outcome with the probabilities of its run's directions; FedKSeedError where its store has no state."""
     if outcome.probabilities is not None:
         return outcome
     state = Store(outcome.directory).state(State)
     if state is None:
         raise FedKSeedError(f"{outcome.directory} has no state")
-    never = int((state.counts == 0).sum())
-    return replace(outcome, probabilities=importance(state).tolist(), never_drawn=never)
+    return replace(outcome, probabilities=importance(state).tolist(), never_drawn=int((state.counts == 0).sum()))
 
 
 def commit() -> str | None:
@@ -86,11 +67,7 @@ Recorded: TypeAlias = tuple[RunOutcome, Mapping[str, Any]]
 
 
 def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[Recorded] = ()) -> None:
-    """Write the records of finished runs.
-
-    Args:
-        trials: runs of a search whose best value the others use; their losses alone are kept.
-    """
+    """Write the records of finished runs, and the losses of the trials of a search whose best value these use."""
     runs, rounds = [], list[dict[str, Any]]()
     for outcome, recipe in outcomes:
         runs.append(
@@ -112,11 +89,7 @@ def write_records(folder: Path, outcomes: Iterable[Recorded], trials: Iterable[R
     ]
     text = json.dumps({"runs": runs, "searched": searched}, indent=1, ensure_ascii=False)
     write_atomically(folder / RUNS_FILE, text.encode(), 0o666)
-    lines = StringIO()
-    writer = csv.DictWriter(lines, list(dict.fromkeys(chain(*rounds))), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rounds)
-    write_atomically(folder / ROUNDS_FILE, lines.getvalue().encode(), 0o666)
+    write_atomically(folder / ROUNDS_FILE, csv_of(rounds).encode(), 0o666)
 
 
 def read_records(folder: Path) -> list[RunOutcome]:
@@ -125,11 +98,7 @@ def read_records(folder: Path) -> list[RunOutcome]:
     Raises:
         FedKSeedError: there are none, or they are damaged.
     """
-    with border(f"{folder} has no records to draw from ({RUNS_FILE} and {ROUNDS_FILE})"):
-        runs = json.loads((folder / RUNS_FILE).read_text())["runs"]
-        rows = list(csv.DictReader((folder / ROUNDS_FILE).read_text().splitlines()))
-    with _refusing_damage(folder):
-        return [_run_of(folder, run, [row for row in rows if row["run"] == run["run"]]) for run in runs]
+    return [outcome for _, outcome in _read(folder)[0]]
 
 
 def read_all(results: Path, scale: str) -> dict[str, RunOutcome]:
@@ -140,14 +109,8 @@ def read_all(results: Path, scale: str) -> dict[str, RunOutcome]:
     """
     recorded: dict[str, RunOutcome] = {}
     for folder in sorted(path.parent for path in results.glob(f"*/{scale}/{RUNS_FILE}")):
-        outcomes = read_records(folder)
-        tree = json.loads((folder / RUNS_FILE).read_text())
-        with _refusing_damage(folder):
-            pairs = zip(tree["runs"], outcomes, strict=True)
-            recorded |= {recipe_key(run["recipe"]): outcome for run, outcome in pairs}
-            for trial in tree["searched"]:
-                if recipe := trial.get("recipe"):  # older records have none, and can't be matched
-                    recorded.setdefault(recipe_key(recipe), _trial_of(folder, trial, recipe["training"]["rounds"]))
+        runs, trials = _read(folder)
+        recorded = dict(trials) | recorded | dict(runs)
     if not recorded:
         raise FedKSeedError(f"{results} has no records of runs at the scale {scale} (*/{scale}/{RUNS_FILE})")
     return recorded
@@ -179,29 +142,35 @@ def require_one_model(outcomes: Sequence[Recorded]) -> None:
                 )
 
 
-@contextmanager
-def _refusing_damage(folder: Path) -> Iterator[None]:
+def _read(folder: Path) -> tuple[list[tuple[str, RunOutcome]], list[tuple[str, RunOutcome]]]:
+    """The runs and the trials of which an experiment's folder has records, each with its `recipe_key`."""
+    with border(f"{folder} has no records to draw from ({RUNS_FILE} and {ROUNDS_FILE})"):
+        texts = [(folder / name).read_text() for name in (RUNS_FILE, ROUNDS_FILE)]
+    runs, trials = [], []
     try:
-        yield
+        tree, rows = json.loads(texts[0]), list(csv.DictReader(texts[1].splitlines()))
+        for run in tree["runs"]:
+            of_run = [row for row in rows if row["run"] == run["run"]]
+            runs.append((recipe_key(run["recipe"]), _run_of(folder, run, of_run)))
+        for trial in tree["searched"]:
+            if recipe := trial.get("recipe"):  # older records have none, and can't be matched
+                before, after = trial["loss"]
+                loss: dict[int, float] = {0: before, recipe["training"]["rounds"]: after}
+                outcome = RunOutcome(
+                    trial["axes"], trial["seed"], loss, rouge={}, bytes_down=0, bytes_up=0, clock={}, virtual={},
+                    memory=None, directory=folder / "trial",
+                )  # fmt: skip
+                trials.append((recipe_key(recipe), outcome))
     except (LookupError, TypeError, ValueError) as damage:
         raise FedKSeedError(f"the records in {folder} are damaged: {damage!r}") from None
-
-
-def _trial_of(folder: Path, trial: Mapping[str, Any], rounds: int) -> RunOutcome:
-    before, after = trial["loss"]
-    return RunOutcome(
-        axes=trial["axes"], seed=trial["seed"], loss={0: before, rounds: after}, rouge={}, bytes_down=0, bytes_up=0,
-        clock={}, virtual={}, memory=None, directory=folder / "trial",
-    )  # fmt: skip
-
-
-def _number(text: str) -> float:
-    return int(text) if text.isdigit() else float(text)  # a count stays one, so that it is written as it was read
+    return runs, trials
 
 
 def _run_of(folder: Path, run: Mapping[str, Any], rows: Sequence[Mapping[str, str]]) -> RunOutcome:
     def column(name: str) -> dict[int, float]:
-        return {int(row["done"]): _number(row[name]) for row in rows if row[name]}
+        numbers = {int(row["done"]): row[name] for row in rows if row[name]}
+        # a count stays one, so that it is written as it was read
+        return {done: int(text) if text.isdigit() else float(text) for done, text in numbers.items()}
 
     metrics = [name for name in rows[0] if name not in ("run", "done", *SERIES)]
     return RunOutcome(

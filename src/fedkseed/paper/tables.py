@@ -1,8 +1,9 @@
-"""The tables of finished runs, one function for each kind."""
+"""Finished runs with the options to show them, and their tables: one function for each kind."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import chain, pairwise
 from statistics import fmean
 from typing import Any
@@ -11,19 +12,89 @@ import numpy as np
 
 from ..errors import FedKSeedError
 from ..recipe.algorithms import algorithm_of
-from .comparison import Comparison
-from .experiments import Experiment, short
+from .experiments import Experiment, Tree, options_of, short
 from .results import MEASURES, SHARES, Cell, ResultTable, RunOutcome, Spread, group, spread
 
 Row = dict[str, Cell]
 
 
-def summary(shown: Comparison) -> ResultTable:
-    """A table with a row for every combination of values: losses, other measures and bytes, over seeds.
+@dataclass(frozen=True, slots=True)
+class ComparisonOptions:
+    """The table `options` of an experiment with runs. Each output reads those of its rows that it shows."""
 
-    Each row is also compared with those of the reference and of the rival: the difference of the changes of loss,
-    paired by seed, and its standard error.
-    """
+    reference: Tree = field(default_factory=dict)  # axis -> the value with which all others of the axis are compared
+    rival: Any = None  # a second such value
+    line: str = "method"  # the axis with a line for each of its values
+    x: str = ""  # the axis along which a figure is drawn
+    y: str = ""  # the axis upwards, of a grid
+    measure: str = ""  # a key of results.MEASURES; of a figure with one
+    measures: Sequence[str] = ("rouge", "loss")  # of a figure with a panel for each
+    error: str = "std"  # what a band along a line is: "std", or "standard error"
+    xlabel: str = ""
+    limits: tuple[float, float] | None = None  # least and largest number upwards
+    log: bool = False  # whether x is logarithmic
+    clock: str = "processor"  # or "virtual", see run/cohort.py
+    steps: int = 0  # local steps after which methods are compared
+    steps_a_round: int | Mapping[str, int] = 1  # local steps of a round, by method where they differ
+
+    def steps_of(self, method: str) -> int:
+        """Local steps of a round with a method."""
+        steps = self.steps_a_round
+        return steps if isinstance(steps, int) else steps.get(method, steps["default"])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Finished runs of an experiment, and how they are to be shown."""
+
+    experiment: Experiment
+    options: ComparisonOptions
+    outcomes: Sequence[RunOutcome]
+
+    @classmethod
+    def of(cls, experiment: Experiment, outcomes: Sequence[RunOutcome]) -> "Comparison":
+        options = options_of(ComparisonOptions, experiment)
+        if options.clock == "virtual":
+            outcomes = [replace(outcome, clock=outcome.virtual) for outcome in outcomes]
+        return cls(experiment, options, outcomes)
+
+    def axes_without(self, *axes: str) -> list[str]:
+        """The axes of the experiment without those named, and without the one whose best value was searched."""
+        searched = self.experiment.choice
+        return [a for a in self.experiment.axes if a not in axes and (searched is None or a != searched.axis)]
+
+    def by(self, *axes: str) -> dict[tuple[Any, ...], list[RunOutcome]]:
+        """All runs, grouped by their values on some axes."""
+        return group(self.outcomes, axes)
+
+    @cached_property
+    def references(self) -> list[tuple[str, Any]]:
+        """Axes and the values on them with which others are compared: the reference, and the rival on its axis."""
+        pairs = [(a, value) for a, first in self.options.reference.items() for value in (first, self.options.rival)]
+        return list(dict.fromkeys(pair for pair in pairs if pair[1] is not None))
+
+    def title(self, axis: str, value: Any) -> str:
+        return self.experiment.title_of(axis, value)
+
+    def titles(self, axes: Sequence[str], values: Iterable[Any]) -> dict[str, str]:
+        """The names of values, by the short names of their axes."""
+        return {short(axis): self.title(axis, value) for axis, value in zip(axes, values, strict=True)}
+
+    def panel_title(self, axes: Sequence[str], values: Sequence[Any]) -> str:
+        """The title of a panel: its values on those axes that have several."""
+        return ", ".join(
+            self.title(axis, value) if axis in ("model", "dataset", "method") else f"{short(axis)} = {value}"
+            for axis, value in zip(axes, values, strict=True)
+            if len(self.experiment.axes[axis]) > 1
+        )
+
+    def measured(self, measures: Sequence[str]) -> list[str]:
+        """Those measures that all runs have; the loss if there are none, as without generated answers."""
+        return [name for name in measures if spread(self.outcomes, name) is not None] or ["loss"]
+
+
+def summary(shown: Comparison) -> ResultTable:
+    """A row for every combination of values: losses, other measures, bytes, differences to the reference and rival."""
     compared = shown.axes_without()  # without the axis of a choice, of which each combination has its own value
     cells = shown.by(*compared)
     rows: list[Row] = []
@@ -33,7 +104,10 @@ def summary(shown: Comparison) -> ResultTable:
         for axis, value in shown.references:
             if axes[axis] != value:
                 others = cells.get(tuple((axes | {axis: value})[a] for a in compared), [])
-                row |= _differences(runs, others, shown.title(axis, value))
+                title = shown.title(axis, value)
+                names = {"change": f"minus {title}", "rouge": f"Rouge-L minus {title}"}
+                names |= {name: f"{MEASURES[name].title} minus {title}" for name in SHARES}
+                row |= {column: _paired(runs, others, measure) for measure, column in names.items()}
         rows.append(row)
     optional = (" before", " after", *(f" minus {shown.title(axis, value)}" for axis, value in shown.references))
     columns = {name for row in rows for name, cell in row.items() if cell is not None or not name.endswith(optional)}
@@ -43,12 +117,14 @@ def summary(shown: Comparison) -> ResultTable:
     ]
     if shown.options.reference:
         notes.append("A difference is of changes of loss, paired by seed; after its ±: the standard error.")
-    return ResultTable([{n: cell for n, cell in row.items() if n in columns} for row in rows], (*notes, *shown.notes))
+    rows = [{name: cell for name, cell in row.items() if name in columns} for row in rows]
+    return ResultTable(rows, (*notes, shown.experiment.note))
 
 
 def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutcome]) -> Row:
     """The cells of one combination of values, without comparisons."""
     choice = shown.experiment.choice
+    sent = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
     return {
         **shown.titles([*axes], axes.values()),
         **(_rates(shown.experiment, axes) if choice and choice.axis == "variant" else {}),
@@ -61,25 +137,17 @@ def _summary_row(shown: Comparison, axes: dict[str, Any], runs: Sequence[RunOutc
         **{f"{MEASURES[name].title} before": spread(runs, name, 0) for name in SHARES},
         **{f"{MEASURES[name].title} after": spread(runs, name) for name in SHARES},
         **_most_bytes(runs),
-        "kB of a run": _kilobytes(runs),
+        "kB of a run": round(fmean(sent) / 1000) if all(sent) else None,
         "seconds": round(fmean(run.seconds for run in runs)),
-    }
-
-
-def _differences(runs: Sequence[RunOutcome], others: Sequence[RunOutcome], title: str) -> Row:
-    return {
-        f"minus {title}": _paired(runs, others, "change"),
-        f"Rouge-L minus {title}": _paired(runs, others, "rouge"),
-        **{f"{MEASURES[name].title} minus {title}": _paired(runs, others, name) for name in SHARES},
     }
 
 
 def _rates(experiment: Experiment, axes: dict[str, Any]) -> Row:
     """The learning rate of a combination's recipes, and ε where its methods perturb."""
-    tables = experiment.tables(axes)
-    algorithm = algorithm_of(tables["training"]["algorithm"])
+    recipe = experiment.table(axes)
+    algorithm = algorithm_of(recipe["training"]["algorithm"])
     derivatives = algorithm.pooled and algorithm.differentiates  # such a method has a rate of its own
-    lr, eps = tables["derivatives" if derivatives else "training"]["lr"], tables["training"]["eps"]
+    lr, eps = recipe["derivatives" if derivatives else "training"]["lr"], recipe["training"]["eps"]
     return {"η": f"{lr:g}", "ε": None if algorithm.differentiates else f"{eps:g}"}
 
 
@@ -87,16 +155,9 @@ def _most_bytes(runs: Sequence[RunOutcome]) -> Row:
     return {"bytes down": max(run.bytes_down for run in runs), "bytes up": max(run.bytes_up for run in runs)}
 
 
-def _kilobytes(runs: Sequence[RunOutcome]) -> int | None:
-    """Kilobytes (1,000 bytes) that all clients of a run receive and send in all of its rounds, the mean over runs."""
-    sent = [sum(run.metrics.get("bytes/all clients", {}).values()) for run in runs]
-    return round(fmean(sent) / 1000) if all(sent) else None
-
-
 def _paired(runs: Sequence[RunOutcome], others: Sequence[RunOutcome], measure: str) -> str | None:
     """Mean difference of a measure at the ends, paired by seed, and its standard error; None if it is not measured."""
-    theirs = {run.seed: MEASURES[measure].at_end(run) for run in others}
-    pairs = [(MEASURES[measure].at_end(run), theirs.get(run.seed)) for run in runs]
+    pairs = [map(MEASURES[measure].after, pair) for pair in _same_seed(runs, others)]
     differences = [mine - other for mine, other in pairs if mine is not None and other is not None]
     return _signed(differences, 4 if measure == "change" else 1)
 
@@ -110,11 +171,10 @@ def _signed(values: Sequence[float], digits: int = 3) -> str | None:
 
 
 def by_round(shown: Comparison) -> ResultTable | None:
-    """A table of changes of loss after each round that several lines evaluated, with differences to two of them.
+    """A table of changes of loss after each round that several lines evaluated; None without a reference.
 
-    These two are the reference and the rival. A last row has the changes from the middle one to the last of the rounds
-    that all evaluated: what a second half gains. Differences are paired by seed. None for an experiment that has no
-    reference.
+    Beside them stand differences to the reference and the rival. A last row has the changes from the middle one to the
+    last of the rounds that all evaluated: what a second half gains.
     """
     rows: list[Row] = []
     for axis in shown.options.reference:
@@ -122,9 +182,8 @@ def by_round(shown: Comparison) -> ResultTable | None:
         rivals = [shown.title(axis, value) for a, value in reversed(shown.references) if a == axis]
         for values, runs in shown.by(*panel_axes).items():
             lines = {shown.title(axis, value): same for (value,), same in group(runs, [axis]).items()}
-            titles = zip(panel_axes, values, strict=True)
-            several = [(a, value) for a, value in titles if len(shown.experiment.axes[a]) > 1]
-            named = {short(a): shown.title(a, value) for a, value in several}
+            several = {a: v for a, v in zip(panel_axes, values, strict=True) if len(shown.experiment.axes[a]) > 1}
+            named = shown.titles([*several], several.values())
             rows += [{**named, **_span_row(lines, rivals, start, end)} for start, end in _spans(lines)]
     note = "Changes of held-out loss, mean ± standard error over seeds; a difference is paired by seed."
     return ResultTable(rows, (note,)) if rows else None
@@ -164,10 +223,7 @@ def _span_row(lines: Mapping[str, Sequence[RunOutcome]], rivals: Sequence[str], 
 
 
 def along_axis(shown: Comparison) -> ResultTable:
-    """The summary; where its axis is the learning rate, a note names the runs that have no result.
-
-    These ended with an error, or were not asked for.
-    """
+    """The summary; along learning rates, a note names the runs that ended with an error, or were not asked for."""
     table, experiment = summary(shown), shown.experiment
     if not experiment.along_rates:
         return table
@@ -178,25 +234,22 @@ def along_axis(shown: Comparison) -> ResultTable:
 
 
 def speed(shown: Comparison) -> ResultTable:
-    """Speed of each method beside a reference: by the clock, by local steps, by bytes and in memory.
-
-    A run is compared with the reference's run of the same seed: with its whole time, and its last change of loss.
-    """
+    """Speed of each method beside the reference's run of the same seed: by the clock, local steps, bytes and memory."""
     notes = (
         "Changes of held-out loss, mean ± standard error over seeds. Time: that of the reference's rounds, same seed.",
         "Times as fast: its whole time over the time in which a method first had the reference's last loss.",
         "Memory: the most that a client held in a process of its own, less what a client like it had left there.",
     )
     rows = [_speed_row(shown, method, runs) for (method,), runs in shown.by("method").items()]
-    return ResultTable(rows, (*notes, *shown.notes))
+    return ResultTable(rows, (*notes, shown.experiment.note))
 
 
 def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Row:
-    options, choice = shown.options, shown.experiment.choice
+    options, choice, by_method = shown.options, shown.experiment.choice, shown.by("method")
     row: Row = {"method": shown.title("method", method), "seeds": len(runs)}
     if choice:
         row[short(choice.axis)] = ", ".join({shown.title(choice.axis, run.axes[choice.axis]) for run in runs})
-    pairs = _same_seed(shown, runs, options.reference["method"])
+    pairs = _same_seed(runs, by_method.get((options.reference["method"],), []))
     for part in (100, 5, 1):
         name = f"in 1/{part} of the time" if part > 1 else "in the same time"
         row[name] = _signed([run.change(run.within(other.seconds / part)) for run, other in pairs])
@@ -205,7 +258,7 @@ def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Ro
     row["at its end"] = _signed([run.last_change for run in runs])
     row["minus the reference"] = _signed([run.last_change - o.last_change for run, o in pairs if run is not o])
     if options.rival:
-        title, beside = shown.title("method", options.rival), _same_seed(shown, runs, options.rival)
+        title, beside = shown.title("method", options.rival), _same_seed(runs, by_method.get((options.rival,), []))
         changes = [run.change(run.within(other.seconds)) for run, other in beside]
         differences = [change - other.last_change for change, (_, other) in zip(changes, beside, strict=True)]
         row[f"in the time of {title}"] = _signed(changes)
@@ -221,9 +274,9 @@ def _speed_row(shown: Comparison, method: str, runs: Sequence[RunOutcome]) -> Ro
     return row
 
 
-def _same_seed(shown: Comparison, runs: Sequence[RunOutcome], method: str) -> list[tuple[RunOutcome, RunOutcome]]:
-    """Each run with that of another method and its own seed, where there is one."""
-    theirs = {run.seed: run for run in shown.outcomes if run.axes["method"] == method}
+def _same_seed(runs: Sequence[RunOutcome], others: Sequence[RunOutcome]) -> list[tuple[RunOutcome, RunOutcome]]:
+    """Each run with the other one of its seed, where there is one."""
+    theirs = {run.seed: run for run in others}
     return [(run, theirs[run.seed]) for run in runs if run.seed in theirs]
 
 
@@ -248,30 +301,27 @@ def scores(shown: Comparison) -> ResultTable:
                 difference = None if method == value else _paired(same, others, "rouge")
                 row[f"{columns[values]} minus {shown.title(axis, value)}"] = difference
         rows.append(row)
-    notes = ["Rouge-L (%) after the last round, mean ± standard deviation over seeds."]
-    if shown.references:
-        notes.append("A difference is paired by seed; after its ±: the standard error.")
-    return ResultTable(rows, (*notes, *shown.notes))
+    paired = "A difference is paired by seed; after its ±: the standard error." if shown.references else ""
+    note = "Rouge-L (%) after the last round, mean ± standard deviation over seeds."
+    return ResultTable(rows, (note, paired, shown.experiment.note))
 
 
 def marginal(shown: Comparison) -> ResultTable:
     """The gain by each further seed of a range of K: see `gains`."""
     axes = shown.axes_without(shown.options.x)
-    return ResultTable(
-        [
-            {**shown.titles(axes, values), "range of K": reach, "gain a seed": gain}
-            for values, ranges in gains(shown).items()
-            for reach, gain in ranges.items()
-        ],
-        shown.notes,
-    )
+    rows: list[Row] = [
+        {**shown.titles(axes, values), "range of K": reach, "gain a seed": gain}
+        for values, ranges in gains(shown).items()
+        for reach, gain in ranges.items()
+    ]
+    return ResultTable(rows, (shown.experiment.note,))
 
 
 def gains(shown: Comparison) -> dict[tuple[Any, ...], dict[str, float]]:
-    """The gain in Rouge-L by each further seed of a range of K, (R(K') − R(K)) / (K' − K), from the runs of Figure 7.
+    """The gain by each further seed of a range of K, (R(K') − R(K)) / (K' − K), from the runs of Figure 7.
 
     Returns:
-        Values on the other axes -> range of K -> gain; in the loss, where there are no answers.
+        Values on the other axes -> range of K -> gain in Rouge-L, or in the loss where there are no answers.
     """
     x = shown.options.x
     (measure,) = shown.measured(["rouge"])
@@ -283,35 +333,29 @@ def gains(shown: Comparison) -> dict[tuple[Any, ...], dict[str, float]]:
 
 
 def mean_or_nan(of: Spread | None) -> float:
-    """The mean, or NaN where nothing was measured."""
     return float("nan") if of is None else of.mean
 
 
 def probabilities(shown: Comparison) -> ResultTable:
     """The probabilities of FedKSeed-Pro's directions after the last round, for the first seed."""
-    rows: list[Row] = []
-    for run, p in first_probabilities(shown):
-        rows.append(
-            {
-                "run": shown.experiment.label(run.axes),
-                "K": p.size,
-                "least, times 1/K": float(p.min() * p.size),
-                "median, times 1/K": float(np.median(p) * p.size),
-                "most, times 1/K": float(p.max() * p.size),
-                "most over least": float(p.max() / p.min()),
-                "share of the likeliest tenth": float(np.sort(p)[-max(1, p.size // 10) :].sum()),
-                "never drawn": run.never_drawn,
-            }
-        )
-    return ResultTable(rows, shown.notes)
+    rows: list[Row] = [
+        {
+            "run": shown.experiment.label(run.axes),
+            "K": p.size,
+            "least, times 1/K": float(p.min() * p.size),
+            "median, times 1/K": float(np.median(p) * p.size),
+            "most, times 1/K": float(p.max() * p.size),
+            "most over least": float(p.max() / p.min()),
+            "share of the likeliest tenth": float(np.sort(p)[-max(1, p.size // 10) :].sum()),
+            "never drawn": run.never_drawn,
+        }
+        for run, p in first_probabilities(shown)
+    ]
+    return ResultTable(rows, (shown.experiment.note,))
 
 
 def first_probabilities(shown: Comparison) -> list[tuple[RunOutcome, np.ndarray]]:
-    """The runs of the first seed, each with the probabilities of its directions, shape (K,).
-
-    Raises:
-        FedKSeedError: a run has no record of them.
-    """
+    """The runs of the first seed with the probabilities of their directions, (K,); FedKSeedError without a record."""
     first = min(run.seed for run in shown.outcomes)
     runs = [run for run in shown.outcomes if run.seed == first]
     for run in runs:
