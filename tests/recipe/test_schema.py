@@ -43,7 +43,7 @@ def test_the_key_of_the_directions_follows_from_the_seed():
             r"\[training\] algorithm: no algorithm is called 'fedsgd'; did you mean 'fedit-sgd'\? choose one of ",
         ),
         ({"training": {"eps": float("nan")}}, r"\[training\] eps"),
-        ({"clients": {"alpha": 0.0}}, r"\[clients\] alpha must be greater than 0, got 0.0"),
+        ({"clients": {"alpha": 0.0}}, r"\[clients\] alpha: input should be greater than 0, got 0.0"),
         ({"clients": {"count": 3, "cohort": 4}}, "a cohort of 4 can't be drawn from 3 clients"),
         ({"clients": {"cohort": 5, "active": 0.1}}, r"\[clients\] cohort is a number of clients and active a share"),
         ({"clients": {"active": 1.5}}, r"\[clients\] active: input should be less than or equal to 1, got 1.5"),

@@ -241,7 +241,7 @@ class Bench:
         everyone = [example for share in simulation.shares.clients for example in share]
         order = generator(simulation.recipe.seed, Purpose.TUNE, 1).permutation(len(everyone))[:TRIAL_EXAMPLES]
         self.examples = [everyone[i] for i in order]
-        self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.remembers else None
+        self._base = simulation.setup.weights.checkpoint() if simulation.setup.algorithm.strategy.remembers else None
 
     def trial(self, strategy: Strategy[Any], lr: float) -> Trial:
         """One round of a strategy, from the base model."""

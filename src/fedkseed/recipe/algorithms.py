@@ -59,11 +59,6 @@ class Algorithm:
         return self.strategy.weights == COEFFICIENTS
 
     @property
-    def remembers(self) -> bool:
-        """Whether a client must remember the model of the round that it took part in last."""
-        return self.strategy.remembers
-
-    @property
     def sums(self) -> bool:
         """Whether a server can step with the sum of a round's changes alone, and needs no upload by itself."""
         return not getattr(self.strategy, "needs_single_uploads", frozenset()) & self.options.items()
@@ -86,7 +81,7 @@ class Algorithm:
     @property
     def draws(self) -> bool:
         """Whether there are directions beside the recipe's K: of 2^32, or of each round anew."""
-        return not self.pooled and (self.local in (ONE, TWO) or self.remembers)
+        return not self.pooled and (self.local in (ONE, TWO) or self.strategy.remembers)
 
     @property
     def lr(self) -> float:
@@ -107,19 +102,11 @@ class Algorithm:
 
     def local_work(self, recipe: Recipe) -> LocalWork:
         """The local steps of a recipe's clients; in a mixed federation, of those that take no derivatives in R^K."""
-        training = recipe.training
-        return LocalWork(
-            rounds=training.rounds,
-            steps_of=TWO if self.pooled else self.local,
-            steps=training.steps,
-            epochs=training.epochs if self.backpropagates and not self.pooled else None,
-            batch_size=training.batch_size,
-            lr=training.lr or self.lr,
-            eps=training.eps,
-            schedule=training.schedule,
-            probes=training.probes,
-            clip=math.inf if training.clip is None else training.clip,
-        )
+        training, kind = recipe.training, TWO if self.pooled else self.local
+        epochs = training.epochs if self.backpropagates and not self.pooled else None
+        clip = math.inf if training.clip is None else training.clip
+        same = training.model_dump(include={"rounds", "steps", "batch_size", "eps", "schedule", "probes"})
+        return LocalWork(steps_of=kind, epochs=epochs, lr=training.lr or self.lr, clip=clip, **same)
 
     def make(
         self,
@@ -128,7 +115,6 @@ class Algorithm:
         start: NDArray[np.float32] = NOTHING,
         tensors: tuple[tuple[int, int], ...] = (),
         keys: Mapping[int, bytes] | None = None,
-        name: bytes = b"",
         secret: bytes = b"",
     ) -> Strategy[Any]:
         """The strategy as a recipe describes it.
@@ -136,10 +122,10 @@ class Algorithm:
         Args:
             start: the tuned weights of the base model, for a server of weights; empty elsewhere.
             tensors: number and size of each tuned tensor; empty for a server without a model.
-            keys, name: of the clients and of the run, for a server of masked uploads.
+            keys: of the clients, for a server of masked uploads.
             secret: of a server that adds noise.
         """
-        training, late = recipe.training, recipe.asynchronous
+        training, late, secure, privacy = recipe.training, recipe.asynchronous, recipe.secure, recipe.privacy
         with_derivatives = (self.pooled and self.local != TWO) or recipe.clients.backpropagating > 0
         settings = Settings(
             run,
@@ -153,12 +139,9 @@ class Algorithm:
             server_lr=training.server_lr or 1.0,
             trust=recipe.trust.summing,
             shared=recipe.directions.shared,
+            secure=secure and Masking(secure.norm, secure.bits, secure.neighbours, keys or {}),
+            noise=_noise(recipe, privacy, secret) if privacy and privacy.unit == "client" else None,
         )
-        if (privacy := recipe.privacy) is not None and privacy.unit == "client":
-            settings = replace(settings, noise=_noise(recipe, privacy, secret))
-        if (secure := recipe.secure) is not None:
-            masking = Masking(secure.norm, secure.bits, secure.neighbours, keys or {}, name)
-            settings = replace(settings, secure=masking)
         if late is not None:
             limit = training.rounds if late.max_staleness is None else late.max_staleness
             settings = replace(settings, max_staleness=limit, staleness_power=late.staleness_power)
@@ -190,16 +173,10 @@ def packages(recipe: Recipe) -> dict[str, str]:
 
 
 def _derivatives(recipe: Recipe) -> LocalWork:
-    derivatives, training = recipe.derivatives, recipe.training
-    return LocalWork(
-        rounds=training.rounds,
-        steps_of=derivatives.optimizer,
-        steps=derivatives.steps or training.steps,
-        epochs=None if derivatives.steps else training.epochs,
-        batch_size=training.batch_size,
-        lr=derivatives.lr,
-        schedule=derivatives.schedule or training.schedule,
-    )
+    table, training = recipe.derivatives, recipe.training
+    steps, schedule = table.steps or training.steps, table.schedule or training.schedule
+    epochs = None if table.steps else training.epochs
+    return LocalWork(training.rounds, table.optimizer, steps, epochs, training.batch_size, table.lr, schedule=schedule)
 
 
 ALGORITHMS = {
@@ -242,9 +219,8 @@ def algorithm_of(name: str) -> Algorithm:
         FedKSeedError: there is no such algorithm.
     """
     require_known(name)
-    return ALGORITHMS.get(name) or own_code.load(
-        name, "[training] algorithm", "Algorithm", lambda row: isinstance(row, Algorithm)
-    )
+    setting = "[training] algorithm"
+    return ALGORITHMS.get(name) or own_code.load(name, setting, "Algorithm", lambda row: isinstance(row, Algorithm))
 
 
 def require_known(name: str) -> None:

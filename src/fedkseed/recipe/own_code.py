@@ -51,9 +51,7 @@ def _file(place: str, name: str, setting: str) -> dict[str, Any]:
     # a second class of a run's states, which the first does not equal.
     key = f"fedkseed_own_{sha256(str(path.resolve()).encode() + path.read_bytes()).hexdigest()[:16]}"
     if key not in sys.modules:
-        spec = spec_from_file_location(key, path)
-        if spec is None or spec.loader is None:
-            raise FedKSeedError(f"{setting} = {name!r}: {path} can't be loaded as Python")
+        spec: Any = spec_from_file_location(key, path)  # a file .py has a loader
         module = sys.modules[key] = module_from_spec(spec)
         try:
             spec.loader.exec_module(module)
@@ -67,6 +65,5 @@ def _module(place: str, name: str, member: str, setting: str) -> dict[str, Any]:
     try:
         return vars(import_module(place))
     except ModuleNotFoundError as error:
-        raise FedKSeedError(
-            f"{setting} = {name!r}: {error}; install it, or name a file as 'FILE.py:{member}'"
-        ) from error
+        hint = f"install it, or name a file as 'FILE.py:{member}'"
+        raise FedKSeedError(f"{setting} = {name!r}: {error}; {hint}") from error

@@ -2,6 +2,8 @@
 
 import tomllib
 from collections.abc import Sequence
+from contextlib import suppress
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -65,31 +67,28 @@ def changed(table: dict[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     Raises:
         FedKSeedError: a change has no `=`, or goes into something that is no table.
     """
+    table = deepcopy(table)
     for change in changes:
         key, equals, value = change.partition("=")
         *place, name = names = [part.strip() for part in key.split(".")]
         if not equals or not all(names) or len(names) > MAX_DEPTH:
             raise FedKSeedError(f"--set takes KEY=VALUE, as training.rounds=20, got {_shown(change)}")
-        table = _with(table, place, name, value.strip())
+        inner: Any = table
+        for part in place:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise FedKSeedError(f"--set goes into tables, and {part} is none: change the recipe's file instead")
+        inner.pop(name, None)
+        inner |= {name: _value(value.strip())} if value.strip() else {}
     return table
-
-
-def _with(table: dict[str, Any], place: Sequence[str], name: str, value: str) -> dict[str, Any]:
-    if not place:
-        return {**{k: v for k, v in table.items() if k != name}, **({name: _value(value)} if value else {})}
-    inner = table.get(place[0], {})
-    if not isinstance(inner, dict):
-        raise FedKSeedError(f"--set goes into tables, and {place[0]} is none: change the recipe's file instead")
-    return {**table, place[0]: _with(inner, place[1:], name, value)}
 
 
 def _value(text: str) -> Any:
     """The value of a piece of TOML; other text is a value itself."""
-    try:
+    with suppress(FedKSeedError):
         parsed = tables(f"value = {text}".encode())
-    except FedKSeedError:
-        return text
-    return parsed["value"] if len(parsed) == 1 else text
+        return parsed["value"] if len(parsed) == 1 else text
+    return text
 
 
 def tables(data: bytes) -> dict[str, Any]:
@@ -129,16 +128,15 @@ def typed(kind: type[Table], table: dict[str, Any]) -> Table:
 
 
 def _explain(kind: type[BaseModel], detail: Any) -> str:
-    place = [
-        part
-        for part in detail["loc"]
-        if isinstance(part, str)  # no number of a table of an array
-        and part not in ("str", "float", "constrained-float", "constrained-int")
-        and "literal" not in part
-    ]
+    kinds = ("str", "float", "constrained-float", "constrained-int")
+    parts = [part for part in detail["loc"] if isinstance(part, str)]  # no number of a table of an array
+    place = [part for part in parts if part not in kinds and "literal" not in part]
     where = f"[{'.'.join(place[:-1])}] " if len(place) > 1 else ""
     if detail["type"] == "extra_forbidden":
-        keys = list(_fields(kind, place[:-1]))
+        table: Any = kind
+        for name in place[:-1]:
+            table = table_of(table.model_fields[name].annotation)
+        keys = list(table.model_fields)
         near = get_close_matches(place[-1], keys, 1)
         hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(keys)}"
         return f"{where}has no key {place[-1]!r}; {hint}" if where else f"unknown table or key {place[-1]!r}; {hint}"
@@ -156,13 +154,6 @@ def _shown(value: Any) -> str:
     except ValueError:  # an integer of more than 4,300 digits
         return "a number that is too long to show"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
-
-
-def _fields(kind: type[BaseModel], place: list[str]) -> dict[str, Any]:
-    fields: dict[str, Any] = dict(kind.model_fields)
-    for name in place:
-        fields = table_of(fields[name].annotation).model_fields
-    return fields
 
 
 def table_of(annotation: Any) -> Any:

@@ -6,13 +6,12 @@ what is refused later depends on files, data or messages.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import Enum, auto
-from typing import cast
+from typing import TypeAlias, cast
 
 from ..errors import FedKSeedError
 from .algorithms import ALGORITHMS, ONE, TWO, Algorithm, algorithm_of
-from .schema import OBJECTIVES, DerivativesTable, PeftTable, Recipe, Table, TrustTable
+from .schema import OBJECTIVES, DerivativesTable, PeftTable, PrivacyTable, Recipe, Table, TrustTable
 
 LARGEST_SHARD_UPLOAD = 1 << 16  # directions, or scalars, of an upload that a shard reads before it has a recipe
 COMPARES_ALONG_DIRECTIONS = ("trimmed", "median", "nnm-trimmed")  # rules for clients with the same directions
@@ -35,19 +34,8 @@ class Where(Enum):
 
 
 OF_ALGORITHMS = (Where.ALGORITHM, Where.STATED, Where.REMARK)  # whose rules say nothing of a user's own algorithm
-
-
-@dataclass(frozen=True, slots=True)
-class RecipeRule:
-    """One row of the table.
-
-    Args:
-        broken: what breaks the rule in a recipe with this algorithm; false: nothing does.
-        message: formatted with the recipe `r`, the algorithm's `name`, and what breaks the rule, `got`.
-    """
-
-    broken: Callable[[Recipe, Algorithm], object]
-    message: str
+# What breaks a rule in a recipe `r` with an algorithm called `name`: the `got` of its message. False: nothing does.
+Condition: TypeAlias = Callable[[Recipe, Algorithm], object]
 
 
 def checked_algorithm(recipe: Recipe, *places: Where) -> Algorithm:
@@ -77,22 +65,15 @@ def require_legal(recipe: Recipe, *places: Where, algorithm: Algorithm | None = 
         raise FedKSeedError(message)
 
 
-def remarks(recipe: Recipe) -> list[str]:
-    """Lines on settings that are allowed together and hardly meant."""
-    return [message for _, message in broken_rules(recipe, Where.REMARK)]
-
-
-def broken_rules(
-    recipe: Recipe, *places: Where, algorithm: Algorithm | None = None
-) -> Iterator[tuple[RecipeRule, str]]:
-    """The rules of some places that a recipe breaks, and their messages, in the order of the table."""
+def broken_rules(recipe: Recipe, *places: Where, algorithm: Algorithm | None = None) -> Iterator[tuple[str, str]]:
+    """The rules of some places that a recipe breaks, and their formatted messages, in the order of the table."""
     row = algorithm or ALGORITHMS.get(recipe.training.algorithm)
     for place, rules in RULES.items():
         if place not in places or (row is None and place in OF_ALGORITHMS):
             continue
-        for rule in rules:
-            if got := rule.broken(recipe, cast("Algorithm", row)):  # a network refuses None first
-                yield rule, rule.message.format(r=recipe, name=recipe.training.algorithm, got=got)
+        for rule, broken in rules.items():
+            if got := broken(recipe, cast("Algorithm", row)):  # a network refuses None first
+                yield rule, rule.format(r=recipe, name=recipe.training.algorithm, got=got)
 
 
 def _compares(recipe: Recipe) -> bool:
@@ -100,8 +81,14 @@ def _compares(recipe: Recipe) -> bool:
     return recipe.trust.rule != "mean" or recipe.trust.agreement
 
 
-def _protects(recipe: Recipe, unit: str) -> bool:
-    return recipe.privacy is not None and recipe.privacy.unit == unit
+def _protecting(recipe: Recipe, unit: str) -> PrivacyTable | None:
+    """[privacy], where it protects this unit."""
+    return recipe.privacy if recipe.privacy is not None and recipe.privacy.unit == unit else None
+
+
+def _draws(algorithm: Algorithm) -> bool:
+    """Whether clients draw from the recipe's K directions, and send scalars along them."""
+    return algorithm.pooled and algorithm.local == TWO
 
 
 def _differentiates(recipe: Recipe, algorithm: Algorithm) -> bool:
@@ -140,299 +127,180 @@ OPTIONAL_SETTINGS: dict[str, Callable[[Recipe], bool]] = {
     "[training] server": lambda r: r.training.server != "sgd",
     "[trust]": lambda r: r.trust.summing != TrustTable().summing,
 }
+NO_SHARDS = "[network] shards is for `fedkseed serve` without a page, and this is {}: remove it"
 
-
-def _unread(setting: str, is_set: Callable[[Recipe], bool]) -> RecipeRule:
-    return RecipeRule(
-        lambda r, a: is_set(r) and setting not in a.strategy.reads,
-        f"{{name}} does not read {setting}: leave it out, or use an algorithm whose model is K coefficients, as "
-        "fedkseed",
-    )
-
-
-def _without_shards(words: str) -> RecipeRule:
-    return RecipeRule(
-        lambda r, a: r.network.shards,
-        f"[network] shards is for `fedkseed serve` without a page, and this is {words}: remove it",
-    )
-
-
-RULES: dict[Where, tuple[RecipeRule, ...]] = {
-    Where.ALWAYS: (
+# For each place: what its rules say, and the condition under which they do.
+RULES: dict[Where, dict[str, Condition]] = {
+    Where.ALWAYS: {
         # Sums of which the server sees nothing else: masked uploads, and sums with noise.
-        RecipeRule(
-            lambda r, a: r.secure and _compares(r),
-            "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against a "
-            "curious server: [trust] rule = 'mean' and agreement = false; against hostile clients: no [secure]",
+        "[secure] hides uploads from the server, and [trust] rule and agreement compare them: choose. Against a "
+        "curious server: [trust] rule = 'mean' and agreement = false; "
+        "against hostile clients: no [secure]": lambda r, a: r.secure and _compares(r),
+        "[secure] adds up clients that begin a round together; leave [asynchronous] out": lambda r, a: (
+            r.secure and r.asynchronous
         ),
-        RecipeRule(
-            lambda r, a: r.secure and r.asynchronous,
-            "[secure] adds up clients that begin a round together; leave [asynchronous] out",
+        "[privacy] norm and [secure] norm are one thing where uploads are masked: give the second": lambda r, a: (
+            r.secure and (noise := _protecting(r, "client")) and noise.norm is not None
         ),
-        RecipeRule(
-            lambda r, a: r.privacy and _protects(r, "client") and r.secure and r.privacy.norm is not None,
-            "[privacy] norm and [secure] norm are one thing where uploads are masked: give the second",
+        "[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars": lambda r, a: (
+            (noise := _protecting(r, "example")) and noise.norm is None
         ),
-        RecipeRule(
-            lambda r, a: r.privacy and _protects(r, "example") and r.privacy.norm is None,
-            "[privacy] norm is missing: the largest norm of one example's gradient, or of its scalars",
+        "[privacy] counts rounds that clients begin together; leave [asynchronous] out": lambda r, a: (
+            r.privacy and r.asynchronous
         ),
-        RecipeRule(
-            lambda r, a: r.privacy and r.asynchronous,
-            "[privacy] counts rounds that clients begin together; leave [asynchronous] out",
+        "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or agreement: "
+        "set rule = 'mean' and agreement = false": lambda r, a: _protecting(r, "client") and _compares(r),
+        "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the steps "
+        "in which a row takes part: "
+        "set steps in place of epochs": lambda r, a: _protecting(r, "example") and r.training.epochs is not None,
+        "[trust] guard does rounds again, and [privacy] pays for each: leave guard out": lambda r, a: (
+            r.privacy and r.trust.guard is not None
         ),
-        RecipeRule(
-            lambda r, a: _protects(r, "client") and _compares(r),
-            "[privacy] knows how much one client changes a sum, and not what it changes by [trust] rule or agreement: "
-            "set rule = 'mean' and agreement = false",
-        ),
-        RecipeRule(
-            lambda r, a: _protects(r, "example") and r.training.epochs is not None,
-            "[training] epochs makes as many steps as a client has rows, and [privacy] unit = 'example' counts the "
-            "steps in which a row takes part: set steps in place of epochs",
-        ),
-        RecipeRule(
-            lambda r, a: r.privacy and r.trust.guard is not None,
-            "[trust] guard does rounds again, and [privacy] pays for each: leave guard out",
-        ),
-        RecipeRule(
-            lambda r, a: r.privacy and [kept.name for kept in r.evaluation.further if kept.clients is not None],
-            "[evaluation.sets] {got[0]!r} measures on the clients' own rows, without noise: give a path in place of "
-            "clients",
-        ),
-        RecipeRule(
-            lambda r, a: r.privacy and r.privacy.simulated and r.secure,
-            "[privacy] simulated scales the server's noise: leave [secure] out",
+        "[evaluation.sets] {got[0]!r} measures on the clients' own rows, without noise: give a path in place of "
+        "clients": lambda r, a: r.privacy and [kept.name for kept in r.evaluation.further if kept.clients is not None],
+        "[privacy] simulated scales the server's noise: leave [secure] out": lambda r, a: (
+            r.privacy and r.privacy.simulated and r.secure
         ),
         # Settings of two tables that need each other, or exclude each other.
-        RecipeRule(
-            lambda r, a: r.model.mode == "factored" and not r.directions.factored,
-            "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
-            "{r.directions.family!r}",
+        "[model] mode = 'factored' is for directions that are outer products, not for [directions] family = "
+        "{r.directions.family!r}": lambda r, a: r.model.mode == "factored" and not r.directions.factored,
+        "[trust] guard watches the held-out loss between rounds: set [evaluation] every, too": lambda r, a: (
+            r.trust.guard is not None and not r.evaluation.every
         ),
-        RecipeRule(
-            lambda r, a: r.trust.guard is not None and not r.evaluation.every,
-            "[trust] guard watches the held-out loss between rounds: set [evaluation] every, too",
+        "[data] format = {r.data.format!r} does not go with [clients] split = {r.clients.split!r}; format "
+        "'natural-instructions' and split 'tasks' need each "
+        "other": lambda r, a: (r.data.format == "natural-instructions") != (r.clients.split == "tasks"),
+        "[asynchronous] has no cohorts, and [clients] draw is of them: leave one of the two out": lambda r, a: (
+            r.asynchronous and r.clients.draw != "each round"
         ),
-        RecipeRule(
-            lambda r, a: (r.data.format == "natural-instructions") != (r.clients.split == "tasks"),
-            "[data] format = {r.data.format!r} does not go with [clients] split = {r.clients.split!r}; format "
-            "'natural-instructions' and split 'tasks' need each other",
-        ),
-        RecipeRule(
-            lambda r, a: r.asynchronous and r.clients.draw != "each round",
-            "[asynchronous] has no cohorts, and [clients] draw is of them: leave one of the two out",
-        ),
-        RecipeRule(
-            lambda r, a: _beyond(r),
-            "[asynchronous] {got} needs as many clients, there are {r.clients.count}",
-        ),
-    ),
-    Where.ALGORITHM: (
+        "[asynchronous] {got} needs as many clients, there are {r.clients.count}": lambda r, a: _beyond(r),
+    },
+    Where.ALGORITHM: {
         # What an algorithm can't follow: no setting is ignored in silence.
-        RecipeRule(
-            lambda r, a: r.training.wire == "sign" and r.training.lr is None and a.pooled and a.local == TWO,
-            "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times the "
-            "mean |rho| of `fedkseed rounds`",
+        "[training] wire = 'sign' moves a coefficient by lr in a step: give it, about that of 'compact' times the mean "
+        "|rho| of `fedkseed rounds`": lambda r, a: r.training.wire == "sign" and r.training.lr is None and _draws(a),
+        "{name} can't tune a model whose weights are kept {r.model.storage}: "
+        "set [model] storage = 'dense'": lambda r, a: r.model.storage != "dense" and not a.pooled,
+        "{name} keeps weights, and those of past rounds are gone: [evaluation] best is for algorithms whose model "
+        "is K coefficients, as fedkseed; leave it out": lambda r, a: r.evaluation.best is not None and not a.pooled,
+        "{name} makes its directions from other pools than the recipe's, and [directions] family = "
+        "{r.directions.family!r} is for algorithms whose model is K coefficients: "
+        "take one, as fedkseed, or the family rademacher": lambda r, a: r.directions.factored and a.draws,
+        "{name} does not read [privacy] unit = 'example': set unit = 'client', or use an algorithm whose model is "
+        "K coefficients, as fedkseed": lambda r, a: _protecting(r, "example") and not a.pooled,
+        **{
+            f"{{name}} does not read {setting}: leave it out, or use an algorithm whose model is K coefficients, as "
+            "fedkseed": lambda r, a, setting=setting, is_set=is_set: is_set(r) and setting not in a.strategy.reads
+            for setting, is_set in OPTIONAL_SETTINGS.items()
+        },
+        "{name} takes derivatives, and {r.training.objective!r} has no gradient: set [training] objective = 'loss', or "
+        "an algorithm with zeroth-order steps alone, "
+        "as 'fedkseed'": lambda r, a: _differentiates(r, a) and r.training.objective != "loss",
+        "[secure] hides the sizes of single clients' scalars, by which FedKSeed-Pro draws directions: "
+        "use fedkseed": lambda r, a: r.secure and not a.sums,
+        "[directions] shared is for scalars, and some clients of this recipe send K numbers: "
+        "leave it out": lambda r, a: (
+            r.secure and r.directions.shared and (a.local != TWO or r.clients.backpropagating > 0)
         ),
-        RecipeRule(
-            lambda r, a: r.model.storage != "dense" and not a.pooled,
-            "{name} can't tune a model whose weights are kept {r.model.storage}: set [model] storage = 'dense'",
+        "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws directions and "
+        "which everybody could read in its broadcasts: "
+        "use fedkseed": lambda r, a: _protecting(r, "client") and not a.sums and a.pooled,
+        "[privacy] is for uploads of weights or of K numbers along a pool: use fedkseed": lambda r, a: (
+            _protecting(r, "client") and not a.sums
         ),
-        RecipeRule(
-            lambda r, a: r.evaluation.best is not None and not a.pooled,
-            "{name} keeps weights, and those of past rounds are gone: [evaluation] best is for algorithms whose model "
-            "is K coefficients, as fedkseed; leave it out",
-        ),
-        RecipeRule(
-            lambda r, a: r.directions.factored and a.draws,
-            "{name} makes its directions from other pools than the recipe's, and [directions] family = "
-            "{r.directions.family!r} is for algorithms whose model is K coefficients: take one, as fedkseed, or the "
-            "family rademacher",
-        ),
-        RecipeRule(
-            lambda r, a: _protects(r, "example") and not a.pooled,
-            "{name} does not read [privacy] unit = 'example': set unit = 'client', or use an algorithm whose model is "
-            "K coefficients, as fedkseed",
-        ),
-        *(_unread(setting, is_set) for setting, is_set in OPTIONAL_SETTINGS.items()),
-        RecipeRule(
-            lambda r, a: _differentiates(r, a) and r.training.objective != "loss",
-            "{name} takes derivatives, and {r.training.objective!r} has no gradient: set [training] objective = "
-            "'loss', or an algorithm with zeroth-order steps alone, as 'fedkseed'",
-        ),
-        RecipeRule(
-            lambda r, a: r.secure and not a.sums,
-            "[secure] hides the sizes of single clients' scalars, by which FedKSeed-Pro draws directions: use fedkseed",
-        ),
-        RecipeRule(
-            lambda r, a: r.secure and r.directions.shared and (a.local != TWO or r.clients.backpropagating > 0),
-            "[directions] shared is for scalars, and some clients of this recipe send K numbers: leave it out",
-        ),
-        RecipeRule(
-            lambda r, a: _protects(r, "client") and not a.sums and a.pooled,
-            "[privacy] has no noise for the sizes of single clients' scalars, by which FedKSeed-Pro draws directions "
-            "and which everybody could read in its broadcasts: use fedkseed",
-        ),
-        RecipeRule(
-            lambda r, a: _protects(r, "client") and not a.sums,
-            "[privacy] is for uploads of weights or of K numbers along a pool: use fedkseed",
-        ),
-    ),
-    Where.STATED: (
+    },
+    Where.STATED: {
         # What a user's file states and would change nothing.
-        RecipeRule(
-            lambda r, a: a.pooled and a.local not in (ONE, TWO) and _stated(r.training, "lr"),
-            "[training] {got} would change nothing: it is of two-point steps, and {name} takes none: set [derivatives] "
-            "lr",
+        "[training] {got} would change nothing: it is of two-point steps, and {name} takes none: "
+        "set [derivatives] lr": lambda r, a: a.pooled and a.local not in (ONE, TWO) and _stated(r.training, "lr"),
+        "[training] {got} would change nothing: it is of zeroth-order steps, and {name} takes none: "
+        "leave it out": lambda r, a: a.local not in (ONE, TWO) and _stated(r.training, "eps", "probes", "clip"),
+        "[training] {got} would change nothing: it is of steps that take derivatives, and {name} takes none: "
+        "set [training] steps": lambda r, a: not _differentiates(r, a) and _stated(r.training, "epochs"),
+        "[derivatives] {got} would change nothing: it is of clients that take derivatives, and {name} has none: "
+        "set [training] in its place, or [clients] backpropagating": lambda r, a: (
+            a.pooled and not _differentiates(r, a) and _stated(r.derivatives, *DerivativesTable.model_fields)
         ),
-        RecipeRule(
-            lambda r, a: a.local not in (ONE, TWO) and _stated(r.training, "eps", "probes", "clip"),
-            "[training] {got} would change nothing: it is of zeroth-order steps, and {name} takes none: leave it out",
+        "[peft] {got} would change nothing: it is of adapters, and {name} tunes none: leave it out": lambda r, a: (
+            not a.adapts and _stated(r.peft, *PeftTable.model_fields)
         ),
-        RecipeRule(
-            lambda r, a: not _differentiates(r, a) and _stated(r.training, "epochs"),
-            "[training] {got} would change nothing: it is of steps that take derivatives, and {name} takes none: set "
-            "[training] steps",
-        ),
-        RecipeRule(
-            lambda r, a: (
-                a.pooled and not _differentiates(r, a) and _stated(r.derivatives, *DerivativesTable.model_fields)
-            ),
-            "[derivatives] {got} would change nothing: it is of clients that take derivatives, and {name} has none: "
-            "set [training] in its place, or [clients] backpropagating",
-        ),
-        RecipeRule(
-            lambda r, a: not a.adapts and _stated(r.peft, *PeftTable.model_fields),
-            "[peft] {got} would change nothing: it is of adapters, and {name} tunes none: leave it out",
-        ),
-    ),
-    Where.RUN: (
+    },
+    Where.RUN: {
         # Numbers that `fedkseed tune` finds with a recipe that lacks them.
-        RecipeRule(
-            lambda r, a: r.secure and r.secure.norm is None,
-            "masked uploads need [secure] norm, the largest norm of a client's change: `fedkseed tune` prints one",
-        ),
-        RecipeRule(
-            lambda r, a: r.privacy and _protects(r, "client") and r.secure is None and r.privacy.norm is None,
-            "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints it",
-        ),
-    ),
-    Where.SIMULATION: (
+        "masked uploads need [secure] norm, the largest norm of a client's change: "
+        "`fedkseed tune` prints one": lambda r, a: r.secure and r.secure.norm is None,
+        "[privacy] norm is missing: the largest norm of a client's change in a round; `fedkseed tune` prints "
+        "it": lambda r, a: not r.secure and (noise := _protecting(r, "client")) and noise.norm is None,
+    },
+    Where.SIMULATION: {
         # One model on this machine stands in for all clients.
-        RecipeRule(
-            lambda r, a: a.remembers and r.clients.at_once > 1,
-            "clients of {name} remember the rounds that they have seen, and one model stands in for all of them here: "
-            "set [clients] at_once = 1",
-        ),
-    ),
-    Where.FLOWER_ENGINE: (
-        RecipeRule(
-            lambda r, a: r.privacy and (_protects(r, "example") or r.secure),
-            "clients that add the noise of [privacy] need a secret, and the engine's processes share none: use "
-            "--engine own",
-        ),
-    ),
-    Where.NETWORK: (
+        "clients of {name} remember the rounds that they have seen, and one model stands in for all of them here: "
+        "set [clients] at_once = 1": lambda r, a: a.strategy.remembers and r.clients.at_once > 1
+    },
+    Where.FLOWER_ENGINE: {
+        "clients that add the noise of [privacy] need a secret, and the engine's processes share none: "
+        "use --engine own": lambda r, a: r.privacy and (_protecting(r, "example") or r.secure)
+    },
+    Where.NETWORK: {
         # Parties with files of their own: nobody runs code of another, and nobody sees another's rows.
-        RecipeRule(
-            lambda r, a: r.training.algorithm not in ALGORITHMS and ", ".join(ALGORITHMS),
-            "[training] algorithm = {name!r} would run code of the server's on the clients' machines; over a network "
-            "it is one of {got}",
+        "[training] algorithm = {name!r} would run code of the server's on the clients' machines; over a network "
+        "it is one of {got}": lambda r, a: r.training.algorithm not in ALGORITHMS and ", ".join(ALGORITHMS),
+        "[training] objective = {r.training.objective!r} would run a function on the clients' machines; over a "
+        "network it is one of {got}": lambda r, a: r.training.objective not in OBJECTIVES and ", ".join(OBJECTIVES),
+        "[clients] split = {r.clients.split!r} shares out data that one party holds; over a network every client "
+        "has a file of its own: set split = 'files'": lambda r, a: r.clients.split != "files",
+        "[data] held_out = {r.data.held_out} draws from the rows of all parties, which no party sees; name a category: "
+        "each client leaves it out of its file, "
+        "and the server evaluates on its own rows of it": lambda r, a: not isinstance(r.data.held_out, str),
+        "[evaluation.sets] {got[0].name!r}: clients = {got[0].clients} keeps back rows of the clients, which no server "
+        "sees over a network: take path, a file of the server's, or held_out, a category that each client leaves out "
+        "of its file; [evaluation] clients asks each client for what it "
+        "gained": lambda r, a: [kept for kept in r.evaluation.sets or () if kept.clients is not None],
+        "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed serve` writes it, "
+        "or `fedkseed pin RECIPE`": lambda r, a: r.directions.informed and r.directions.basis_digest is None,
+        "[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it": lambda r, a: (
+            r.asynchronous
         ),
-        RecipeRule(
-            lambda r, a: r.training.objective not in OBJECTIVES and ", ".join(OBJECTIVES),
-            "[training] objective = {r.training.objective!r} would run a function on the clients' machines; over a "
-            "network it is one of {got}",
-        ),
-        RecipeRule(
-            lambda r, a: r.clients.split != "files",
-            "[clients] split = {r.clients.split!r} shares out data that one party holds; over a network every client "
-            "has a file of its own: set split = 'files'",
-        ),
-        RecipeRule(
-            lambda r, a: not isinstance(r.data.held_out, str),
-            "[data] held_out = {r.data.held_out} draws from the rows of all parties, which no party sees; name a "
-            "category: each client leaves it out of its file, and the server evaluates on its own rows of it",
-        ),
-        RecipeRule(
-            lambda r, a: [kept for kept in r.evaluation.sets or () if kept.clients is not None],
-            "[evaluation.sets] {got[0].name!r}: clients = {got[0].clients} keeps back rows of the clients, which no "
-            "server sees over a network: take path, a file of the server's, or held_out, a category that each client "
-            "leaves out of its file; [evaluation] clients asks each client for what it gained",
-        ),
-        RecipeRule(
-            lambda r, a: r.directions.informed and r.directions.basis_digest is None,
-            "[directions] basis_digest is missing, by which each client checks its own file: `fedkseed serve` writes "
-            "it, or `fedkseed pin RECIPE`",
-        ),
-        RecipeRule(
-            lambda r, a: r.asynchronous,
-            "[asynchronous] plans in virtual time; rounds over a network are synchronous: remove it",
-        ),
-        RecipeRule(
-            lambda r, a: a.remembers,
-            "clients of {name} have to remember every round, and over a network one that is restarted forgets: choose "
-            "another [training] algorithm",
-        ),
+        "clients of {name} have to remember every round, and over a network one that is restarted forgets: "
+        "choose another [training] algorithm": lambda r, a: a.strategy.remembers,
         # Servers that stand between the first one and the clients, and hand up sums.
-        RecipeRule(
-            lambda r, a: r.network.shards and r.clients.count not in (None, total := sum(r.network.shards)) and total,
-            "[clients] count says {r.clients.count}, and [network] shards add up to {got}",
+        "[clients] count says {r.clients.count}, and [network] shards add up to {got}": lambda r, a: (
+            r.network.shards and r.clients.count not in (None, total := sum(r.network.shards)) and total
         ),
-        RecipeRule(
-            lambda r, a: r.network.shards and _largest_upload(r) > LARGEST_SHARD_UPLOAD and _largest_upload(r),
-            f"a shard reads uploads of {LARGEST_SHARD_UPLOAD:,} numbers, those of this recipe have up to {{got:,}}: "
-            "set [directions] size or [training] steps lower, or take one server",
+        f"a shard reads uploads of {LARGEST_SHARD_UPLOAD:,} numbers, those of this recipe have up to {{got:,}}: set "
+        "[directions] size or [training] steps lower, or take one server": lambda r, a: (
+            r.network.shards and (largest := _largest_upload(r)) > LARGEST_SHARD_UPLOAD and largest
         ),
-        RecipeRule(
-            lambda r, a: r.network.shards and r.evaluation.clients is not None,
-            "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it",
+        "[evaluation] clients asks each client for what it gained, and shards hand up sums: remove it": lambda r, a: (
+            r.network.shards and r.evaluation.clients is not None
         ),
-        RecipeRule(
-            lambda r, a: r.network.shards and (not a.pooled or r.secure or _protects(r, "client")),
-            "[network] shards is for uploads that are added up along K directions, where neither [secure] nor the "
-            "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, or one server",
+        "[network] shards is for uploads that are added up along K directions, where neither [secure] nor the "
+        "[privacy] of clients is set: choose fedkseed, -pro, -plus or -backprop, or one server": lambda r, a: (
+            r.network.shards and (not a.pooled or r.secure or _protecting(r, "client"))
         ),
-        RecipeRule(
-            lambda r, a: r.network.shards and _compares(r) and str(r.trust.agreement).lower(),
-            "[trust] rule = {r.trust.rule!r} with agreement = {got} compares single uploads, and a root with [network] "
-            "shards sees sums: set rule = 'mean' and agreement = false",
+        "[trust] rule = {r.trust.rule!r} with agreement = {got} compares single uploads, "
+        "and a root with [network] shards sees sums: set rule = 'mean' and agreement = false": lambda r, a: (
+            r.network.shards and _compares(r) and str(r.trust.agreement).lower()
         ),
-    ),
-    Where.PAGE: (_without_shards("one with a page"),),
-    Where.FLOWER_SERVER: (_without_shards("a server over Flower"),),
-    Where.PEERS: (
-        _without_shards("a federation without one"),
-        *(
-            RecipeRule(
-                lambda r, a, name=name: getattr(r, name) is not None,
-                f"[{name}] needs a server between the clients: peers see each upload. Remove it, or take "
-                "`fedkseed serve`",
-            )
-            for name in ("secure", "privacy")
-        ),
-        RecipeRule(
-            lambda r, a: not (a.pooled and a.sums),
-            "[training] algorithm = {name!r}: peers take fedkseed, fedkseed-plus and fedkseed-backprop, whose uploads "
-            "can be added up by whoever has another model at the moment",
-        ),
-    ),
-    Where.REMARK: (
+    },
+    Where.PAGE: {NO_SHARDS.format("one with a page"): lambda r, a: r.network.shards},
+    Where.FLOWER_SERVER: {NO_SHARDS.format("a server over Flower"): lambda r, a: r.network.shards},
+    Where.PEERS: {
+        NO_SHARDS.format("a federation without one"): lambda r, a: r.network.shards,
+        "[{got}] needs a server between the clients: peers see each upload. Remove it, "
+        "or take `fedkseed serve`": lambda r, a: (r.secure and "secure") or (r.privacy and "privacy"),
+        "[training] algorithm = {name!r}: peers take fedkseed, fedkseed-plus and fedkseed-backprop, whose uploads "
+        "can be added up by whoever has another model at the moment": lambda r, a: not (a.pooled and a.sums),
+    },
+    Where.REMARK: {
         # Allowed together, and hardly meant.
-        RecipeRule(
-            lambda r, a: a.pooled and a.local == TWO and not r.directions.shared and r.secure and not r.privacy,
-            "[directions] shared = false: each client draws directions of its own, and the sum along one that few have "
-            "drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, or add "
-            "noise by [privacy]",
+        "[directions] shared = false: each client draws directions of its own, and the sum along one that few have "
+        "drawn tells the server almost what one client sent, masked or not (docs/privacy.md); leave it out, "
+        "or add noise by [privacy]": lambda r, a: _draws(a) and not r.directions.shared and r.secure and not r.privacy,
+        "[trust] rule = {r.trust.rule!r} compares numbers along one direction, and here each client draws directions "
+        "of its own: it leaves hardly anything of them; "
+        "set [directions] shared = true, or rule = 'clipped'": lambda r, a: (
+            _draws(a) and not r.directions.shared and r.trust.rule in COMPARES_ALONG_DIRECTIONS
         ),
-        RecipeRule(
-            lambda r, a: (
-                a.pooled and a.local == TWO and not r.directions.shared and r.trust.rule in COMPARES_ALONG_DIRECTIONS
-            ),
-            "[trust] rule = {r.trust.rule!r} compares numbers along one direction, and here each client draws "
-            "directions of its own: it leaves hardly anything of them; set [directions] shared = true, or rule = "
-            "'clipped'",
-        ),
-    ),
+    },
 }

@@ -1,5 +1,7 @@
 """A recipe's tables, typed: every key, its default and its limits."""
 
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -24,6 +26,13 @@ def _portion(value: Any) -> Any:
     if not whole and not (isinstance(value, float) and 0 < value < 1):
         raise PydanticCustomError("portion", "Input should be a share of rows as 0.1, or a number of rows as 5")
     return value
+
+
+def _one_of(names: Iterable[str], name: str) -> str:
+    if name not in names:
+        *others, last = map(repr, names)
+        raise PydanticCustomError("name", "Input should be {names}", {"names": f"{', '.join(others)} or {last}"})
+    return name
 
 
 Portion = Annotated[int | float, BeforeValidator(_portion)]  # a number of rows, or a share of them
@@ -102,7 +111,7 @@ class ClientsTable(Table):
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
     # Of a round's cohort: from all clients, or from those that have not had their turn yet.
     draw: Literal["each round", "in turns"] = "each round"  # with [privacy] in turns, unless it is given
-    alpha: float = 0.5  # of the Dirichlet split over categories
+    alpha: Positive = 0.5  # of the Dirichlet split over categories: 0.5 is strongly uneven, 5.0 nearly even
     min_examples: Count = 10  # default with tasks 20
     backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that do, in KSeed's algorithms
     slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of slow clients, in virtual time: docs/asynchronous.md
@@ -114,20 +123,12 @@ class ClientsTable(Table):
     @classmethod
     def _defaults(cls, table: Any) -> Any:
         """Fill in the defaults that depend on the split."""
-        if not isinstance(table, dict):
+        if not isinstance(table, dict) or table.get("split") in ("files", "column"):
             return table
-        match table.get("split"):
-            case "files" | "column":
-                return table
-            case "tasks":
-                return {"min_examples": 20} | table
-            case _:
-                return {"count": 200} | table
+        return ({"min_examples": 20} if table.get("split") == "tasks" else {"count": 200}) | table
 
     @model_validator(mode="after")
     def _check(self) -> "ClientsTable":
-        if self.alpha <= 0:
-            raise ValueError(f"alpha must be greater than 0, got {self.alpha}; 0.5 is strongly uneven, 5.0 nearly even")
         if self.active is not None and self.cohort != type(self).model_fields["cohort"].default:
             raise ValueError("cohort is a number of clients and active a share of them: give one, not both")
         if self.count is not None:
@@ -147,18 +148,11 @@ class ClientsTable(Table):
         return self.cohort
 
 
-def _known_family(name: str) -> str:
-    if name not in FAMILIES:
-        *others, last = map(repr, FAMILIES)
-        raise PydanticCustomError("family", "Input should be {names}", {"names": f"{', '.join(others)} or {last}"})
-    return name
-
-
 class DirectionsTable(Table):
     """The pool of K directions of one family. The pool's key follows from the recipe's seed."""
 
     # hadamard, rademacher, gaussian, hashed, separable, informed or mixed: docs/families.md.
-    family: Annotated[str, AfterValidator(_known_family)] = "hadamard"
+    family: Annotated[str, AfterValidator(partial(_one_of, FAMILIES))] = "hadamard"
     size: Count = 4096  # K
     # Whether all clients of a round step along the same directions, so that their scalars align.
     shared: bool = False  # with [secure] true, unless it is given or some clients send K numbers
@@ -218,9 +212,7 @@ class TrainingTable(Table):
     @model_validator(mode="after")
     def _check(self) -> "TrainingTable":
         if self.server == "adam" and self.server_lr is None:
-            raise ValueError(
-                "server = 'adam' moves each coefficient by about server_lr in a round: give it, 3e-6 or so"
-            )
+            raise ValueError("server = 'adam' moves each coefficient by about server_lr a round: give it, 3e-6 or so")
         if self.objective not in OBJECTIVES and not own_code.is_own(self.objective):
             raise ValueError(
                 f"objective is {', '.join(map(repr, OBJECTIVES))}, or a function of yours as 'FILE.py:FUNCTION' or "
@@ -281,20 +273,10 @@ class NetworkTable(Table):
         Raises:
             FedKSeedError: the minimum is more than the cohort.
         """
-        if self.shards is not None:
-            if self.minimum is not None and self.minimum > len(self.shards):
-                raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {len(self.shards)} shards")
-            return self.minimum or len(self.shards)
-        if self.minimum is not None and self.minimum > cohort:
-            raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {cohort} clients of a round")
-        return self.minimum or (cohort + 1) // 2
-
-
-def _known_rule(name: str) -> str:
-    if name not in RULES:
-        *others, last = map(repr, RULES)
-        raise PydanticCustomError("rule", "Input should be {names}", {"names": f"{', '.join(others)} or {last}"})
-    return name
+        most, what = (cohort, "clients of a round") if self.shards is None else (len(self.shards), "shards")
+        if self.minimum is not None and self.minimum > most:
+            raise FedKSeedError(f"[network] minimum = {self.minimum} is more than the {most} {what}")
+        return self.minimum or (most if self.shards else (cohort + 1) // 2)
 
 
 class SecureTable(Table):
@@ -350,7 +332,8 @@ class PrivacyTable(Table):
 class TrustTable(Table):
     """Limits of what one client can do to a run (docs/security.md); `fedkseed serve` has stricter defaults."""
 
-    rule: Annotated[str, AfterValidator(_known_rule)] = "mean"  # of strategies/robust.py; a server's default: clipped
+    # Of strategies/robust.py; a server's default: clipped.
+    rule: Annotated[str, AfterValidator(partial(_one_of, RULES))] = "mean"
     hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2  # share of the clients that may be hostile
     agreement: bool = False  # clients count by how well they agree with the others; a server's default: true
     most_examples: Count | None = None  # largest weight of a client; None: all that it claims; a server's default: 1
@@ -394,8 +377,7 @@ class HeldOutSetTable(Table):
         if len(sources) != 1:
             raise ValueError(
                 f"the set {self.name!r} has {' and '.join(sources) or 'no rows'}: give one of path (a file), held_out "
-                f"(a "
-                "category) and clients (a share or a number of each client's rows)"
+                "(a category) and clients (a share or a number of each client's rows)"
             )
         return self
 
@@ -429,8 +411,7 @@ class EvaluationTable(Table):
         """Fill in what a choice of the best round needs: patience is by the loss, and half of the examples choose."""
         if not isinstance(table, dict):
             return table
-        best = {"best": "loss"} if table.get("patience") is not None else {}
-        table = best | table
+        table = ({"best": "loss"} if table.get("patience") is not None else {}) | table
         return ({"validation": 0.5} if table.get("best") is not None else {}) | table
 
     @model_validator(mode="after")
@@ -452,27 +433,21 @@ class EvaluationTable(Table):
             values = [value for rows in self.further if (value := getattr(rows, what)) is not None]
             if twice := sorted({value for value in values if values.count(value) > 1}):
                 raise ValueError(f"two sets have the {what} {twice[0]!r}: give each its own")
-        self._require_choosable()
-        return self
-
-    def _require_choosable(self) -> None:
-        """Refuse a best round that can't be chosen."""
-        if self.best is not None and self.best not in (choosing := [n for n in self.measured if n in PREDICTED]):
+        choosing = [name for name in self.measured if name in PREDICTED]
+        if self.best not in (None, *choosing):
             raise ValueError(
                 f"best is a metric that every evaluation measures, {' or '.join(map(repr, choosing))} in this recipe, "
                 f"got {self.best!r}"
             )
         if self.best is not None and not self.every:
-            raise ValueError(
-                "best and patience choose among the evaluations of a run: set every, too, as every = 5 rounds"
-            )
+            raise ValueError("best and patience choose among the evaluations of a run: set every, too, as every = 5")
+        return self
 
     @property
     def measured(self) -> tuple[str, ...]:
         """The names of the metrics, each once."""
-        if self.metrics is None:
-            return ("loss", "rouge") if self.generated else ("loss",)
-        return tuple(dict.fromkeys(["loss", *self.metrics]))
+        metrics = self.metrics if self.metrics is not None else ["rouge"] if self.generated else []
+        return tuple(dict.fromkeys(["loss", *metrics]))
 
     @property
     def written(self) -> tuple[str, ...]:
@@ -482,9 +457,8 @@ class EvaluationTable(Table):
     @property
     def further(self) -> tuple[HeldOutSetTable, ...]:
         """The held-out sets beside that of [data] held_out, the clients' own rows last."""
-        if self.clients is None:
-            return tuple(self.sets or ())
-        return (*(self.sets or ()), HeldOutSetTable(name=OWN_ROWS, clients=self.clients, examples="all"))
+        clients, sets = self.clients, self.sets or []
+        return (*sets, *([HeldOutSetTable(name=OWN_ROWS, clients=clients, examples="all")] if clients else []))
 
     @property
     def categories(self) -> tuple[str, ...]:
@@ -558,24 +532,19 @@ class Recipe(Table):
             raise FedKSeedError(
                 "[directions] basis_digest is missing: a run writes it into its recipe.toml, `fedkseed pin` into yours"
             )
-        return Pool(
-            pool_key(self.seed), directions.size, directions.family, bytes.fromhex(directions.basis_digest or "")
-        )
+        digest = bytes.fromhex(directions.basis_digest or "")
+        return Pool(pool_key(self.seed), directions.size, directions.family, digest)
 
     def absolute(self) -> "Recipe":
         """The same recipe with local paths made absolute, so that any working directory will do."""
         basis, sets, metrics = self.directions.basis, self.evaluation.sets, self.evaluation.metrics
-        code = {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")}
+        sets = sets and [rows.model_copy(update={"path": rows.path and _absolute(rows.path)}) for rows in sets]
         changed: dict[str, dict[str, Any]] = {
             "model": {"name": _absolute(self.model.name)},
             "data": {"source": _absolute(self.data.source)},
             "directions": {"basis": basis and _absolute(basis)},
-            "training": code,
-            "evaluation": {
-                "metrics": metrics and [*map(own_code.absolute, metrics)],
-                "sets": sets
-                and [rows.model_copy(update={"path": rows.path and _absolute(rows.path)}) for rows in sets],
-            },
+            "training": {name: own_code.absolute(getattr(self.training, name)) for name in ("algorithm", "objective")},
+            "evaluation": {"metrics": metrics and [*map(own_code.absolute, metrics)], "sets": sets},
         }
         return self.model_copy(
             update={name: getattr(self, name).model_copy(update=values) for name, values in changed.items()}

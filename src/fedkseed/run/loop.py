@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ..directions.factors import Basis
 from ..errors import FedKSeedError
 from ..evaluation.statistics import NOT_EVALUATED, Evaluation, Gain, gains
-from ..recipe.rules import remarks
+from ..recipe.rules import Where, broken_rules
 from ..recipe.schema import Recipe
 from ..round import Broadcasts, Report
 from ..strategy import COEFFICIENTS, ServerPart, Strategy
@@ -159,7 +159,7 @@ def _opened(store: Store, federation: Federation, broadcasts: Broadcasts[Any]) -
     if federation.holdings:
         store.remember("clients", federation.holdings)
     store.copy_metrics()
-    for remark in remarks(federation.recipe):
+    for _, remark in broken_rules(federation.recipe, Where.REMARK):
         federation.progress.note(remark)
     store.remember(REACH, federation.reach)
     if federation.base is not None and 0 not in store.evaluations():

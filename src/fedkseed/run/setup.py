@@ -300,7 +300,7 @@ class WithModel:
         return Finished(
             output=output,
             steps=self.stopwatch.steps,
-            sync_seconds=None if setup.algorithm.remembers else setup.load(state),
+            sync_seconds=None if setup.algorithm.strategy.remembers else setup.load(state),
             weights=setup.weights.layout.size,
             digest=setup.weights.digest().hex(),
             lora=lora_size(setup.weights.layout.shapes) if setup.algorithm.pooled else None,

@@ -225,10 +225,7 @@ class Simulation:
         return {client: held for client, held in last.items() if held is not None}
 
     def round(
-        self,
-        state: Any,
-        state_after: Callable[[int], Any] | None = None,
-        broadcasts: Broadcasts[Any] | None = None,
+        self, state: Any, state_after: Callable[[int], Any] | None = None, broadcasts: Broadcasts[Any] | None = None
     ) -> tuple[Any, Report]:
         """The state after the next round, and the round's report.
 
@@ -238,7 +235,7 @@ class Simulation:
                 holds a broadcast.
             broadcasts: those of the run, where some are encoded already.
         """
-        if self.setup.algorithm.remembers:
+        if self.setup.algorithm.strategy.remembers:
             self.setup.load(state)  # one model stands in for clients that have seen more or less of it
         step, find = self.planned(state.round), state_after or _not_kept
         began = {client: find(begun) for client, begun in step.begun.items() if begun < state.round}

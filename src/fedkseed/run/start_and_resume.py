@@ -48,10 +48,7 @@ def start(
 
 
 def resume(
-    directory: str | Path,
-    progress: Progress | None = None,
-    model: str | None = None,
-    trackers: Collection[str] = (),
+    directory: str | Path, progress: Progress | None = None, model: str | None = None, trackers: Collection[str] = ()
 ) -> Result:
     """Continue a run that was stopped, from its last committed round.
 

@@ -311,9 +311,4 @@ class WandB:
         self._run.finish(exit_code=0 if ended else 1)
 
 
-TRACKERS: dict[str, type[Tracker]] = {
-    "tensorboard": TensorBoard,
-    "trackio": Trackio,
-    "mlflow": MLflow,
-    "wandb": WandB,
-}
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "trackio": Trackio, "mlflow": MLflow, "wandb": WandB}

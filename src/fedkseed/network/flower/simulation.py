@@ -84,7 +84,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
     now = ActivityFile(copies)
     simulation = Simulation(recipe.absolute(), now)
     recipe = simulation.recipe
-    if simulation.setup.algorithm.remembers:
+    if simulation.setup.algorithm.strategy.remembers:
         raise FedKSeedError(
             f"clients of {recipe.training.algorithm} have to remember every round, and the engine moves them from "
             "process to process: use --engine own"
