@@ -37,7 +37,7 @@ def test_every_key_has_a_row_under_its_table():
 def test_rows_say_values_defaults_and_meanings():
     lines = reference().splitlines()
     for row in (
-        "| `alpha` | number > 0 | `0.5` | of the Dirichlet split over categories: 0.5 is strongly uneven, 5.0 nearly even |",
+        "| `alpha` | number > 0 | `0.5` | of the Dirichlet split over categories: 0.5 is uneven, 5.0 nearly even |",
         "| `seed` | whole number ≥ 0, < 2^63 | `0` | of all draws: directions, data, cohorts, batches |",
         '| `held_out` | text or number > 0, < 1 | `"summarization"` | A category, or a share of all rows; for data '
         "without the category of the default 0.1. |",

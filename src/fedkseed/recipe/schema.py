@@ -111,7 +111,7 @@ class ClientsTable(Table):
     active: Annotated[float, Field(gt=0, le=1)] | None = None  # in place of cohort: its share of all clients
     # Of a round's cohort: from all clients, or from those that have not had their turn yet.
     draw: Literal["each round", "in turns"] = "each round"  # with [privacy] in turns, unless it is given
-    alpha: Positive = 0.5  # of the Dirichlet split over categories: 0.5 is strongly uneven, 5.0 nearly even
+    alpha: Positive = 0.5  # of the Dirichlet split over categories: 0.5 is uneven, 5.0 nearly even
     min_examples: Count = 10  # default with tasks 20
     backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that do, in KSeed's algorithms
     slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of slow clients, in virtual time: docs/asynchronous.md
