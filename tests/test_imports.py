@@ -41,8 +41,8 @@ network.protocol.server.request_limits network.protocol.signatures network.proto
 network.protocol.client.recipe_consent network.protocol.client.policy network.protocol.client.worker_socket
 network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
 network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections
-network.https.app network.https.browser_page network.https.endpoints network.https.registered_keys network.https.server
-network.https.join network.https.shard network.peers network.peers.signed_upload network.peers.roster
+network.https.app network.https.browser_page network.https.registered_keys network.https.server network.https.join
+network.https.shard network.peers network.peers.signed_upload network.peers.roster
 network.peers.merge_rule network.peers.store network.peers.tls network.peers.app network.peers.gossip
 network.peers.verify cli cli.options cli.certs cli.tune cli.look cli.share cli.research
 """)
@@ -83,7 +83,6 @@ TESTED_IN = {
     "models.load": "models/test_quantised.py",
     "models.loss": "evaluation/test_evaluate.py",
     "models.peft_adapters": "recipe/test_algorithms.py",
-    "network.https.endpoints": "network/https/test_app.py",
     "network.https.server": "network/https/test_app.py",
     "network.peers.app": "network/peers/test_gossip.py",
     "network.peers.signed_upload": "network/peers/test_merge_rule.py",

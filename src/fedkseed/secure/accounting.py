@@ -20,15 +20,11 @@ Steinke, 2021, Theorem 1, https://arxiv.org/abs/2102.06387
 import math
 from typing import Any
 
-from ..errors import FedKSeedError
+from ..errors import needs_extra
 
 
 def epsilon_of(noise: float, times: float, delta: float) -> float:
-    """ε of a unit that takes part in a number of sums.
-
-    Args:
-        noise: standard deviation of the noise over the most that the unit changes a sum.
-    """
+    """ε of a unit that takes part in a number of sums, each with this noise."""
     return 0.0 if times == 0 else float(_library().get_epsilon_gaussian(noise / math.sqrt(times), delta))
 
 
@@ -38,8 +34,6 @@ def noise_for(epsilon: float, delta: float, times: int) -> float:
 
 
 def _library() -> Any:
-    try:
+    with needs_extra("[privacy] needs", "privacy"):
         import dp_accounting
-    except ModuleNotFoundError as error:
-        raise FedKSeedError(f"[privacy] needs the package {error.name}: pip install 'fedkseed[privacy]'") from error
     return dp_accounting

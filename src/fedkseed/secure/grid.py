@@ -27,19 +27,12 @@ NOISE_REACH = 7.0  # those of noise that a masked number holds: a sum is beyond 
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The fixed grid of a run.
+    """The fixed grid of a run."""
 
-    Args:
-        norm: largest Euclidean norm of a client's change; larger ones are cut to it.
-        bits: of one client's number, sign included.
-        size: m', the numbers of a change.
-        key: of the pool, for the signs.
-    """
-
-    norm: float
-    bits: int
-    size: int
-    key: int
+    norm: float  # largest Euclidean norm of a client's change; larger ones are cut to it
+    bits: int  # of one client's number, sign included
+    size: int  # m', the numbers of a change
+    key: int  # of the pool, for the signs
 
     @property
     def padded(self) -> int:
@@ -61,11 +54,7 @@ class Grid:
         return self.norm / self.step + math.sqrt(self.padded)
 
     def width(self, clients: int, variance: float = 0.0) -> int:
-        """Bits of a masked number, which holds the sum of any of these clients' numbers.
-
-        Args:
-            variance: of the noise that all of them together add to each number.
-        """
+        """Bits of a masked number, which holds the sum of these clients' numbers, and of noise of this variance."""
         return math.ceil(2 * (clients * self.most + NOISE_REACH * math.sqrt(variance))).bit_length()
 
     def signs(self, round_: int) -> NDArray[np.int64]:
@@ -92,11 +81,7 @@ class Grid:
     def require_plausible(self, total: NDArray[np.int64], clients: int, variance: float = 0.0) -> None:
         """Refuse a sum that no uploads on this grid have: a wrong share leaves a mask on it.
 
-        Args:
-            variance: of the noise in each number of the sum.
-
-        Raises:
-            FedKSeedError: it is longer than the sum of as many changes of the largest norm, each rounded.
+        It is longer than the sum of as many changes of the largest norm, each rounded, with noise of this variance.
         """
         length = math.sqrt(math.fsum(np.square(total.astype(np.float64)).tolist()))
         noise = math.sqrt(variance * (self.padded + 10 * math.sqrt(self.padded)))  # χ² with 7 standard deviations more

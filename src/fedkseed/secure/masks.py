@@ -6,7 +6,7 @@ were sent: a context that differs in one client, one key or one bit of the broad
 
 import hashlib
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,23 +34,14 @@ ONCE = bytes(12)  # the nonce of a key that seals one bundle
 
 @dataclass(frozen=True, slots=True)
 class MaskRoster:
-    """The clients of a round with masks, and who shares a mask with whom.
+    """The clients of a round with masks, and who shares a mask with whom; a place is an index into `members`."""
 
-    Args:
-        run: name of the run: two runs never share a mask.
-        round: number of the round.
-        members: numbers of the clients, ascending, shape (n,).
-        keys: their X25519 public keys, shape (n, 32).
-        broadcast: SHA-256 of the round's broadcast.
-        neighbours: clients with which each shares a mask, an even number; None: all, and USUAL where there are more.
-    """
-
-    run: bytes
+    run: bytes  # its name: two runs never share a mask
     round: int
-    members: NDArray[np.uint32]
-    keys: NDArray[np.uint8]
-    broadcast: bytes
-    neighbours: int | None = None
+    members: NDArray[np.uint32]  # numbers of the clients, ascending, shape (n,)
+    keys: NDArray[np.uint8]  # their X25519 public keys, shape (n, 32)
+    broadcast: bytes  # SHA-256 of the round's broadcast
+    neighbours: int | None = None  # with which each shares a mask, an even number; None: all, USUAL of more
 
     @property
     def context(self) -> bytes:
@@ -83,8 +74,7 @@ class MaskRoster:
     def others(self, place: int) -> list[int]:
         """Places of the clients with which the one at a place shares a mask, ascending.
 
-        Where not all do, clients stand in a circle, in an order that their context gives, and share with as many on
-        each side.
+        Where not all do, they stand in a circle, in an order that the context gives, and share with both sides alike.
         """
         n = self.members.size
         if self._reach == n - 1:
@@ -105,17 +95,10 @@ class MaskRoster:
         return self.holders(place)[self.threshold - 1 :]
 
     def require_readable(self, there: Collection[int], secrets: Iterable[int]) -> None:
-        """Refuse a set of survivors of which no honest server can make a sum.
+        """Refuse survivors, by their places, of which no honest server can make a sum; `secrets` need enough holders.
 
         Clients that give shares refuse it, too. Else a server could say to each of 20 neighbours of a client that the
         19 others are gone, of 100 clients a few, and get the seeds of all masks of that client.
-
-        Args:
-            there: places of the clients whose uploads have come.
-            secrets: places of those of them whose holders are counted.
-
-        Raises:
-            FedKSeedError: too few clients are there, or too few holders of a secret.
         """
         if len(there) < self.enough:
             raise FedKSeedError(
@@ -130,11 +113,7 @@ class MaskRoster:
                 )
 
     def require(self) -> None:
-        """Refuse a round in which masks protect nobody, or whose shares have too many holders.
-
-        Raises:
-            FedKSeedError: the number of neighbours does not fit.
-        """
+        """Refuse a round in which masks protect nobody, or whose shares have too many holders."""
         if self._reach + 1 > MOST_HOLDERS:
             raise FedKSeedError(
                 f"shares have at most {MOST_HOLDERS} holders, a round of {self.members.size} clients would have "
@@ -151,14 +130,10 @@ def derived(secret: bytes, context: bytes, *label: object, size: int = KEY) -> b
 
 
 def agreed(private: X25519PrivateKey, public: bytes) -> bytes:
-    """The secret that the owners of two keys share.
-
-    Raises:
-        FedKSeedError: the public key is one of the few with which everybody would know the secret.
-    """
+    """The secret that the owners of two keys share."""
     try:
         return private.exchange(X25519PublicKey.from_public_bytes(public))
-    except ValueError as error:
+    except ValueError as error:  # one of the few with which everybody would know the secret
         raise FedKSeedError(f"{public.hex()} is no public key of a client: {error}") from error
 
 
@@ -177,11 +152,7 @@ def sealed(key: bytes, data: bytes) -> bytes:
 
 
 def opened(key: bytes, data: bytes) -> bytes:
-    """The data in a sealed bundle.
-
-    Raises:
-        FedKSeedError: another key has sealed it, or it was changed.
-    """
+    """The data in a bundle that was sealed with the same key, and not changed since."""
     try:
         return ChaCha20Poly1305(key).decrypt(ONCE, data, None)
     except InvalidTag as error:
@@ -198,9 +169,6 @@ def share(points: Mapping[int, bytes], x: int) -> bytes:
 
     Args:
         points: x -> values, as many points as coefficients.
-
-    Raises:
-        FedKSeedError: values have different lengths.
     """
     try:
         return bytes(shamir.combine([bytearray(values) + bytes([at ^ x]) for at, values in points.items()]))
@@ -211,9 +179,3 @@ def share(points: Mapping[int, bytes], x: int) -> bytes:
 def signed(place: int, other: int) -> int:
     """+1 or −1: of a mask that two clients share, one adds it and the other takes it off."""
     return 1 if place < other else -1
-
-
-def places(roster: MaskRoster, there: Sequence[bool] | NDArray[np.bool_]) -> tuple[list[int], list[int]]:
-    """Places of the clients whose uploads have come, and of the others."""
-    came = np.asarray(there, bool)
-    return np.flatnonzero(came).tolist(), np.flatnonzero(~came).tolist()

@@ -7,7 +7,7 @@ another process of it, gives the same ones.
 import hashlib
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -17,44 +17,31 @@ from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
 from ..wire.records import Masked, Run, Shares, Survivors
-from .masks import SEED, MaskRoster, agreed, derived, mask, opened, places, sealed, share, signed
+from .masks import SEED, MaskRoster, agreed, derived, mask, opened, sealed, share, signed
 from .noise import discrete_gaussian
 
 
-class RoundMemory(Protocol):
-    """The memory of a client, which in each round masks one vector and answers one set of survivors."""
+def _in_this_process() -> Callable[[int, str, bytes], None]:
+    answered: dict[tuple[int, str], bytes] = {}
 
-    def once(self, round_: int, leg: str, value: bytes) -> None:
-        """Note a value for a leg of a round.
-
-        Raises:
-            FedKSeedError: another value stands there.
-        """
-        ...
-
-
-@dataclass(slots=True)
-class Forgetful:
-    """The memory of one process."""
-
-    answered: dict[tuple[int, str], bytes] = field(default_factory=dict)
-
-    def once(self, round_: int, leg: str, value: bytes) -> None:
-        if self.answered.setdefault((round_, leg), value) != value:
+    def once(round_: int, leg: str, value: bytes) -> None:
+        if answered.setdefault((round_, leg), value) != value:
             raise FedKSeedError(
                 f"round {round_} was answered with another {leg}: from both answers the server could tell this "
                 "client's numbers; it must go on with the first, or begin a new run"
             )
 
+    return once
+
 
 @dataclass(frozen=True, slots=True)
 class MaskingClient:
-    """A client of rounds with masks.
+    """A client of rounds with masks, which in each masks one vector and answers one set of survivors.
 
     Args:
         private: its X25519 key, 32 bytes.
-        memory: what it has answered so far.
         run: name of the run, see `MaskRoster`.
+        once: notes a value for a leg of a round, and raises `FedKSeedError` if another one stands there.
         allow: raises `FedKSeedError` for an upload that must not be sent, which it is shown before it is masked.
         require: raises `FedKSeedError` for a public key that is not that of the client of a number; None: any will do.
     """
@@ -62,7 +49,7 @@ class MaskingClient:
     number: int
     private: bytes = field(repr=False)
     run: bytes = b""
-    memory: RoundMemory = field(default_factory=Forgetful)
+    once: Callable[[int, str, bytes], None] = field(default_factory=_in_this_process)
     allow: Callable[[Any], None] = lambda upload: None
     require: Callable[[int, bytes], None] | None = None
 
@@ -75,11 +62,7 @@ class MaskingClient:
         return self.key.public_key().public_bytes_raw()
 
     def place(self, roster: MaskRoster) -> int:
-        """The place of this client in a round.
-
-        Raises:
-            FedKSeedError: it has none, or a key of the round is not that of its client.
-        """
+        """The place of this client in a round, all of whose keys are those of their clients."""
         roster.require()
         (place,) = np.flatnonzero(roster.members == self.number).tolist() or (None,)
         if place is None or roster.key(place) != self.public:
@@ -90,18 +73,15 @@ class MaskingClient:
         return place
 
     def masked(self, run: Run, roster: MaskRoster, numbers: NDArray[np.int64], width: int) -> Masked:
-        """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks.
-
-        Raises:
-            FedKSeedError: this client is not in the round, or has masked other numbers in it before.
-        """
+        """The upload of whole numbers, masked modulo 2^width, with shares of the seeds of its masks."""
         place, context = self.place(roster), roster.context
-        self.memory.once(roster.round, "upload", context + numbers.astype("<i8").tobytes())
+        self.once(roster.round, "upload", context + numbers.astype("<i8").tobytes())
         secrets = {other: agreed(self.key, roster.key(other)) for other in roster.holders(place)}
         seeds = [derived(self.private, context, "own", size=SEED)]
         total = numbers + mask(seeds[0], numbers.size, width)
         for other in roster.others(place):
-            seeds.append(_pair(secrets[other], context, roster, place, other))
+            pair = min(place, other), max(place, other)  # both find the same seed
+            seeds.append(derived(secrets[other], context, "pair", *pair, size=SEED))
             total = total + signed(place, other) * mask(seeds[-1], numbers.size, width).astype(np.int64)
         joined, holders, implied = b"".join(seeds), roster.holders(place), roster.threshold - 1
         points = {0: joined} | {
@@ -130,23 +110,18 @@ class MaskingClient:
 
         For each client that is there: the share of its own mask's seed, and those of the masks that it shares with
         clients that are not there. Nothing else of a share leaves this client.
-
-        Raises:
-            FedKSeedError: too few clients are there, or too few holders of one; this one is not there, or has answered
-                other survivors before.
         """
         place, context = self.place(roster), roster.context
-        there, gone = places(roster, request.there)
+        there = np.flatnonzero(request.there).tolist()
         if place not in there:
             raise FedKSeedError(f"client {self.number} is asked for shares of a round that goes on without it")
         senders = [sender for sender in roster.holders(place) if sender in there]
         roster.require_readable(there, senders)
-        self.memory.once(roster.round, "set of survivors", context + request.there.tobytes())
-        bundles = dict(zip(sent_to(roster, place, there), request.bundles, strict=False))
-        if len(bundles) != len(request.bundles) or {*bundles} != {*sent_to(roster, place, there)}:
-            raise FedKSeedError(
-                f"{len(sent_to(roster, place, there))} clients made bundles for this one, got {len(request.bundles)}"
-            )
+        self.once(roster.round, "set of survivors", context + request.there.tobytes())
+        sealing = sent_to(roster, place, there)
+        if len(sealing) != len(request.bundles):
+            raise FedKSeedError(f"{len(sealing)} clients made bundles for this one, got {len(request.bundles)}")
+        bundles = dict(zip(sealing, request.bundles, strict=True))
         shares = []
         for sender in senders:
             secret, others = agreed(self.key, roster.key(sender)), roster.others(sender)
@@ -154,7 +129,7 @@ class MaskingClient:
                 whole = opened(derived(secret, context, "bundle", sender, place), bundles[sender].tobytes())
             else:
                 whole = _implied(secret, context, sender, place, SEED * (1 + len(others)))
-            asked = [0, *(1 + k for k, other in enumerate(others) if other in gone)]
+            asked = [0, *(1 + k for k, other in enumerate(others) if not request.there[other])]
             shares += [whole[k * SEED : (k + 1) * SEED] for k in asked]
         return Shares(request.run, request.round, self.number, b"".join(shares))
 
@@ -168,8 +143,3 @@ def _implied(secret: bytes, context: bytes, sender: int, holder: int, size: int)
     """The share of a holder to which none is sent: both sides find it."""
     stream = Cipher(ChaCha20(derived(secret, context, "share", sender, holder), bytes(16)), None).encryptor()
     return stream.update(bytes(size))
-
-
-def _pair(secret: bytes, context: bytes, roster: MaskRoster, place: int, other: int) -> bytes:
-    """The seed of the mask that two clients share; both find the same."""
-    return derived(secret, context, "pair", min(place, other), max(place, other), size=SEED)

@@ -43,11 +43,7 @@ class Bits:
         return numbers
 
     def happens(self, x: NDArray[np.float64], exact: Callable[[int], Fraction]) -> NDArray[np.bool_]:
-        """Events of probability exp(−x).
-
-        Args:
-            exact: the number x that stands at a place.
-        """
+        """Events of probability exp(−x); `exact` returns the number x that stands at a place."""
         drawn, p = self.words(x.size) >> np.uint64(11), np.exp(-x)
         u = drawn * 2.0**-53
         events = u < p
@@ -74,9 +70,6 @@ def discrete_gaussian(variance: int, count: int, key: bytes) -> NDArray[np.int64
     """Independent samples with σ² = `variance`, 1 to MOST, shape (count,); the same key gives the same ones.
 
     Of a discrete Laplace distribution of scale t = ⌊σ⌋ + 1, kept with probability exp(−(|y| − σ² / t)² / 2σ²).
-
-    Raises:
-        FedKSeedError: the variance is not in that range.
     """
     if not 1 <= variance <= MOST:
         raise FedKSeedError(

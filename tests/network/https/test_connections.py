@@ -147,7 +147,7 @@ def test_a_new_session_ends_the_one_before(hub):
     old, new = begun(hub, 0), begun(hub, 0)
     refused(401, lambda: hub.client(old))
     refused(401, lambda: waits(hub, old))
-    assert hub.client(new) == 0
+    assert hub.client(new).number == 0
 
 
 def test_a_request_that_waits_ends_with_its_session(hub):
@@ -209,7 +209,7 @@ def test_a_key_that_is_taken_away_or_replaced_is_refused_at_once(hub):
     another = ec.generate_private_key(ec.SECP256R1())
     hub.take([KEYS[0].public_key(), None, another.public_key()])
     assert hub.nodes() == [0]
-    assert hub.client(tokens[0]) == 0
+    assert hub.client(tokens[0]).number == 0
     refused(401, lambda: hub.answer(tokens[1], bytes.fromhex(key or ""), b"a reply"))
     for number in (1, 2):
         refused(401, lambda number=number: hub.client(tokens[number]))

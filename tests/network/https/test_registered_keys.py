@@ -42,9 +42,6 @@ def test_keys_are_numbered_written_down_and_looked_at(registered, keys):
     assert registered.lines == [(keys / f"client-{number}.pub").read_text().strip() for number in range(3)]
     assert ClientNumbers(registered.directory, None).expected == {0, 1, 2}
     assert (registered.directory / FOLDER / "signing.json").exists()
-    assert not registered.changed()
-    revoke(keys, 1)
-    assert registered.changed()
 
 
 def test_a_key_that_is_in_use_twice_is_refused(registered, keys):
@@ -105,14 +102,14 @@ def test_rounds_end_and_begin_again_when_keys_have_changed(registered, connectio
 def test_a_removed_key_has_no_request_answered_while_no_round_looks(connections, keys):
     key = private_key(keys / "client-1")
     number, token = connections.session(proof(connections, key))
-    assert (number, connections.client(token)) == (1, 1)
+    assert (number, connections.client(token).number) == (1, 1)
     revoke(keys, 1)
     with pytest.raises(RequestError, match="the key is not registered any more"):
         connections.client(token)
     with pytest.raises(RequestError, match="the key is not registered any more"):
         connections.session(proof(connections, key))
     other = connections.session(proof(connections, private_key(keys / "client-0")))[1]
-    assert connections.client(other) == 0
+    assert connections.client(other).number == 0
 
 
 def test_a_server_with_a_page_waits_for_the_keys_that_are_made_on_it(registered, keys, monkeypatch):

@@ -2,10 +2,9 @@
 
 task_files.py       a task without its large parts, which are files named by their SHA-256
 connections.py      the server's side as a state: who is connected, who owes which answer
-app.py              the five requests that a client can make, as an ASGI application
+app.py              the five requests that a client can make, as an ASGI application; TLS and HTTP on both sides
 browser_page.py     the page on which a browser takes part
 registered_keys.py  the clients' keys, which may change while the server runs
-endpoints.py        TLS and HTTP on both sides
 server.py           rounds on one thread, requests on another
 join.py             a client: waits for tasks, hands them to its worker, sends the replies
 shard.py            a server of some clients that is a client of another server

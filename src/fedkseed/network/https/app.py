@@ -1,4 +1,4 @@
-"""The requests of a client, as an ASGI application.
+"""The requests of a client, as an ASGI application, and the two ends of the HTTPS connections that carry them.
 
     GET  /v1/challenge               32 bytes to sign
     POST /v1/session                 the challenge, signed: who the client is, and a token for what follows
@@ -11,10 +11,18 @@ text. Whoever has a file's SHA-256 may read it: only clients are sent one.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import TypeAlias
+import resource
+import socket
+import ssl
+import threading
+import time
+from asyncio import sslproto
+from collections.abc import Awaitable, Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
 
+import httpx
+import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from ...errors import FedKSeedError
+from ...files import border
 from ..protocol.server.request_limits import Quota
 from .browser_page import IMMUTABLE, Page
 from .connections import PROOF, Connections, RequestError
@@ -29,8 +38,21 @@ from .task_files import DIGEST, KEY
 
 LONGEST = 240.0  # seconds for which a request waits: proxies and home routers drop what is silent for five minutes
 PATIENCE = 10.0  # seconds between two parts of a body
+TLS_BUFFER = 1 << 13  # bytes read of a connection at once; asyncio keeps 256 KB for each, 5 GB for 20,000 clients
+START = 30.0  # seconds for the port to be open, and for the server to end after its connections
+LINGER = 3.0  # seconds for connections to end by themselves; uvicorn's patience is longer
+KEEP_ALIVE = 300  # seconds for which a connection without a request is kept; a request waits up to 240
 
-Answer: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+async def refusal(request: Request, error: Exception) -> Response:
+    """The answer to a request that is refused: the status of a `RequestError`, and its text."""
+    if isinstance(error, RequestError):
+        return PlainTextResponse(f"{error}\n", error.status)
+    status = error.status_code if isinstance(error, HTTPException) else 400
+    return PlainTextResponse("no such request: docs/session.md and docs/peers.md have them all\n", status)
+
+
+REFUSALS = dict.fromkeys((RequestError, HTTPException, ClientDisconnect), refusal)
 
 
 def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Starlette:
@@ -74,35 +96,14 @@ def application(connections: Connections, largest: int, strangers: Quota, page: 
         connections.answer(token, key, await read_body(request, largest))
         return Response(status_code=204)
 
-    async def unknown(request: Request, error: Exception) -> Response:
-        status = error.status_code if isinstance(error, HTTPException) else 500
-        return PlainTextResponse("no such request: docs/session.md has them all\n", status)
-
-    return Starlette(
-        routes=[
-            Route("/v1/challenge", refusing(challenge)),
-            Route("/v1/session", refusing(session), methods=["POST"]),
-            Route("/v1/task", refusing(task)),
-            Route("/v1/file/{digest}", refusing(file)),
-            Route("/v1/task/{key}", refusing(answer), methods=["POST"]),
-            *(page.routes() if page else ()),
-        ],
-        exception_handlers={404: unknown, 405: unknown},
-    )
-
-
-def refusing(endpoint: Answer) -> Answer:
-    """The endpoint with a refusal as its answer: the status of a `RequestError`, and its text."""
-
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except RequestError as refusal:
-            return PlainTextResponse(f"{refusal}\n", refusal.status)
-        except ClientDisconnect:
-            return Response(status_code=400)
-
-    return answered
+    routes = [
+        Route("/v1/challenge", challenge),
+        Route("/v1/session", session, methods=["POST"]),
+        Route("/v1/task", task),
+        Route("/v1/file/{digest}", file),
+        Route("/v1/task/{key}", answer, methods=["POST"]),
+    ]
+    return Starlette(routes=routes + (page.routes() if page else []), exception_handlers=REFUSALS)
 
 
 def _token(request: Request) -> str:
@@ -120,11 +121,7 @@ def _bytes(text: str, what: str, lengths: tuple[int, ...]) -> bytes:
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """The body of a request; memory grows only as it comes.
-
-    Raises:
-        RequestError: it is larger than `most` bytes, or stands still.
-    """
+    """The body of a request, of at most `most` bytes, whose parts do not stand still; memory grows only as it comes."""
     if int(request.headers.get("content-length", 0)) > most:
         raise RequestError(413, f"at most {most:,} bytes are read")
     data, parts = bytearray(), request.stream()
@@ -142,18 +139,81 @@ async def read_body(request: Request, most: int) -> bytes:
 
 async def _unless_gone(request: Request, waiting: Awaitable[bytes | None]) -> bytes | None:
     """The result of a wait that ends when the client is gone."""
-    wait = asyncio.ensure_future(waiting)
-    gone = asyncio.ensure_future(request.receive())  # a request without a body says next that it is over
+
+    async def hang_up() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass  # a request without a body says first that it is over
+
+    wait, gone = asyncio.ensure_future(waiting), asyncio.ensure_future(hang_up())
     try:
-        while True:
-            await asyncio.wait({wait, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if wait.done():
-                return wait.result()
-            if gone.result()["type"] == "http.disconnect":
-                raise ClientDisconnect
-            gone = asyncio.ensure_future(request.receive())
+        await asyncio.wait({wait, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if wait.done():
+            return wait.result()
+        raise ClientDisconnect
     finally:
         gone.cancel()
         wait.cancel()
         with suppress(asyncio.CancelledError, FedKSeedError):
             await wait
+
+
+@contextmanager
+def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **options: Any) -> Iterator[None]:
+    """Answer requests on a thread of their own for the length of a `with` block.
+
+    Args:
+        tls: None: requests come from a proxy on this machine, which has the certificate.
+        options: further settings of uvicorn.
+
+    Raises:
+        FedKSeedError: the port is taken.
+    """
+    sslproto.SSLProtocol.max_size = TLS_BUFFER
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each client has one connection
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    config = uvicorn.Config(
+        app, host=host, port=port, access_log=False, ws="none", lifespan="off", timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=5, backlog=4096, server_header=False, date_header=False, proxy_headers=tls is None,
+        **{"log_level": "error", **options},
+    )  # fmt: skip
+    config.load()
+    config.ssl = tls
+    server = uvicorn.Server(config)
+    with border(f"can't listen on port {port} of {host}"):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # :: takes IPv4, too
+        # uvicorn's own listener would end the process if the port is taken
+        listener = socket.create_server((host, port), family=family, dualstack_ipv6=both)
+    with closing(listener):
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        end = time.monotonic() + START
+        while not server.started:
+            if not thread.is_alive() or time.monotonic() > end:
+                raise FedKSeedError(f"the server on port {port} of {host} did not start")
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            thread.join(LINGER)
+            # Browsers answer the end of TLS on none of the connections that they keep for later.
+            for connection in [*server.server_state.connections]:
+                with suppress(RuntimeError):  # its loop has ended meanwhile
+                    connection.loop.call_soon_threadsafe(connection.transport.abort)
+            thread.join(START)
+
+
+def http_client(tls: ssl.SSLContext, timeout: float, connections: int | None = None, url: str = "") -> httpx.Client:
+    """A client that keeps its connections open, and sends none of httpx's headers: most of an idle hour's bytes.
+
+    Args:
+        timeout: seconds between two signs of life of a server.
+        connections: number of connections at most; None: any number.
+        url: of all its requests.
+    """
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=None)
+    client = httpx.Client(base_url=url, verify=tls, limits=limits, timeout=timeout, trust_env=False)
+    for name in ("accept", "accept-encoding", "user-agent", "connection"):
+        del client.headers[name]
+    return client

@@ -45,16 +45,9 @@ def folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page for clients in browsers.
+    """A page for clients in browsers."""
 
-    Args:
-        model: folder whose files are given to whoever asks; None: each visitor needs copies.
-
-    Raises:
-        FedKSeedError: a file of the model is missing.
-    """
-
-    model: Path | None = None
+    model: Path | None = None  # folder whose files are given to whoever asks; None: each visitor needs copies
 
     def __post_init__(self) -> None:
         lacking = [name for name in MODEL_FILES if self.model is not None and not (self.model / name).is_file()]
@@ -62,11 +55,6 @@ class Page:
             raise FedKSeedError(
                 f"{self.model} has no {lacking[0]}; the page runs Llamas from a folder with {', '.join(MODEL_FILES)}"
             )
-
-    @property
-    def offer(self) -> str:
-        """The way in which visitors get the model, in words."""
-        return "visitors need the model's files" if self.model is None else f"anybody gets the files of {self.model}"
 
     def routes(self) -> list[Route]:
         """The routes of the page, its scripts and the model."""

@@ -11,9 +11,9 @@ import secrets
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
@@ -40,11 +40,7 @@ class RequestError(FedKSeedError):
 
 @dataclass(slots=True)
 class StoppableCarrier:
-    """A carrier that checks at each call whether the round is still of use.
-
-    Args:
-        check: raises a `RoundStoppedError` if it is not.
-    """
+    """A carrier whose `check` raises a `RoundStoppedError` at each call if the round is not of use any more."""
 
     inner: Carrier
     check: Callable[[], object]
@@ -86,38 +82,10 @@ class ConnectedClient:
     wake: Callable[[], object] | None = None  # lets its request that waits for a task look again
     task: OfferedTask | None = None  # the last one
 
-
-@dataclass(slots=True)
-class Challenges:
-    """Bytes for clients to sign: each soon, and once."""
-
-    secret: bytes = field(default_factory=partial(secrets.token_bytes, 32))
-    answered: OrderedDict[bytes, float] = field(default_factory=OrderedDict)  # challenge -> time of its answer
-
-    def make(self, now: float) -> bytes:
-        """A challenge of 32 bytes, which this server knows again without keeping it."""
-        head = int(now * 1000).to_bytes(8, "big") + secrets.token_bytes(8)
-        return head + self._tag(head)
-
-    def is_fresh(self, challenge: bytes, now: float) -> bool:
-        """Whether this server has made a challenge, within the last minute."""
-        head, age = challenge[:16], now - int.from_bytes(challenge[:8], "big") / 1000
-        return hmac.compare_digest(self._tag(head), challenge[16:]) and 0 <= age + 0.001 < FRESH
-
-    def use(self, challenge: bytes, now: float) -> None:
-        """Note that a challenge was answered.
-
-        Raises:
-            RequestError: it was answered before.
-        """
-        while self.answered and now - next(iter(self.answered.values())) >= FRESH:
-            self.answered.popitem(last=False)
-        if challenge in self.answered:
-            raise RequestError(401, "this challenge was answered before: ask for another")
-        self.answered[challenge] = now
-
-    def _tag(self, head: bytes) -> bytes:
-        return hmac.digest(self.secret, head, hashlib.sha256)[:16]
+    def wake_up(self) -> None:
+        if self.wake is not None:
+            with suppress(RuntimeError):  # the loop of the requests has ended meanwhile
+                self.wake()
 
 
 class Connections:
@@ -141,7 +109,8 @@ class Connections:
         self._clients: dict[int, ConnectedClient] = {}
         self._numbers: dict[bytes, int] = {}  # fingerprint of a key -> client
         self._sessions: dict[str, ConnectedClient] = {}  # by token
-        self._challenges = Challenges()
+        self._secret = secrets.token_bytes(32)  # of its challenges
+        self._signed = OrderedDict[bytes, float]()  # challenge -> time of its answer
         self._session_quota = Quota(1 / 60, 10)  # of one key: more say that it is in two hands
         self._tasks: dict[str, OfferedTask] = {}  # by key
         self._files: dict[bytes, tuple[bytes, float]] = {}  # digest -> bytes, and the end of its last task
@@ -164,7 +133,7 @@ class Connections:
         with self._lock:
             self._closed = True
             for client in self._clients.values():
-                _wake(client)
+                client.wake_up()
 
     # For the thread of the rounds.
 
@@ -179,25 +148,19 @@ class Connections:
         # Outside of the lock: digests of large messages take time.
         stubs = [Stub.of(secrets.token_bytes(KEY), parcel.data) for parcel in parcels]
         with self._lock:
-            now = self._clock()
+            now, keys = self._clock(), list[str | None]()
             self._files = {digest: entry for digest, entry in self._files.items() if entry[1] > now}
             self._tasks = {key: task for key, task in self._tasks.items() if task.end > now}
-            return [
-                self._offer(parcel.node, stub, files, now + parcel.seconds)
-                for parcel, (stub, files) in zip(parcels, stubs, strict=True)
-            ]
-
-    def _offer(self, number: int, stub: Stub, files: Mapping[bytes, bytes], end: float) -> str | None:
-        client = self._clients.get(number)
-        if client is None:
-            return None
-        for digest, data in files.items():
-            kept, earlier_end = self._files.get(digest, (data, end))
-            self._files[digest] = kept, max(earlier_end, end)
-        client.task = OfferedTask(number, stub.key, stub.encode(), end)
-        self._tasks[stub.key.hex()] = client.task
-        _wake(client)
-        return stub.key.hex()
+            for parcel, (stub, files) in zip(parcels, stubs, strict=True):
+                client, end, key = self._clients.get(parcel.node), now + parcel.seconds, stub.key.hex()
+                keys.append(None if client is None else key)
+                if client is not None:
+                    for digest, data in files.items():
+                        kept, earlier_end = self._files.get(digest, (data, end))
+                        self._files[digest] = kept, max(earlier_end, end)
+                    client.task = self._tasks[key] = OfferedTask(client.number, stub.key, stub.encode(), end)
+                    client.wake_up()
+            return keys
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
         with self._lock:
@@ -206,8 +169,12 @@ class Connections:
     # For the thread of the requests, in the order in which a client makes them.
 
     def challenge(self) -> bytes:
-        """Bytes for a client to sign."""
-        return self._challenges.make(self._clock())
+        """32 bytes for a client to sign, soon and once; this server knows them again without keeping them."""
+        head = int(self._clock() * 1000).to_bytes(8, "big") + secrets.token_bytes(8)
+        return head + self._tag(head)
+
+    def _tag(self, head: bytes) -> bytes:
+        return hmac.digest(self._secret, head, hashlib.sha256)[:16]
 
     def session(self, proof: bytes) -> tuple[int, str]:
         """The number of the client that has signed a challenge, and the token of its new session.
@@ -221,7 +188,9 @@ class Connections:
                 is wrong; or the client has begun too many sessions.
         """
         challenge, name, signature = proof[:32], proof[32:64], proof[64:]
-        if len(proof) != PROOF or not self._challenges.is_fresh(challenge, self._clock()):
+        age = self._clock() - int.from_bytes(challenge[:8], "big") / 1000
+        own = len(proof) == PROOF and hmac.compare_digest(self._tag(challenge[:16]), challenge[16:])
+        if not own or not 0 <= age + 0.001 < FRESH:
             raise RequestError(401, "this is no challenge of this server's, or an old one: ask for another")
         with self._lock:
             client = self._clients.get(self._numbers.get(name, -1))
@@ -231,34 +200,38 @@ class Connections:
         with self._lock:
             now = self._clock()
             self._require_key(client)
-            self._challenges.use(challenge, now)
+            while self._signed and now - next(iter(self._signed.values())) >= FRESH:
+                self._signed.popitem(last=False)
+            if challenge in self._signed:
+                raise RequestError(401, "this challenge was answered before: ask for another")
+            self._signed[challenge] = now
             if not self._session_quota.takes(client.number):
-                who = f"client {client.number}"
-                self.notices.append(f"{who} begins session after session: somebody else may have its key")
+                self.notices.append(
+                    f"client {client.number} begins session after session: somebody else may have its key"
+                )
                 raise RequestError(429, "too many sessions of this key: wait a minute")
             self._end_session(client)  # of a process that was killed, or is another's
             client.token, client.last_request = secrets.token_urlsafe(16), now
             self._sessions[client.token] = client
             return client.number, client.token
 
-    def client(self, token: str) -> int:
-        """The client whose session a token is of.
-
-        Raises:
-            RequestError: there is none (any more).
-        """
-        return self._in_session(token).number
+    def client(self, token: str) -> ConnectedClient:
+        """The client whose session a token is of; a `RequestError` if there is none (any more)."""
+        with self._lock:
+            client = self._sessions.get(token)
+            if client is None:
+                raise RequestError(401, "no session has this token: begin another")
+            client.last_request = self._clock()
+            self._require_key(client)
+            return client
 
     async def next(self, token: str, after: bytes, seconds: float) -> bytes | None:
         """The stub of the client's task, once there is one; None if there was none for some seconds.
 
         Args:
             after: key of the task that the client has already; empty: none.
-
-        Raises:
-            RequestError: the session has ended.
         """
-        client, end, news = self._in_session(token), self._clock() + seconds, asyncio.Event()
+        client, end, news = self.client(token), self._clock() + seconds, asyncio.Event()
         wake = partial(asyncio.get_running_loop().call_soon_threadsafe, news.set)
         try:
             while True:
@@ -283,24 +256,15 @@ class Connections:
                     client.wake = None
 
     def file(self, digest: bytes) -> bytes:
-        """The file of a digest.
-
-        Raises:
-            RequestError: there is none (any more).
-        """
+        """The file of a digest, while a task needs it."""
         with self._lock:
-            data, _ = self._files.get(digest, (None, 0.0))
-        if data is None:
-            raise RequestError(404, "no task needs a file of this digest")
-        return data
+            if digest not in self._files:
+                raise RequestError(404, "no task needs a file of this digest")
+            return self._files[digest][0]
 
     def answer(self, token: str, key: bytes, data: bytes) -> None:
-        """Take a client's reply to a task; a second one is not taken.
-
-        Raises:
-            RequestError: the session has ended, or the task is another client's, or over.
-        """
-        client = self._in_session(token)
+        """Take a client's reply to its task; a second one, and one to a task that is over, is not taken."""
+        client = self.client(token)
         with self._lock:
             task = self._tasks.get(key.hex())
             if task is None or task.client != client.number:
@@ -310,15 +274,6 @@ class Connections:
                 client.task = None
             self._arrivals[key.hex()] = Arrival(key.hex(), client.number, data)
 
-    def _in_session(self, token: str) -> ConnectedClient:
-        with self._lock:
-            client = self._sessions.get(token)
-            if client is None:
-                raise RequestError(401, "no session has this token: begin another")
-            client.last_request = self._clock()
-            self._require_key(client)
-            return client
-
     def _require_key(self, client: ConnectedClient) -> None:
         if self._clients.get(client.number) is not client or not self._has_key(client.number):
             raise RequestError(403, "the key is not registered any more")
@@ -327,11 +282,4 @@ class Connections:
         """Let the client's token be worth nothing any more; called with the lock held."""
         self._sessions.pop(client.token, None)
         client.token = ""
-        _wake(client)
-
-
-def _wake(client: ConnectedClient) -> None:
-    """Let a client's request that waits look again."""
-    if client.wake is not None:
-        with suppress(RuntimeError):  # the loop of the requests has ended meanwhile
-            client.wake()
+        client.wake_up()

@@ -10,6 +10,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -28,8 +29,8 @@ from ..protocol.client.worker_process import GiveUp, ask_worker, stop_worker
 from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Reply, Status, Task
 from ..protocol.signatures import fingerprint, private_key, sign
+from .app import http_client
 from .connections import HELLO
-from .endpoints import http_client
 from .task_files import LARGEST, Stub
 
 BEAT = 15.0  # seconds between two signs of life while the worker computes
@@ -47,34 +48,22 @@ class SessionError(Exception):
 
 
 class TaskAnswerer(Protocol):
-    """Whoever answers the tasks of a client."""
+    """Whoever answers the tasks of a client, whose directory is free from `open` to `close`."""
 
     kept: str  # what becomes of the tuned model of a finished run
     log: Path | str  # place that says why a task was not answered
 
-    def open(self) -> None:
-        """Begin: the client's directory is free."""
-        ...
+    def open(self) -> None: ...
 
     def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
-        """The encoded reply to an encoded task.
-
-        Args:
-            begun: gets what gives the task up, once it can be.
-        """
+        """The encoded reply to an encoded task; `begun` gets what gives the task up, once it can be."""
         ...
 
-    def close(self) -> None:
-        """End all work."""
-        ...
+    def close(self) -> None: ...
 
 
 class WorkerDesk:
-    """A worker in the client's directory, which is started when a task comes.
-
-    Args:
-        settings: of the worker.
-    """
+    """A worker in the client's directory, which is started when a task comes."""
 
     def __init__(self, directory: Path, settings: OwnerSettings) -> None:
         self.directory, self.settings = directory.resolve(), settings
@@ -97,8 +86,7 @@ class WorkerDesk:
 class ServerSession:
     """A client's requests to its server, in the order in which it makes them.
 
-    Args:
-        key: the client's private key.
+    All raise a `SessionError` where the server refuses the request or this session, or sends too many bytes.
     """
 
     http: httpx.Client
@@ -108,11 +96,7 @@ class ServerSession:
     files: dict[bytes, bytes] = field(default_factory=dict)  # by their digests
 
     def begin(self) -> int:
-        """Begin a session, and return the number that the server knows this client by.
-
-        Raises:
-            SessionError: the server refuses it.
-        """
+        """Begin a session, and return the number that the server knows this client by."""
         self.token = ""
         challenge = self._get("/v1/challenge", 32)
         name = fingerprint(self.key.public_key())
@@ -142,11 +126,7 @@ class ServerSession:
         return self.files[digest]
 
     def send(self, key: bytes, reply: bytes) -> httpx.Response:
-        """Send the reply to a task, and return what the server says to it.
-
-        Raises:
-            SessionError: the session has ended.
-        """
+        """Send the reply to a task, and return what the server says to it."""
         response = self.http.post(f"/v1/task/{key.hex()}", content=reply, headers=self._headers)
         if response.status_code == 401:
             raise SessionError("the session has ended")
@@ -157,11 +137,7 @@ class ServerSession:
         return {"authorization": f"Bearer {self.token}"} if self.token else {}
 
     def _get(self, path: str, most: int, timeout: float = TIMEOUT, names_session: bool = True) -> bytes:
-        """The body of an answer; empty for one without.
-
-        Raises:
-            SessionError: the server refuses the request, or sends more bytes than `most`.
-        """
+        """The body of an answer, of at most `most` bytes; empty for one without."""
         headers, seconds = self._headers if names_session else {}, httpx.Timeout(timeout, connect=TIMEOUT)
         data = bytearray()
         with self.http.stream("GET", path, headers=headers, timeout=seconds) as answer:
@@ -178,18 +154,26 @@ class ServerSession:
 
 
 class TaskInHand:
-    """A task that the desk answers, on a thread of its own.
+    """A task, encoded as `data`, that the desk answers on a thread of its own.
 
-    Args:
-        key: of the reply; another task that asks the same only changes it.
-        data: the encoded task.
+    Another task that asks the same only changes the `key` of the reply.
     """
 
     def __init__(self, key: bytes, task: Task, data: bytes, desk: TaskAnswerer) -> None:
         self.key, self.task, self.reply, self.done = key, task, b"", threading.Event()
         self._given_up = False
         self._stop: GiveUp = lambda: None
-        threading.Thread(target=self._run, args=(data, desk), daemon=True).start()
+
+        def begun(stop: GiveUp) -> None:
+            self._stop = stop
+            if self._given_up:
+                stop()
+
+        def run() -> None:
+            self.reply = desk.reply(data, begun)
+            self.done.set()
+
+        threading.Thread(target=run, daemon=True).start()
 
     def __str__(self) -> str:
         return "the tuned model" if self.task.keep else f"round {self.task.done + 1}"
@@ -199,25 +183,14 @@ class TaskInHand:
         self._given_up = True
         self._stop()
 
-    def _run(self, data: bytes, desk: TaskAnswerer) -> None:
-        self.reply = desk.reply(data, self._begun)
-        self.done.set()
-
-    def _begun(self, stop: GiveUp) -> None:
-        self._stop = stop
-        if self._given_up:
-            stop()
-
 
 class HttpsClient:
     """A client of a server, which takes part until it is stopped.
 
     Args:
         directory: for this client's logs and what it must not forget.
-        url: of the server, as https://fl.example.org:8443.
-        ca: the authority that must have signed the server's certificate.
+        url, ca: of the server, as https://fl.example.org:8443, and the authority that has signed its certificate.
         key: the client's private key.
-        desk: answers its tasks.
     """
 
     def __init__(self, directory: Path, url: str, ca: Path, key: Path, desk: TaskAnswerer) -> None:
@@ -241,32 +214,27 @@ class HttpsClient:
         """
         with border(f"can't make {self.directory}"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with exclusive(
-            self.directory / "client.lock", f"another client uses {self.directory}; give it its own --state"
-        ):
+        taken = f"another client uses {self.directory}; give it its own --state"
+        with exclusive(self.directory / "client.lock", taken), closing(self.desk), self.session.http:
             self.desk.open()
             say(f"connecting to {self.url}; logs are in {self.directory}")
             pause, noted = FIRST, ""
-            try:
-                while True:
-                    try:
-                        say(f"connected as client {self.session.begin()}")
-                        pause, noted = FIRST, ""
-                        self._attend(say)
-                    except SessionError as ended:
-                        text = str(ended)
-                    except httpx.TransportError as error:
-                        text = f"no answer from {self.url} ({error or type(error).__name__}): is the server running?"
-                    self._say_gain(say)
-                    if text != noted:
-                        say(f"{text}; trying again until it answers")
-                    noted = text
-                    # Spread, so that a server that is back is not asked by all of its clients at once.
-                    sleep(pause * (0.5 + secrets.randbelow(1024) / 1024))
-                    pause = min(2 * pause, LONGEST)
-            finally:
-                self.session.http.close()
-                self.desk.close()
+            while True:
+                try:
+                    say(f"connected as client {self.session.begin()}")
+                    pause, noted = FIRST, ""
+                    self._attend(say)
+                except SessionError as ended:
+                    text = str(ended)
+                except httpx.TransportError as error:
+                    text = f"no answer from {self.url} ({error or type(error).__name__}): is the server running?"
+                self._say_gain(say)
+                if text != noted:
+                    say(f"{text}; trying again until it answers")
+                noted = text
+                # Spread, so that a server that is back is not asked by all of its clients at once.
+                sleep(pause * (0.5 + secrets.randbelow(1024) / 1024))
+                pause = min(2 * pause, LONGEST)
 
     def _attend(self, say: Say) -> NoReturn:
         """Answer tasks until the session ends."""

@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TypeAlias
 
@@ -34,19 +35,13 @@ class RekeyedError(RoundStoppedError):
 
 @dataclass(slots=True)
 class RegisteredKeys:
-    """The keys that are registered in the directory of a run or a shard.
-
-    Args:
-        folder: with the keys.
-        files: returns the key file of each client by its number, see `keys_of_run`.
-        transport: folder of the transport in the directory.
-    """
+    """The keys that are registered in the directory of a run or a shard."""
 
     directory: Path
-    folder: Path
-    files: Callable[[], Mapping[int, Path]]
+    folder: Path  # with the keys
+    files: Callable[[], Mapping[int, Path]]  # the key file of each client by its number
     progress: Progress
-    transport: str = FOLDER
+    transport: str = FOLDER  # its folder in the directory
     lines: list[str] = field(default_factory=list)  # the public line of each client, by number; empty: it has no key
     registrations: int = 0  # how often keys were registered
     _registered: dict[Path, Stamp] = field(default_factory=dict)
@@ -55,11 +50,7 @@ class RegisteredKeys:
     _checked: float = 0.0
 
     def register(self) -> None:
-        """Register the keys as they are now.
-
-        Raises:
-            FedKSeedError: two clients have one key, or one has a key that was revoked.
-        """
+        """Register the keys as they are now: each client's own, and none that was revoked."""
         self._last_seen = _stamps(self.folder)
         paths = self.files()
         texts = {number: path.read_text().strip() for number, path in paths.items() if path.exists()}
@@ -68,36 +59,23 @@ class RegisteredKeys:
         if len({*keys}) < len(keys):
             raise FedKSeedError(f"two clients of {self.folder} have the same key; each needs one of its own")
         signing = self.directory / self.transport / SIGNING
-        former = read_table(signing)["former"] if signing.exists() else []
-        revoked = {line for replaced in former for line in replaced}
+        revoked = {*chain(*read_table(signing)["former"])} if signing.exists() else set()
         for number, line in texts.items():
             if line in revoked:
                 raise FedKSeedError(
                     f"the key {paths[number]} was revoked, and can't come back; make another for client {number}"
                 )
-        without = [number for number, line in enumerate(lines) if not line]
-        ClientNumbers.register(self.directory, range(len(lines)), without)
+        ClientNumbers.register(self.directory, range(len(lines)), [k for k, line in enumerate(lines) if not line])
         ServerSigning.write(signing.parent, self.folder, lines)
         self.lines, self._paths, self._registered = lines, paths, self._last_seen
         self.registrations += 1
 
     def has(self, client: int) -> bool:
         """Whether a client's file is the registered one: a removed key has no more requests from that moment on."""
-        path = self._paths.get(client)
-        if path is None:
-            return False
         try:
-            return self._registered.get(path) == _stamp(path)
-        except OSError:
+            return self._registered[self._paths[client]] == _stamp(self._paths[client])
+        except (KeyError, OSError):
             return False
-
-    def changed(self) -> bool:
-        """Whether files have changed since the last registration; looks at most every two seconds."""
-        now = time.monotonic()
-        if now - self._checked < CHECKED_EVERY:
-            return False
-        self._checked = now
-        return _stamps(self.folder) != self._last_seen
 
     def wait_for(self, count: int) -> None:
         """Wait for a number of keys: those of browsers are made on the page, once it is served."""
@@ -117,12 +95,18 @@ class RegisteredKeys:
     def stop_if_changed(self, connections: Connections) -> None:
         """Take up keys that have changed, and stop the round that began with others; pass on what requests noted.
 
+        Files are looked at at most every two seconds.
+
         Raises:
             RekeyedError: keys were taken up.
         """
         while connections.notices:
             self.progress.note(connections.notices.popleft())
-        if not self.changed():
+        now = time.monotonic()
+        if now - self._checked < CHECKED_EVERY:
+            return
+        self._checked = now
+        if _stamps(self.folder) == self._last_seen:
             return
         try:
             self.take_up(connections)
@@ -133,12 +117,7 @@ class RegisteredKeys:
 
 
 def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: str = FOLDER) -> RegisteredKeys:
-    """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing.
-
-    Args:
-        folder: with the keys.
-        transport: folder of the transport in the directory.
-    """
+    """The keys of a run's clients. One that has begun keeps its number of clients, and files may be missing."""
 
     def files() -> dict[int, Path]:
         count = ClientNumbers.registered(directory) if Store(directory).begun else 0
@@ -155,12 +134,7 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     """The keys of a shard's clients, which may come and go at any time, and keep their numbers.
 
     Args:
-        directory: of the shard.
-        folder: with the keys.
-        first: number in the run of the client whose key is client-0.pub.
-
-    Raises:
-        FedKSeedError: the directory is of a shard whose numbers begin elsewhere.
+        first: number in the run of the client whose key is client-0.pub; once begun, a shard keeps it.
     """
     path = directory / NUMBERING
     if path.exists() and (begun := read_table(path)) != {"first": first}:
@@ -176,8 +150,8 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
             raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
         if not names:
             raise FedKSeedError(f"{folder} has no public key of a client; `fedkseed certs add` registers one")
-        count = max(1 + int(match[1]) for match in names.values() if match)
-        count = max(count, ClientNumbers.registered(directory) - first)
+        ends = [1 + int(match[1]) for match in names.values() if match]
+        count = max(*ends, ClientNumbers.registered(directory) - first)
         return {first + number: folder / f"client-{number}.pub" for number in range(count)}
 
     return RegisteredKeys(directory, folder, files, progress)

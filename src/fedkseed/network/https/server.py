@@ -4,8 +4,9 @@ One process, and one port with five requests (app.py), none of which starts anyt
 that was killed is started again by the same command, and goes on from the last finished round.
 """
 
+import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,28 +21,21 @@ from ..protocol.addresses import disk_of
 from ..protocol.networked_recipe import largest_request
 from ..protocol.server.request_limits import Quota
 from ..protocol.server.serving import serve
-from .app import application
+from .app import application, serving
 from .browser_page import Page
 from .connections import Connections, StoppableCarrier
-from .endpoints import server_context, serving
 from .registered_keys import FOLDER, RekeyedError, keys_of_run
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """An address to listen on.
-
-    Args:
-        tls: whether this process has the certificate, or a proxy on this machine.
-        strangers: requests without a session that one address may send, a second.
-        page: for clients in browsers, if it is served.
-    """
+    """An address to listen on."""
 
     host: str
     port: int
-    tls: bool = True
-    strangers: float = 50.0
-    page: Page | None = None
+    tls: bool = True  # whether this process has the certificate, or a proxy on this machine
+    strangers: float = 50.0  # requests without a session that one address may send, a second
+    page: Page | None = None  # for clients in browsers, if it is served
 
 
 def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress: Progress) -> Result:
@@ -64,7 +58,9 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
         with listening(connections, address, largest_request(recipe), keys):
             progress.note(f"clients connect to port {address.port} of {address.host}")
             if address.page is not None:
-                progress.note(f"clients in browsers open the same address: {address.page.offer}")
+                model = address.page.model
+                offer = "visitors need the model's files" if model is None else f"anybody gets the files of {model}"
+                progress.note(f"clients in browsers open the same address: {offer}")
                 registered.wait_for(1 if recipe.clients.active is not None else recipe.clients.cohort)
                 registered.take_up(connections)
             while True:
@@ -79,8 +75,7 @@ def run(directory: Path, recipe: Recipe, keys: Path, address: Address, progress:
 def alone_in(directory: Path, keys: Path, taken: str, progress: Progress) -> Iterator[None]:
     """Check the server's certificate, and let no other server work in a directory for the length of a `with` block.
 
-    Raises:
-        FedKSeedError: the certificate is missing or has expired, or another server works there, as `taken` says.
+    One that works there is refused with the text `taken`.
     """
     if warning := certs.check(keys):
         progress.note(warning)
@@ -98,14 +93,12 @@ def listening(connections: Connections, address: Address, largest: int, keys: Pa
     Args:
         largest: bytes of the largest reply.
         keys: directory with server.pem and server.key.
-
-    Raises:
-        FedKSeedError: the port is taken.
     """
-    strangers = Quota(address.strangers, 8 * address.strangers)
-    app = application(connections, largest, strangers, address.page)
-    with serving(app, address.host, address.port, server_context(keys) if address.tls else None):
-        try:
-            yield
-        finally:
-            connections.close()
+    tls = None
+    if address.tls:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.minimum_version = ssl.TLSVersion.TLSv1_2
+        tls.load_cert_chain(keys / "server.pem", keys / "server.key")
+    app = application(connections, largest, Quota(address.strangers, 8 * address.strangers), address.page)
+    with serving(app, address.host, address.port, tls), closing(connections):
+        yield

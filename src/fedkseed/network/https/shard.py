@@ -2,7 +2,7 @@
 
     root  ── task ──>  HttpsClient, TaskHandler      connected and verified as any client of the root (join.py)
                        Shard.answer                  who of the round's cohort is a client of this shard?
-                       ShardRound, RemoteClients ──> the same broadcast to these, which know it as their server
+                       RemoteClients ──────────────> the same broadcast to these, which know it as their server
     root <── Subtotal ─┘                         <── uploads
 
 It needs no model, no data and no recipe: each task brings the recipe, which is passed on as it came, with the links of
@@ -11,7 +11,7 @@ the run's log. docs/scaling.md says how a tree is brought up.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,19 +65,20 @@ def run(
     Raises:
         FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
     """
+
+    def disclosed(code: Code, text: str) -> str:
+        progress.note(f"no answer ({code}): {text}")  # for this shard's operator; the root gets the code alone
+        return str(code)
+
     with alone_in(directory, keys, f"another shard works in {directory}; stop it first", progress):
         registered = keys_of_shard(directory, keys, first, progress)
         connections = Connections((), has_key=registered.has)
         registered.take_up(connections)
         check_keys = partial(registered.stop_if_changed, connections)
         clients = ShardClients(first, registered, StoppableCarrier(connections, check_keys), progress)
-        worker = TaskHandler(
-            partial(Shard, clients=clients),
-            ClientSigning(private_key(key), certificate(ca), RunHistory(directory)),
-            partial(_noted, progress),
-            # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
-            lambda task: not task.keep,
-        )
+        signing = ClientSigning(private_key(key), certificate(ca), RunHistory(directory))
+        # Whoever was away when the tuned model was handed out gets it when the root serves the finished run again.
+        worker = TaskHandler(partial(Shard, clients=clients), signing, disclosed, lambda task: not task.keep)
         client_of_root = HttpsClient(directory, url, ca, key, ShardTasks(worker, check_keys))
         with listening(connections, address, LARGEST, keys):
             progress.note(f"clients from number {first} on connect to port {address.port} of {address.host}")
@@ -85,22 +86,12 @@ def run(
             client_of_root.serve(progress.note)
 
 
-def _noted(progress: Progress, code: Code, text: str) -> str:
-    """The code of a refusal, which is all that the root gets to know; the text is for this shard's operator."""
-    progress.note(f"no answer ({code}): {text}")
-    return str(code)
-
-
 @dataclass(slots=True)
 class ShardTasks:
-    """The tasks of the root, answered one after the other; the clients' keys are looked at in between.
-
-    Args:
-        check_keys: takes up keys that have changed, and may raise `RekeyedError`.
-    """
+    """The tasks of the root, answered one after the other; the clients' keys are looked at in between."""
 
     worker: TaskHandler
-    check_keys: Callable[[], object] = lambda: None
+    check_keys: Callable[[], object] = lambda: None  # takes up keys that have changed, and may raise `RekeyedError`
     kept: str = "the clients were sent its model"
     log: Path | str = "a line above"
     # A task that was given up may still be at its end when the next one comes.
@@ -108,7 +99,6 @@ class ShardTasks:
     _closed: threading.Event = field(default_factory=threading.Event)
 
     def open(self) -> None:
-        """Look at the clients' keys from now on."""
         threading.Thread(target=self._look_at_keys, daemon=True).start()
 
     def reply(self, task: bytes, begun: Callable[[GiveUp], object]) -> bytes:
@@ -121,8 +111,7 @@ class ShardTasks:
             return Reply(Status.FAILED, text=Code.WORKER).encode()
 
     def close(self) -> None:
-        """End the look at keys; the clients' connections end by themselves."""
-        self._closed.set()
+        self._closed.set()  # the clients' connections end by themselves
 
     def _look_at_keys(self) -> None:
         while not self._closed.wait(CHECKED_EVERY):
@@ -137,13 +126,9 @@ class ShardTasks:
 
 @dataclass(frozen=True, slots=True)
 class ShardClients:
-    """The clients of a shard, whatever the recipe.
+    """The clients of a shard, whatever the recipe."""
 
-    Args:
-        first: number in the run of the first of them.
-    """
-
-    first: int
+    first: int  # number in the run of the first of them
     keys: RegisteredKeys
     carrier: Carrier
     progress: Progress
@@ -163,19 +148,9 @@ class ShardClients:
             noted = len(online)
             time.sleep(ONLINE_EVERY)
 
-    def behind(self, recipe: bytes, nonce: bytes) -> RemoteClients:
-        """The clients as a server of the run with this nonce sees them."""
-        directory = self.keys.directory
-        signing, numbers = ServerSigning.read(directory / FOLDER, nonce), ClientNumbers(directory, None)
-        return RemoteClients(self.carrier, numbers, recipe, 1, NetworkTable(), self.progress, signing)
-
 
 class Shard:
-    """The clients of a shard as one party, which follows a recipe of the root's.
-
-    Args:
-        text: the recipe, as the root sends it, and as the clients get it.
-    """
+    """The clients of a shard as one party, which follows a recipe, as the root sends it and as the clients get it."""
 
     def __init__(self, text: bytes, clients: ShardClients) -> None:
         self.text, self.clients = text, clients
@@ -194,11 +169,7 @@ class Shard:
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
     ) -> tuple[bytes, bytes]:
-        """The broadcast of a task, whole where it can be restored, and the subtotal of the clients that were drawn.
-
-        Raises:
-            FedKSeedError: the task can't be followed, or too few of the clients have answered.
-        """
+        """The broadcast of a task, whole where it can be restored, and the subtotal of the clients that were drawn."""
         end, note = time.monotonic() + SHARE * task.seconds, self.clients.progress.note
         self._follow(task)
         still_awaited = partial(on_step, 0.0)
@@ -216,14 +187,12 @@ class Shard:
                 f"the message is of round {broadcast.round}, the history of its task has {task.done} rounds"
             )
         self._last_broadcast = encoded
-        aggregator, members = self._aggregator_of(broadcast.run), self.recipe.network.members(task.client)
-        round_ = ShardRound(task.client, aggregator, broadcast, encoded, self._drawn(broadcast))
-        subtotal = self._asked(task, end, still_awaited, partial(round_.subtotal, members))
+        subtotal_of = partial(self._subtotal, self._aggregator_of(broadcast.run), task.client, broadcast, encoded)
+        subtotal = self._asked(task, end, still_awaited, subtotal_of)
         note(f"round {broadcast.round + 1}: the sum of {subtotal.clients.size} clients")
         return encoded, encode(subtotal)
 
-    def afterwards(self) -> None:
-        """Nothing is left to do."""
+    def afterwards(self) -> None: ...
 
     def _follow(self, task: Task) -> None:
         """Keep the links of a task, whose history was checked, for the clients."""
@@ -251,10 +220,27 @@ class Shard:
         self._aggregator.server.settings.run.require(run)
         return self._aggregator
 
-    def _drawn(self, broadcast: Broadcast) -> list[int]:
-        """The cohort of a round, from the clients of all shards."""
-        clients, count = self.recipe.clients, sum(self.recipe.network.shards or ())
-        return cohort(self.recipe.seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
+    def _subtotal(
+        self, aggregator: ShardAggregator, shard: int, broadcast: Broadcast, encoded: bytes, remote: RemoteClients
+    ) -> Subtotal:
+        """The sum of the uploads of those clients of the shard that were drawn, of all shards', and have a key."""
+        clients, seed = self.recipe.clients, self.recipe.seed
+        members, count = self.recipe.network.members(shard), sum(self.recipe.network.shards or ())
+        drawn = cohort(seed, broadcast.round, count, clients.cohort_of(count), clients.draw)
+        accumulator = aggregator.start(broadcast, drawn)
+
+        def add(client: int, reply: bytes) -> None:
+            upload: Any = decode(reply, *aggregator.replies)
+            if upload.client != client:
+                raise FedKSeedError(f"a reply of client {client} is signed by client {upload.client}")
+            aggregator.add_(accumulator, upload)
+
+        asked = [client for client in drawn if client in members and client in remote.numbers.expected]
+        if asked:
+            sent, minimum = dict.fromkeys(asked, encoded), (len(asked) + 1) // 2
+            for _ in remote.transport(broadcast.round, sent, minimum, add):
+                pass  # `add` has it
+        return aggregator.finish(accumulator, shard)
 
     def _asked(
         self, task: Task, end: float, still_awaited: Callable[[], None], ask: Callable[[RemoteClients], Answers]
@@ -264,9 +250,6 @@ class Shard:
         Args:
             end: time after which answers are of no use.
             still_awaited: raises `AbandonedError` if the root does not wait for an answer any more.
-
-        Raises:
-            LaterError: too few have answered: they may another time.
         """
         while True:
             try:
@@ -277,45 +260,17 @@ class Shard:
                 return ask(remote)
             except RekeyedError:
                 self.clients.progress.note("clients have other keys; they are asked again")
-            except FedKSeedError as error:
+            except FedKSeedError as error:  # as where too few have answered: they may another time
                 raise LaterError(str(error)) from error
 
     def _remote_of(self, task: Task) -> RemoteClients:
         """The clients behind the carrier, which are the same from task to task while run and keys are the same."""
-        of = task.nonce, self.clients.keys.registrations
+        keys, carrier, note = self.clients.keys, self.clients.carrier, self.clients.progress
+        of = task.nonce, keys.registrations
         if self._remote is None or self._remote_is_of != of:
-            self._remote, self._remote_is_of = self.clients.behind(self.text, task.nonce), of
+            signing = ServerSigning.read(keys.directory / FOLDER, task.nonce)
+            numbers = ClientNumbers(keys.directory, None)
+            self._remote = RemoteClients(carrier, numbers, self.text, 1, NetworkTable(), note, signing)
+            self._remote_is_of = of
         self._remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
         return self._remote
-
-
-@dataclass(frozen=True, slots=True)
-class ShardRound:
-    """One round of a shard.
-
-    Args:
-        drawn: the cohort, of the clients of all shards.
-    """
-
-    shard: int
-    aggregator: ShardAggregator
-    broadcast: Broadcast
-    encoded: bytes  # the broadcast
-    drawn: Sequence[int]
-
-    def subtotal(self, members: range, remote: RemoteClients) -> Subtotal:
-        """The sum of the uploads of those members of the shard that were drawn and have a key."""
-        accumulator = self.aggregator.start(self.broadcast, self.drawn)
-
-        def add(client: int, reply: bytes) -> None:
-            upload: Any = decode(reply, *self.aggregator.replies)
-            if upload.client != client:
-                raise FedKSeedError(f"a reply of client {client} is signed by client {upload.client}")
-            self.aggregator.add_(accumulator, upload)
-
-        asked = [client for client in self.drawn if client in members and client in remote.numbers.expected]
-        if asked:
-            sent, minimum = dict.fromkeys(asked, self.encoded), (len(asked) + 1) // 2
-            for _ in remote.transport(self.broadcast.round, sent, minimum, add):
-                pass  # `add` has it
-        return self.aggregator.finish(accumulator, self.shard)

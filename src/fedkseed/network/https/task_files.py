@@ -25,24 +25,15 @@ LARGEST = SMALLEST + LINK * 65535
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """A task in parts.
-
-    Args:
-        names: digest of each of `PARTS`.
-        frame: the encoded task without them.
-    """
+    """A task in parts."""
 
     key: bytes
-    names: tuple[bytes, ...]
-    frame: bytes
+    names: tuple[bytes, ...]  # digest of each of `PARTS`
+    frame: bytes  # the encoded task without them
 
     @classmethod
     def of(cls, key: bytes, data: bytes) -> tuple["Stub", Mapping[bytes, bytes]]:
-        """The stub of an encoded task, and the files that it names: digest -> bytes.
-
-        Raises:
-            FedKSeedError: the task is not whole.
-        """
+        """The stub of an encoded task, which is whole, and the files that it names: digest -> bytes."""
         task = Task.decode(data)
         parts = [getattr(task, part) for part in PARTS]
         names = tuple(hashlib.sha256(part).digest() if part else NOTHING for part in parts)
@@ -54,11 +45,7 @@ class Stub:
 
     @classmethod
     def decode(cls, data: bytes) -> "Stub":
-        """The stub encoded in `data`.
-
-        Raises:
-            FedKSeedError: it is too short or too long.
-        """
+        """The stub encoded in `data`, which is neither too short nor too long."""
         if not SMALLEST <= len(data) <= LARGEST:
             raise FedKSeedError(f"a task without its files has {SMALLEST} to {LARGEST} bytes, got {len(data)}")
         data = bytes(data)
@@ -69,12 +56,9 @@ class Stub:
         """The whole task, encoded.
 
         Args:
-            file: returns the file of a digest.
-
-        Raises:
-            FedKSeedError: a file is another than its name says.
+            file: returns the file of a digest, which is refused if it is another than its name says.
         """
-        parts = []
+        parts = list[bytes]()
         for what, name in zip(PARTS, self.names, strict=True):
             part = b"" if name == NOTHING else file(name)
             if name != NOTHING and hashlib.sha256(part).digest() != name:
@@ -83,6 +67,5 @@ class Stub:
                     "a cache on the way is broken, or somebody has changed them"
                 )
             parts.append(part)
-        recipe, certificate, message = parts
         links, signature = self.frame[FIXED : -len(UNSIGNED)], self.frame[-len(UNSIGNED) :]
-        return b"".join((self.frame[:FIXED], recipe, certificate, links, message, signature))
+        return b"".join((self.frame[:FIXED], *parts[:2], links, parts[2], signature))

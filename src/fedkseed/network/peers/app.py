@@ -10,7 +10,7 @@ asks is known by the key of its TLS connection: others than the run's peers get 
 """
 
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 
 from starlette.applications import Starlette
@@ -20,13 +20,12 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ...errors import FedKSeedError
-from ..https.app import Answer, read_body, refusing
+from ..https.app import REFUSALS, read_body, serving
 from ..https.connections import RequestError
-from ..https.endpoints import serving
 from ..protocol.server.request_limits import Quota
 from ..protocol.signatures import fingerprint
 from . import tls
-from .signed_upload import DIGEST, framed, unframed
+from .signed_upload import DIGEST, cut, framed, unframed
 from .store import UploadStore
 
 BATCH = 64  # entries of a request, and rounds whose names are asked for
@@ -43,7 +42,16 @@ def serving_uploads(
 ) -> AbstractContextManager[None]:
     """Answer requests of the run's peers, and of nobody else, for the length of a `with` block."""
     numbers = {fingerprint(key): number for number, key in enumerate(store.rule.keys)}
-    return serving(app, host, port, context, http=_protocol_for(numbers), log_level="critical")
+
+    class PeerProtocol(H11Protocol):
+        def connection_made(self, transport) -> None:
+            number = numbers.get(tls.fingerprint_shown(transport.get_extra_info("ssl_object")))
+            if number is None:
+                transport.abort()
+            self.app_state = {**self.app_state, "peer": number}
+            super().connection_made(transport)
+
+    return serving(app, host, port, context, http=PeerProtocol, log_level="critical")
 
 
 def application(
@@ -58,7 +66,10 @@ def application(
     quota = Quota(50, 400)
 
     async def compare(request: Request) -> Response:
-        theirs = _hex(request.query_params.get("digest", ""))
+        try:
+            theirs = bytes.fromhex(request.query_params.get("digest", ""))
+        except ValueError:
+            raise RequestError(400, "a digest is written in hexadecimal digits") from None
         return Response(status_code=204) if theirs == store.digest() else Response(b"".join(store.digests()))
 
     async def names(request: Request) -> Response:
@@ -76,7 +87,7 @@ def application(
         body = await read_body(request, BATCH * DIGEST)
         if len(body) % DIGEST:
             raise RequestError(400, f"names have {DIGEST} bytes each")
-        return Response(framed(store.data([body[at : at + DIGEST] for at in range(0, len(body), DIGEST)])))
+        return Response(framed(store.data(cut(body))))
 
     async def give(request: Request) -> Response:
         body = await read_body(request, BATCH * (largest + 4))
@@ -90,49 +101,22 @@ def application(
             raise RequestError(422, refused[0])
         return Response(status_code=204)
 
-    def guarded(endpoint: Answer) -> Answer:
+    def guarded(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             if (number := getattr(request.state, "peer", None)) is None:
                 raise RequestError(403, "the key of this connection is no peer's of the run")
             if not quota.takes(number):
                 raise RequestError(429, "too many requests of this peer: wait a little")
-            run = store.rule.run[:PREFIX].hex()
-            if request.path_params["run"] != run:
+            if request.path_params["run"] != (run := store.rule.run[:PREFIX].hex()):
                 raise RequestError(409, f"this peer works on the run {run}: compare recipe, base model, keys and times")
             return await endpoint(request)
 
-        return refusing(answered)
+        return answered
 
-    return Starlette(
-        routes=[
-            Route("/v1/{run}/set", guarded(compare)),
-            Route("/v1/{run}/names", guarded(names)),
-            Route("/v1/{run}/want", guarded(want), methods=["POST"]),
-            Route("/v1/{run}/give", guarded(give), methods=["POST"]),
-        ]
-    )
-
-
-def _protocol_for(numbers: Mapping[bytes, int]) -> type[H11Protocol]:
-    """The server's side of a connection, which knows the peer behind it by the key that it has shown.
-
-    Args:
-        numbers: fingerprint of a key -> number of the peer. Connections of others are closed.
-    """
-
-    class PeerProtocol(H11Protocol):
-        def connection_made(self, transport) -> None:
-            number = numbers.get(tls.fingerprint_shown(transport.get_extra_info("ssl_object")))
-            if number is None:
-                transport.abort()
-            self.app_state = {**self.app_state, "peer": number}
-            super().connection_made(transport)
-
-    return PeerProtocol
-
-
-def _hex(text: str) -> bytes:
-    try:
-        return bytes.fromhex(text)
-    except ValueError:
-        raise RequestError(400, "a digest is written in hexadecimal digits") from None
+    routes = [
+        Route("/v1/{run}/set", guarded(compare)),
+        Route("/v1/{run}/names", guarded(names)),
+        Route("/v1/{run}/want", guarded(want), methods=["POST"]),
+        Route("/v1/{run}/give", guarded(give), methods=["POST"]),
+    ]
+    return Starlette(routes=routes, exception_handlers=REFUSALS)

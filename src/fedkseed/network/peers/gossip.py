@@ -18,14 +18,14 @@ import httpx
 
 from ...errors import FedKSeedError
 from ...randomness import Purpose, generator
-from ..https.endpoints import http_client
+from ..https.app import http_client
 from ..protocol.envelope import printable
 from ..protocol.signatures import fingerprint
 from . import tls
 from .app import BATCH, path_of
 from .merge_rule import MAX_PER_ROUND, MergeRule
 from .roster import PeerAddresses
-from .signed_upload import DIGEST, framed, unframed
+from .signed_upload import DIGEST, cut, framed, unframed
 from .store import UploadStore
 
 FANOUT = 3  # peers that an own upload is pushed to
@@ -51,12 +51,7 @@ class ComparisonPace:
 
 
 class PeerRequests:
-    """The requests to other peers, see app.py.
-
-    Args:
-        context: TLS of a client.
-        largest: bytes of the largest entry.
-    """
+    """The requests to other peers, see app.py; an entry has at most `largest` bytes."""
 
     def __init__(self, rule: MergeRule, addresses: PeerAddresses, context: ssl.SSLContext, largest: int) -> None:
         self.addresses, self.largest, self.path = addresses, largest, path_of(rule.run)
@@ -70,7 +65,7 @@ class PeerRequests:
             return None
         if len(data) % DIGEST:
             raise FedKSeedError(f"digests of rounds have {DIGEST} bytes each, got {len(data)}")
-        return _cut(data)
+        return cut(data)
 
     def names(self, number: int, rounds: Sequence[int]) -> Iterator[list[bytes]]:
         """The names of a peer's entries in each of some rounds."""
@@ -81,7 +76,7 @@ class PeerRequests:
             end = at + 4 + count * DIGEST
             if end > len(data):
                 raise FedKSeedError("a peer's list of names is cut short")
-            yield _cut(data[at + 4 : end])
+            yield cut(data[at + 4 : end])
             at = end
 
     def want(self, number: int, names: Sequence[bytes]) -> list[bytes]:
@@ -95,11 +90,7 @@ class PeerRequests:
             self._ask(number, "POST", "/give", MAX_ANSWER, framed(entries))
 
     def _ask(self, number: int, method: str, path: str, most: int, body: bytes = b"") -> bytes | None:
-        """The body of a peer's answer; None for one without.
-
-        Raises:
-            FedKSeedError: the peer shows another key, refuses, or sends more bytes than `most` or for too long.
-        """
+        """The body of a peer's answer, of at most `most` bytes; None for one without."""
         address, end, data = self.addresses.current().get(number), time.monotonic() + LONGEST, bytearray()
         if address is None:
             raise FedKSeedError("it has no address any more")
@@ -116,16 +107,8 @@ class PeerRequests:
         return None if answer.status_code == 204 else bytes(data)
 
 
-def _cut(data: bytes) -> list[bytes]:
-    return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
-
-
 def compare(store: UploadStore, requests: PeerRequests, number: int, open_round: int) -> None:
-    """Make a peer's store and this one equal: digests of rounds, names where they differ, and what one side lacks.
-
-    Raises:
-        FedKSeedError: the peer's answers are broken, or an entry of it is refused.
-    """
+    """Make a peer's store and this one equal: digests of rounds, names where they differ, and what one side lacks."""
     theirs = requests.digests(number, store.digest())
     if theirs is None:
         return
@@ -147,31 +130,24 @@ def _batches(items: list[Item]) -> list[list[Item]]:
 
 @dataclass(slots=True)
 class Standing:
-    """The standing of another peer: failures in a row, and the time until which it is left alone after them."""
+    """The standing of another peer."""
 
-    failures: int = 0
-    again: float = 0.0
+    failures: int = 0  # in a row
+    again: float = 0.0  # the time until which it is left alone after them
     notes: set[str] = field(default_factory=set)  # what was said of it, each once
 
 
 @dataclass(slots=True)
 class Gossip:
-    """A peer's conversation with the others, on a thread of its own.
-
-    Args:
-        number: this peer's.
-        open_round: returns the round that is open.
-        seed: of the choice of peers.
-        say: is given lines for the peer's owner.
-    """
+    """A peer's conversation with the others, on a thread of its own."""
 
     store: UploadStore
     requests: PeerRequests
-    number: int
+    number: int  # this peer's
     open_round: Callable[[], int]
-    seed: int
+    seed: int  # of the choice of peers
     pace: ComparisonPace
-    say: Callable[[str], object]
+    say: Callable[[str], object]  # is given lines for the peer's owner
     standings: dict[int, Standing] = field(default_factory=partial(defaultdict, Standing))
     _pushes: deque[bytes] = field(default_factory=deque)
     _news: threading.Event = field(default_factory=threading.Event)
@@ -180,12 +156,10 @@ class Gossip:
     _draws: int = 0
 
     def start(self) -> None:
-        """Begin to gossip."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
         self._closed.set()
         self._news.set()
         if self._thread is not None:
@@ -213,7 +187,7 @@ class Gossip:
             while self._pushes and not self._closed.is_set():
                 name = self._pushes.popleft()
                 for number in self._drawn(FANOUT):
-                    self._with(number, partial(self._give, name=name))
+                    self._with(number, lambda peer, name=name: self.requests.give(peer, self.store.data([name])))
             if news:
                 self._closed.wait(self.pace.quick)  # what comes together is compared together
             before = self.store.changed
@@ -230,9 +204,6 @@ class Gossip:
         others, self._draws = self._others(), self._draws + 1
         rng = generator(self.seed, Purpose.GOSSIP, self.number, self._draws)
         return [others[k] for k in rng.permutation(len(others))[:count]]
-
-    def _give(self, number: int, name: bytes) -> None:
-        self.requests.give(number, self.store.data([name]))
 
     def _compare(self, number: int) -> None:
         compare(self.store, self.requests, number, self.open_round())

@@ -11,6 +11,7 @@ The order and the time in which uploads come make no difference, so that equal s
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -40,44 +41,23 @@ class UploadHeader:
     step: int  # in which it counts
 
 
-def run_digest(recipe: bytes, base: bytes, roster: Roster) -> bytes:
-    """The digest of all that peers of one run must agree on: recipe, base model, keys and times.
-
-    Args:
-        base: SHA-256 of w_0.
-    """
-    facts = {"recipe": recipe.decode(), "base": base.hex(), **roster.facts()}
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
-
-
 # The headers that are kept of each peer and round in which it began, in order.
 Slots: TypeAlias = dict[tuple[int, int], list[UploadHeader]]
 
 
 @dataclass(frozen=True)
 class MergeRule:
-    """The rule of one run.
+    """The rule of one run."""
 
-    Args:
-        run: digest of the run, see `run_digest`.
-        keys: public keys of peers 0, 1, ….
-        rounds: number of the run's rounds.
-        drawn: maps a round to the peers that train in it.
-    """
-
-    run: bytes
+    run: bytes  # digest of all that peers of one run must agree on: recipe, base model, keys and times
     strategy: Strategy[State]
-    keys: Sequence[EllipticCurvePublicKey]
-    rounds: int
-    drawn: Callable[[int], frozenset[int]] = field(repr=False)
+    keys: Sequence[EllipticCurvePublicKey]  # of peers 0, 1, …
+    rounds: int  # their number
+    drawn: Callable[[int], frozenset[int]] = field(repr=False)  # maps a round to the peers that train in it
 
     @classmethod
     def of(cls, text: bytes, recipe: Recipe, strategy: Strategy[Any], roster: Roster) -> "MergeRule":
-        """The rule of a recipe's run.
-
-        Args:
-            text: the recipe as all peers have it.
-        """
+        """The rule of a recipe's run; `text` is the recipe as all peers have it."""
         if strategy.server.weights != COEFFICIENTS:
             name = type(strategy.server).__name__
             raise FedKSeedError(f"peers share a model of K coefficients, got the strategy {name}")
@@ -86,8 +66,9 @@ class MergeRule:
         )
         count, clients = len(roster.peers), recipe.clients
         size = clients.cohort_of(count)
-        run = run_digest(text, strategy.run.base, roster)
         drawn = [frozenset(cohort(recipe.seed, k, count, size, clients.draw)) for k in range(recipe.training.rounds)]
+        facts = {"recipe": text.decode(), "base": strategy.run.base.hex(), **roster.facts()}
+        run = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).digest()
         return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
     def header(self, signed: SignedUpload, open_round: int) -> UploadHeader:
@@ -113,19 +94,16 @@ class MergeRule:
             raise FedKSeedError(f"round {step + 1}, in which peer {client} was done, is not open by this peer's clock")
         if not verify(self.keys[client], signed.statement(self.run), signed.signature):
             raise FedKSeedError(f"the upload for round {began + 1} is not signed with the key of peer {client}")
-        # Else one upload could keep a step from being added up.
-        self._strategy_of_one.aggregate(replace(self._first_state, round=step), [upload])
+        alone, first = self._alone  # else one upload could keep a step from being added up
+        alone.aggregate(replace(first, round=step), [upload])
         return UploadHeader(signed.name(self.run), client, began, step)
 
     @cached_property
-    def _strategy_of_one(self) -> Strategy[State]:
-        """The strategy without a comparison of uploads, for a single one."""
+    def _alone(self) -> tuple[Strategy[State], State]:
+        """The strategy without a comparison of uploads, for a single one, and its first state."""
         settings = self.strategy.settings
-        return KSeed.make(replace(settings, trust=replace(settings.trust, rule="mean", agreement=False)))
-
-    @cached_property
-    def _first_state(self) -> State:
-        return self._strategy_of_one.server.init()
+        strategy = KSeed.make(replace(settings, trust=replace(settings.trust, rule="mean", agreement=False)))
+        return strategy, strategy.server.init()
 
     def next_state(self, state: State, counting: Iterable[SignedUpload]) -> State:
         """The state after the step `state.round` with the uploads that count in it.
@@ -133,13 +111,10 @@ class MergeRule:
         Where there are none, or where together they overflow, the model stays and the step is over.
         """
         uploads = [decode(signed.upload, *self.strategy.aggregator.replies) for signed in counting]
-        unchanged = replace(state, round=state.round + 1)
-        if not uploads:
-            return unchanged
-        try:
-            return self.strategy.aggregate(state, uploads)
-        except FedKSeedError:
-            return unchanged
+        with suppress(FedKSeedError):
+            if uploads:
+                return self.strategy.aggregate(state, uploads)
+        return replace(state, round=state.round + 1)
 
     def broadcast(self, state: State) -> bytes:
         """The message from which peers train; after the last round, the tuned model."""
@@ -165,11 +140,7 @@ def counting(slots: Slots) -> list[UploadHeader]:
 
 
 def model_of(rule: MergeRule, data: Iterable[bytes]) -> State:
-    """The state after all rounds that follows from a set of encoded uploads: the definition, from nothing.
-
-    Raises:
-        FedKSeedError: one of them would not be taken.
-    """
+    """The state after all rounds that follows from a set of encoded uploads, all taken: the definition."""
     uploads = {rule.header(signed, rule.rounds): signed for signed in map(SignedUpload.decode, data)}
     headers = counting(with_headers({}, uploads))
     state = rule.strategy.server.init()

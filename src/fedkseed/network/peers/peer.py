@@ -47,18 +47,12 @@ class LateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PeerFiles:
-    """The files of a peer's identity, and those that all peers have.
+    """The files of a peer's identity, and those that all peers have."""
 
-    Args:
-        directory: for this peer's uploads and its tuned model.
-        peers: see roster.py.
-        cert: certificate for the key, of the authority `ca`.
-    """
-
-    directory: Path
-    peers: Path
+    directory: Path  # for this peer's uploads and its tuned model
+    peers: Path  # see roster.py
     key: Path
-    cert: Path
+    cert: Path  # for the key, of the authority `ca`
     ca: Path
 
 
@@ -75,12 +69,8 @@ class PeerOutcome:
     adapter: str
 
 
-def shared_recipe(recipe: Recipe, count: int) -> bytes:
-    """A recipe as all peers have it, whatever their files are called.
-
-    Raises:
-        FedKSeedError: peers can't follow it.
-    """
+def _shared(recipe: Recipe, count: int) -> bytes:
+    """A recipe as all peers have it, whatever their files are called."""
     require_legal(recipe, Where.NETWORK, Where.PEERS)
     if recipe.clients.count not in (None, count):
         raise FedKSeedError(f"[clients] count = {recipe.clients.count}, the peers' file has {count}: leave count out")
@@ -103,7 +93,7 @@ def run(
             directory.
     """
     roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), files.directory
-    text, key = shared_recipe(recipe, len(roster.peers)), private_key(files.key)
+    text, key = _shared(recipe, len(roster.peers)), private_key(files.key)
     names = [fingerprint(listed) for listed in roster.public_keys()]
     if fingerprint(key.public_key()) not in names:
         raise FedKSeedError(f"the key {files.key} is none of the {len(names)} in {files.peers}; add its public line")
@@ -130,17 +120,8 @@ def run(
                 others = len(addresses.current().keys() - {number})
                 say(f"{gossip.meet_all()} of {others} others answer, {len(store.counting())} uploads are here")
                 gossip.start()
-                training.until_the_end(gossip.push)
-                wait_until_quiet(store, quiet, say)
+                training.until_the_end(gossip.push, quiet)
             return training.keep(directory / TUNED)
-
-
-def wait_until_quiet(store: UploadStore, seconds: float, say: Say) -> None:
-    """Wait until no new upload has come for some seconds."""
-    say(f"the last round is over; other peers are served until {seconds:g} s have passed without a new upload")
-    begin = time.monotonic()
-    while (remaining := max(begin, store.changed) + seconds - time.monotonic()) > 0:
-        time.sleep(min(CLOCK_EVERY, remaining))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +137,8 @@ class PeerTraining:
     text: bytes  # the recipe as all peers have it
     say: Say
 
-    def until_the_end(self, push: Callable[[bytes], object]) -> None:
-        """Train in each round that draws this peer, as rounds open, until the last is over.
+    def until_the_end(self, push: Callable[[bytes], object], quiet: float) -> None:
+        """Train in each round that draws this peer, as rounds open, and wait for `quiet` seconds without an upload.
 
         Args:
             push: is given the name of each own upload.
@@ -175,6 +156,10 @@ class PeerTraining:
             last = round_
             if self.number in rule.drawn(round_) and not self.store.has(self.number, round_):
                 self._train(round_, push)
+        self.say(f"the last round is over; other peers are served until {quiet:g} s have passed without a new upload")
+        begin = time.monotonic()
+        while (remaining := max(begin, self.store.changed) + quiet - time.monotonic()) > 0:
+            time.sleep(min(CLOCK_EVERY, remaining))
 
     def _train(self, round_: int, push: Callable[[bytes], object]) -> None:
         """Train from the model that follows from the uploads here, sign and keep the own one."""
@@ -208,11 +193,7 @@ class PeerTraining:
             self.say(f"{which}: not added: {reason}")
 
     def keep(self, path: Path) -> PeerOutcome:
-        """Write the tuned model of the uploads that are here.
-
-        Args:
-            path: of the adapter.
-        """
+        """Write the tuned model of the uploads that are here, as an adapter."""
         rule, store = self.rule, self.store
         message = rule.broadcast(store.state(rule.rounds))
         self.client.answer(self._task(message, 1.0, keep=True), lambda loss: None)

@@ -54,11 +54,7 @@ class Roster(Table):
     peers: Annotated[list[ListedPeer], Field(min_length=2, max_length=200)]
 
     def public_keys(self) -> tuple[EllipticCurvePublicKey, ...]:
-        """The public keys of peers 0, 1, ….
-
-        Raises:
-            FedKSeedError: one is no key on P-256, or two are the same.
-        """
+        """The public keys of peers 0, 1, …, all of them on P-256 and no two the same."""
         keys = tuple(public_key(peer.key.encode(), f"the key of peer {k}") for k, peer in enumerate(self.peers))
         names = [fingerprint(key) for key in keys]
         for number, name in enumerate(names):
@@ -68,13 +64,9 @@ class Roster(Table):
 
     def facts(self) -> dict[str, object]:
         """All that peers must agree on: everything but the addresses."""
-        return {
-            "start": self.start.astimezone(UTC).isoformat(),
-            "seconds": self.seconds,
-            "max_staleness": self.max_staleness,
-            "staleness_power": self.staleness_power,
-            "peers": [fingerprint(key).hex() for key in self.public_keys()],
-        }
+        times = self.model_dump(include={"seconds", "max_staleness", "staleness_power"})
+        peers = [fingerprint(key).hex() for key in self.public_keys()]
+        return times | {"start": self.start.astimezone(UTC).isoformat(), "peers": peers}
 
     def opens_at(self, round_: int) -> float:
         """The moment at which a round opens, in seconds since 1970."""
@@ -86,11 +78,6 @@ class Roster(Table):
 
 
 def load_roster(path: Path) -> Roster:
-    """Read a roster.
-
-    Raises:
-        FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
-    """
     data = read_whole(path, MAX_BYTES, f"the peers' file {path}")
     try:
         roster = typed(Roster, tables(data))
@@ -101,11 +88,7 @@ def load_roster(path: Path) -> Roster:
 
 
 class PeerAddresses:
-    """The addresses in a roster's file as they are now; it may be edited while the run goes on.
-
-    Args:
-        note: is given a line where the file can't be taken up.
-    """
+    """The addresses in a roster's file as they are now; it may be edited while the run goes on."""
 
     def __init__(self, path: Path, roster: Roster, note: Callable[[str], object]) -> None:
         self.path, self.roster, self.note = path, roster, note

@@ -22,26 +22,15 @@ DIGEST = 32  # bytes
 
 @dataclass(frozen=True)
 class SignedUpload:
-    """An entry of the set of a run.
+    """An entry of the set of a run."""
 
-    Args:
-        step: the round that was open when it was done, by its client's clock: the round in which it counts. The upload
-            itself names the round in which its client began.
-        base: SHA-256 of the broadcast from which its client trained.
-        upload: an encoded `Upload` or `Change`.
-    """
-
-    step: int
-    base: bytes
-    upload: bytes
+    step: int  # the round that was open when it was done, by its client's clock, and in which it counts
+    base: bytes  # SHA-256 of the broadcast from which its client trained
+    upload: bytes  # an encoded `Upload` or `Change`, which names the round in which its client began
     signature: bytes = UNSIGNED
 
     def statement(self, run: bytes) -> bytes:
-        """The bytes that are signed.
-
-        Args:
-            run: digest of the run, 32 bytes, see `MergeRule`.
-        """
+        """The bytes that are signed; `run` is the digest of the run, 32 bytes, see `MergeRule`."""
         return STATEMENT + run + struct.pack("<I", self.step) + self.base + hashlib.sha256(self.upload).digest()
 
     def name(self, run: bytes) -> bytes:
@@ -68,20 +57,17 @@ class SignedUpload:
         return cls(step, base, bytes(data[LAYOUT.size : end]), bytes(data[end:]))
 
 
+def cut(digests: bytes) -> list[bytes]:
+    return [digests[at : at + DIGEST] for at in range(0, len(digests), DIGEST)]
+
+
 def framed(entries: list[bytes]) -> bytes:
     """Encoded entries one after the other, each after its length (u32)."""
     return b"".join(struct.pack("<I", len(data)) + data for data in entries)
 
 
 def unframed(data: bytes, most: int) -> list[bytes]:
-    """The encoded entries in the body of a request or an answer.
-
-    Args:
-        most: the number of entries that it may have.
-
-    Raises:
-        FedKSeedError: it is cut short, or has more.
-    """
+    """The encoded entries in the body of a request or an answer, which may have `most` and is not cut short."""
     entries, at = list[bytes](), 0
     while at < len(data):
         size = int.from_bytes(data[at : at + 4], "little")

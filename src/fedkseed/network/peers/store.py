@@ -26,14 +26,7 @@ NEAR, EVERY = 8, 16  # states that are held: the last eight, and each sixteenth,
 
 
 class UploadStore:
-    """A peer's uploads; methods may be called by several threads.
-
-    Args:
-        path: of the SQLite file, which is made if it is missing.
-
-    Raises:
-        FedKSeedError: the file can't be opened, or is of another run.
-    """
+    """A peer's uploads, in the SQLite file `path` of this run alone; methods may be called by several threads."""
 
     def __init__(self, path: Path, rule: MergeRule) -> None:
         self.path, self.rule = path, rule
@@ -85,7 +78,12 @@ class UploadStore:
             after = {header for slot in changed.values() for header in slot}
             added = [header for header in uploads if header in after - before]
             if added:
-                self._commit([(header, uploads[header].encoded) for header in added], before - after)
+                rows = [(h.name, h.client, h.round, h.step, uploads[h].encoded) for h in added]
+                with border(f"can't write {self.path}"), self._database:  # all changes, or none of them
+                    self._database.execute("BEGIN IMMEDIATE")
+                    gone = [(header.name,) for header in before - after]
+                    self._database.executemany("DELETE FROM entries WHERE name = ?", gone)
+                    self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
                 self._slots |= changed
                 self.changed = time.monotonic()
                 for header in added:
@@ -105,14 +103,6 @@ class UploadStore:
             except FedKSeedError as error:
                 refused.append(str(error))
         return uploads, refused
-
-    def _commit(self, added: Iterable[tuple[UploadHeader, bytes]], removed: Iterable[UploadHeader]) -> None:
-        """Write all changes into the file, or none of them."""
-        rows = [(header.name, header.client, header.round, header.step, data) for header, data in added]
-        with border(f"can't write {self.path}"), self._database:
-            self._database.execute("BEGIN IMMEDIATE")
-            self._database.executemany("DELETE FROM entries WHERE name = ?", [(header.name,) for header in removed])
-            self._database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", rows)
 
     def data(self, names: Sequence[bytes]) -> list[bytes]:
         """The encoded uploads of these names, as far as they are here."""

@@ -48,11 +48,7 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
 
 
 def fingerprint_shown(connection: object) -> bytes:
-    """The fingerprint of the key that the other side of a connection has shown; empty: none.
-
-    Args:
-        connection: an `SSLObject` or `SSLSocket`.
-    """
+    """The fingerprint of the key that the other side of a connection has shown; empty: none."""
     if not isinstance(connection, ssl.SSLObject | ssl.SSLSocket) or not (der := connection.getpeercert(True)):
         return b""
     return _fingerprint_of(x509.load_der_x509_certificate(der))

@@ -38,21 +38,13 @@ class SetVerdict:
 
 
 def remember_run(store: UploadStore, text: bytes, roster: Roster) -> None:
-    """Keep beside the uploads what else their verification needs.
-
-    Args:
-        text: the recipe as all peers have it.
-    """
+    """Keep beside the uploads what else their verification needs; `text` is the recipe as all peers have it."""
     base = store.rule.strategy.run.base.hex()
     store.remember(RUN, {"recipe": text.decode(), "base": base, "roster": roster.model_dump(mode="json")})
 
 
 def recompute(directory: Path) -> tuple[MergeRule, State, int]:
-    """The rule of a peer's run, the state after all rounds by the uploads that the peer has kept, and their number.
-
-    Raises:
-        FedKSeedError: there are none, or one of them does not belong to the run.
-    """
+    """The rule of a peer's run, the state after all rounds by the uploads that the peer has kept, and their number."""
     path = directory / FILE
     if not path.is_file():
         raise FedKSeedError(f"there is no {path}: {directory} is not the directory of a peer")

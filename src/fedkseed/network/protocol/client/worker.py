@@ -135,7 +135,8 @@ def masking_client(
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
     require = None if members is None else partial(require_member, Path(members))
-    return MaskingClient(number, masking_key(signing.key), nonce, MaskedRoundsFile(directory, nonce), require=require)
+    once = MaskedRoundsFile(directory, nonce).once
+    return MaskingClient(number, masking_key(signing.key), nonce, once, require=require)
 
 
 if __name__ == "__main__":
