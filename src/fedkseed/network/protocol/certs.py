@@ -8,19 +8,19 @@ client-0 …                private keys, where clients have not made their own:
 """
 
 import ipaddress
-import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from ...errors import FedKSeedError
-from ...files import border
+from ...files import border, private
 from .masking_keys import COMMENT, masking_comment, masking_key_in
 from .signatures import certificate, fingerprint, private_key, public_key
 
@@ -52,16 +52,30 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
     made: list[Path] = []
     with border(f"can't make {directory}"):
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    made += _authority(directory, now)
-    made += _server(directory, hosts, now, days)
+    ca, ca_key = directory / "ca.pem", directory / "ca.key"
+    if not _there(ca, ca_key):  # ca.key alone may be elsewhere
+        key = ec.generate_private_key(ec.SECP256R1())
+        issued = _issued("federation", key.public_key(), key, now, now + AUTHORITY)
+        made += [_write(ca_key, _pem(key)), _write(ca, issued)]
+    path, path_of_key = directory / "server.pem", directory / "server.key"
+    if _there(path, path_of_key) and _there(path_of_key, path):
+        if missing := {*hosts} - _hosts(certificate(path)):
+            raise FedKSeedError(
+                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
+                "clients need nothing new"
+            )
+    else:
+        if not hosts:
+            raise FedKSeedError(f"{path} is to be made: under which name do clients reach the server? Give --host")
+        if not ca_key.exists():
+            raise FedKSeedError(f"{path} is to be made, and {ca_key} must sign it: bring it back until then")
+        key = ec.generate_private_key(ec.SECP256R1())
+        usage = ExtendedKeyUsageOID.SERVER_AUTH
+        issued = _by_authority(directory, "server", key.public_key(), hosts, days, now, usage)
+        made += [_write(path_of_key, _pem(key)), _write(path, issued)]
     for number in range(clients):
-        private, public = directory / f"client-{number}", directory / f"client-{number}.pub"
-        if private.exists() and not public.exists():
-            raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
-        if not public.exists():
-            key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
-            made.append(_write(private, _pem(key, serialization.PrivateFormat.OpenSSH)))
-            made.append(_write(public, _line(key)))
+        own, public = directory / f"client-{number}", directory / f"client-{number}.pub"
+        made += [] if _there(public, own) else _make_pair(own, public)
     return made
 
 
@@ -79,9 +93,13 @@ def request(path: Path) -> Path:
             )
     with border(f"can't make {path.parent}"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    key = ec.generate_private_key(ec.SECP256R1())
-    _write(path, _pem(key, serialization.PrivateFormat.OpenSSH))
-    return _write(public, _line(key))
+    _make_pair(path, public)
+    return public
+
+
+def _make_pair(own: Path, public: Path) -> list[Path]:
+    key = ec.generate_private_key(ec.SECP256R1())  # of the curves that Flower takes, the shortest headers
+    return [_write(own, _pem(key, PrivateFormat.OpenSSH)), _write(public, _line(key))]
 
 
 def add(directory: Path, file: Path) -> Path:
@@ -96,7 +114,7 @@ def add(directory: Path, file: Path) -> Path:
     key, masks = public_key(line, file), masking_key_in(line.decode(errors="replace"))
     numbered = public_keys(directory) if any(directory.glob("client-*.pub")) else []
     for known in numbered:
-        if fingerprint(public_key(known.read_bytes(), known)) == fingerprint(key):
+        if public_key(known.read_bytes(), known) == key:
             raise FedKSeedError(f"the key in {file} has a number already: it is {known}")
     own = _openssh(key) if masks is None else f"{_openssh(key).decode()} {COMMENT}{masks.hex()}".encode()
     return _write(directory / f"client-{len(numbered)}.pub", own + b"\n")
@@ -131,58 +149,8 @@ def members(directory: Path) -> str:
 
 
 def public(path: Path) -> str:
-    """The line of a private key's public file, with the key of masked uploads.
-
-    Raises:
-        FedKSeedError: the file can't be read, or holds no private key on P-256.
-    """
+    """The line of a private key's public file, with the key of masked uploads as its comment."""
     return _line(private_key(path)).decode()
-
-
-def _authority(directory: Path, now: datetime) -> list[Path]:
-    private, public = directory / "ca.key", directory / "ca.pem"
-    if public.exists():  # ca.key may be elsewhere
-        return []
-    if private.exists():
-        raise FedKSeedError(f"there is {private} but no {public}; bring it back, or remove the other to make both")
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed federation")])
-    builder = _builder(name, name, key.public_key(), key, now, now + AUTHORITY, ca=True)
-    return [_write(private, _pem(key)), _write(public, _signed(builder, key))]
-
-
-def _server(directory: Path, hosts: Sequence[str], now: datetime, days: int) -> list[Path]:
-    path, path_of_key = directory / "server.pem", directory / "server.key"
-    alternatives = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
-    if _pair(path, path_of_key):
-        if missing := {*hosts} - {*names(certificate(path))}:
-            raise FedKSeedError(
-                f"{path} is not for {', '.join(sorted(missing))}; remove it and server.key to make another: "
-                "clients need nothing new"
-            )
-        return []
-    if not hosts:
-        raise FedKSeedError(f"{path} is to be made: under which name do clients reach the server? Give --host")
-    if not (directory / "ca.key").exists():
-        raise FedKSeedError(f"{path} is to be made, and {directory / 'ca.key'} must sign it: bring it back until then")
-    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
-    require_valid(directory / "ca.pem", ca, now)
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fedkseed server")])
-    builder = (
-        _builder(
-            subject,
-            ca.subject,
-            key.public_key(),
-            ca_key,
-            now,
-            min(now + timedelta(days=days), ca.not_valid_after_utc),
-            ca=False,
-        )
-        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-    )
-    return [_write(path_of_key, _pem(key)), _write(path, _signed(builder, ca_key))]
 
 
 def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> Path:
@@ -196,20 +164,14 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
     Raises:
         FedKSeedError: ca.key or the client's public key is missing, the authority has expired, or the file exists.
     """
-    now, path = now or datetime.now(UTC), directory / f"client-{number}.pub"
+    path, made = directory / f"client-{number}.pub", directory / f"client-{number}.pem"
     for needed in (path, directory / "ca.key", directory / "ca.pem"):
         if not needed.is_file():
             raise FedKSeedError(f"there is no {needed}, which is needed to sign a certificate for client {number}")
-    made = directory / f"client-{number}.pem"
     if made.exists():
         raise FedKSeedError(f"there is a file {made} already; remove it to sign another")
-    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
-    require_valid(directory / "ca.pem", ca, now)
-    key, end = public_key(path.read_bytes(), path), min(now + timedelta(days=days), ca.not_valid_after_utc)
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedkseed peer {number}")])
-    names = [_alternative(host) for host in dict.fromkeys([*hosts, *OWN])]
-    builder = _builder(subject, ca.subject, key, ca_key, now, end, ca=False)
-    return _write(made, _signed(builder.add_extension(x509.SubjectAlternativeName(names), critical=False), ca_key))
+    key = public_key(path.read_bytes(), path)
+    return _write(made, _by_authority(directory, f"peer {number}", key, hosts, days, now or datetime.now(UTC)))
 
 
 def check(directory: Path, now: datetime | None = None) -> str | None:
@@ -221,14 +183,12 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
             raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
-    now, path = now or datetime.now(UTC), directory / "server.pem"
-    own = certificate(path)
-    require_valid(directory / "ca.pem", certificate(directory / "ca.pem"), now)
-    require_valid(path, own, now)
-    left = own.not_valid_after_utc - now
-    return (
-        f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it" if left < SOON else None
-    )
+    now, path, ca = now or datetime.now(UTC), directory / "server.pem", directory / "ca.pem"
+    require_valid(ca, certificate(ca), now)
+    require_valid(path, own := certificate(path), now)
+    if (left := own.not_valid_after_utc - now) < SOON:
+        return f"{path} is valid for {left.days} more days; docs/deployment.md says how to renew it"
+    return None
 
 
 def public_keys(directory: Path) -> list[Path]:
@@ -245,33 +205,56 @@ def public_keys(directory: Path) -> list[Path]:
     return [directory / name for name in ordered]
 
 
-def names(own: x509.Certificate) -> list[str]:
-    """The hosts that a certificate is for."""
-    extension = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    return [*extension.get_values_for_type(x509.DNSName), *map(str, extension.get_values_for_type(x509.IPAddress))]
+def _there(file: Path, half: Path) -> bool:
+    """Whether a file is there; its other half alone is refused."""
+    if half.exists() and not file.exists():
+        raise FedKSeedError(f"there is {half} but no {file}; bring it back, or remove the other to make both")
+    return file.exists()
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey,
-    now: datetime, end: datetime, ca: bool,
-) -> x509.CertificateBuilder:  # fmt: skip
+def _hosts(own: x509.Certificate) -> set[str]:
+    names = own.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return {*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))}
+
+
+def _by_authority(
+    directory: Path, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int, now: datetime,
+    *usages: x509.ObjectIdentifier,
+) -> bytes:  # fmt: skip
+    """A certificate that a directory's authority has signed."""
+    ca, ca_key = certificate(directory / "ca.pem"), private_key(directory / "ca.key")
+    require_valid(directory / "ca.pem", ca, now)
+    names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys([*hosts, *OWN])])
+    more = [x509.ExtendedKeyUsage(usages)] if usages else []
+    return _issued(name, key, ca_key, now, min(now + timedelta(days=days), ca.not_valid_after_utc), ca, names, *more)
+
+
+def _issued(
+    name: str, key: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey, now: datetime, end: datetime,
+    ca: x509.Certificate | None = None, *more: x509.ExtensionType,
+) -> bytes:  # fmt: skip
+    """A certificate in PEM, with more extensions; of an authority, if none has signed it."""
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only",
          "decipher_only"), False,
     )  # fmt: skip
-    return (
+    subject, is_ca = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"fedkseed {name}")]), ca is None
+    builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
-        .issuer_name(issuer)
+        .issuer_name(subject if ca is None else ca.subject)
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - SKEW)
         .not_valid_after(end)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-        .add_extension(x509.BasicConstraints(ca=ca, path_length=0 if ca else None), critical=True)
-        .add_extension(x509.KeyUsage(digital_signature=not ca, key_cert_sign=ca, crl_sign=ca, **usage), critical=True)
+        .add_extension(x509.BasicConstraints(is_ca, path_length=0 if is_ca else None), critical=True)
+        .add_extension(x509.KeyUsage(not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **usage), critical=True)
     )
+    for extension in more:
+        builder = builder.add_extension(extension, critical=False)
+    return builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)
 
 
 def _alternative(host: str) -> x509.GeneralName:
@@ -285,22 +268,15 @@ def _alternative(host: str) -> x509.GeneralName:
         return x509.DNSName(host)
 
 
-def _signed(builder: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey) -> bytes:
-    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
-
-
-def _pem(
-    key: ec.EllipticCurvePrivateKey, form: serialization.PrivateFormat = serialization.PrivateFormat.PKCS8
-) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+def _pem(key: ec.EllipticCurvePrivateKey, form: PrivateFormat = PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, NoEncryption())
 
 
 def _openssh(key: ec.EllipticCurvePublicKey) -> bytes:
-    return key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def _line(key: ec.EllipticCurvePrivateKey) -> bytes:
-    """The line of a public file, with the key of masked uploads as its comment."""
     return _openssh(key.public_key()) + f" {masking_comment(key)}\n".encode()
 
 
@@ -313,18 +289,8 @@ def require_valid(path: Path, own: x509.Certificate, now: datetime) -> None:
         )
 
 
-def _pair(first: Path, second: Path) -> bool:
-    """Whether both files exist; one without the other is refused."""
-    if first.exists() != second.exists():
-        there, lacking = (first, second) if first.exists() else (second, first)
-        raise FedKSeedError(f"there is {there} but no {lacking}; bring it back, or remove the other to make both anew")
-    return first.exists()
-
-
 def _write(path: Path, data: bytes) -> Path:
     """Write a new file that only this user can read."""
-    with border(f"can't write {path}"):
-        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(file, "wb") as stream:
-            stream.write(data)
+    with border(f"can't write {path}"), open(path, "xb", opener=private) as file:
+        file.write(data)
     return path
