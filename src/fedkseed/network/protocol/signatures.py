@@ -14,9 +14,11 @@ import hashlib
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -38,6 +40,7 @@ UPLOADS = b"fedkseed, version 2: a client answers a broadcast of the server\n"
 HASH = ec.ECDSA(hashes.SHA256())
 HALF = len(UNSIGNED) // 2  # bytes of r, and of s
 SIGNING = "signing.json"  # in the folder of a transport
+Key = TypeVar("Key", ec.EllipticCurvePublicKey, ec.EllipticCurvePrivateKey)
 
 
 def task_statement(task: Task, fingerprint: bytes) -> bytes:
@@ -59,33 +62,28 @@ def sign(key: ec.EllipticCurvePrivateKey, statement: bytes) -> bytes:
 
 def verify(key: ec.EllipticCurvePublicKey, statement: bytes, signature: bytes) -> bool:
     """Whether a signature is of this statement and by the private half of `key`."""
-    if len(signature) != len(UNSIGNED):
-        return False
-    r, s = (int.from_bytes(half, "big") for half in (signature[:HALF], signature[HALF:]))
-    try:
-        key.verify(encode_dss_signature(r, s), statement, HASH)
-    except InvalidSignature:
-        return False
-    return True
+    if len(signature) == len(UNSIGNED):
+        r, s = (int.from_bytes(half, "big") for half in (signature[:HALF], signature[HALF:]))
+        with suppress(InvalidSignature):
+            key.verify(encode_dss_signature(r, s), statement, HASH)
+            return True
+    return False
 
 
 def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
     """SHA-256 of a public key, as X.509 encodes it."""
-    form = serialization.PublicFormat.SubjectPublicKeyInfo
-    return hashlib.sha256(key.public_bytes(serialization.Encoding.DER, form)).digest()
+    encoded = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return hashlib.sha256(encoded).digest()
 
 
 def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
-    """The public key in a line of OpenSSH's format.
-
-    Args:
-        where: the place of the text, for the error.
+    """The public key in a line of OpenSSH's format, which stands at a place `where`.
 
     Raises:
         FedKSeedError: the text is no public key on the curve P-256.
     """
     try:
-        return _on_p256(serialization.load_ssh_public_key(text), where)
+        return _on_p256(serialization.load_ssh_public_key(text), where, ec.EllipticCurvePublicKey)
     except (ValueError, UnsupportedAlgorithm) as error:
         raise FedKSeedError(
             f"{where} holds no public key in OpenSSH's format ({error}); `fedkseed certs request` makes one"
@@ -103,21 +101,17 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     openssh = b"BEGIN OPENSSH" in data
     load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
     try:
-        key = load(data, None)
+        return _on_p256(load(data, None), path, ec.EllipticCurvePrivateKey)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise FedKSeedError(f"{path} holds no private key that can be read: {error}") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedKSeedError(f"{path} holds a key of another kind than elliptic curves; fedkseed takes the curve P-256")
-    _on_p256(key.public_key(), path)
-    return key
 
 
-def _on_p256(key: object, where: object) -> ec.EllipticCurvePublicKey:
-    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
-        raise FedKSeedError(
-            f"{where} holds a key of another kind than ecdsa-sha2-nistp256; `fedkseed certs request` makes one"
-        )
-    return key
+def _on_p256(key: object, where: object, kind: type[Key]) -> Key:
+    if isinstance(key, kind) and isinstance(key.curve, ec.SECP256R1):
+        return key
+    raise FedKSeedError(
+        f"{where} holds a key of another kind than ecdsa-sha2-nistp256; `fedkseed certs request` makes one"
+    )
 
 
 def certificate(path: Path) -> x509.Certificate:
@@ -178,14 +172,11 @@ class ServerSigning:
         Raises:
             FedKSeedError: a file can't be read, or a key is of another kind.
         """
-        path = folder / SIGNING
-        if not path.exists():
+        if not (folder / SIGNING).exists():
             return None
-        table = read_table(path)
-        clients = [
-            public_key(text.encode(), f"the entry of client {k}") if text else None
-            for k, text in enumerate(table["clients"])
-        ]
+        table = read_table(folder / SIGNING)
+        lines = enumerate(table["clients"])
+        clients = [public_key(text.encode(), f"the entry of client {k}") if text else None for k, text in lines]
         # A client whose key was removed keeps its place in masked rounds and is missing there: by their recipe, the
         # others expect it (`require_cohort`).
         lines = [now or "".join(former[-1:]) for now, former in zip(table["clients"], table["former"], strict=True)]
@@ -195,20 +186,12 @@ class ServerSigning:
     def signed(self, task: Task) -> Task:
         """A task for client `task.client`, signed; one with a recipe carries the server's certificate, too."""
         self._issued = max(self._issued + 1, time.time_ns())
-        dated = replace(
-            task, nonce=self.nonce, issued=self._issued, certificate=self.certificate if task.recipe else b""
-        )
+        certificate = self.certificate if task.recipe else b""
+        dated = replace(task, nonce=self.nonce, issued=self._issued, certificate=certificate)
         return replace(dated, signature=sign(self.key, task_statement(dated, self._fingerprints[task.client])))
 
     def require(self, client: int, head: bytes, broadcast: bytes, upload: bytes, signature: bytes) -> None:
-        """Refuse an answer that is not signed with its client's key.
-
-        Args:
-            head: of the history that the client was sent.
-
-        Raises:
-            FedKSeedError: the signature is missing or wrong.
-        """
+        """Refuse an answer that is not signed with its client's key, after the `head` of the history it was sent."""
         if signature == UNSIGNED:
             raise FedKSeedError(f"its answer is not signed; client {client} must be started with its key")
         key = self.clients[client]
@@ -251,10 +234,15 @@ class ClientSigning:
         A task that is older than the last one is FAILED and not REFUSED: two messages may have overtaken each other,
         and a server that asks again signs another task.
         """
-        if task.signature == UNSIGNED:
-            return Reply(Status.REFUSED, text="the task is not signed; this client takes tasks of a server that signs")
         try:
-            server = _certificate(task.certificate) if task.certificate else self._server
+            if task.signature == UNSIGNED:
+                raise FedKSeedError("the task is not signed; this client takes tasks of a server that signs")
+            server = self._server
+            if task.certificate:
+                try:
+                    server = x509.load_der_x509_certificate(task.certificate)
+                except (ValueError, x509.InvalidVersion) as error:
+                    raise FedKSeedError(f"the server's certificate in the task can't be read: {error}") from error
             if server is None:
                 return Reply(Status.UNPREPARED)
             key = _key_of_a_server(server, self.ca, now or datetime.now(UTC))
@@ -262,57 +250,27 @@ class ClientSigning:
                 raise FedKSeedError(
                     "the task is not signed by the server for this client; a client with another key can't take it"
                 )
-        except FedKSeedError as error:
-            return Reply(Status.REFUSED, text=str(error))
-        if task.issued <= (last := self._issued.get(task.nonce, 0)):
-            return Reply(
-                Status.FAILED,
-                text=f"the task was issued at {task.issued}, this client has taken one of {last} (ns since 1970): it "
-                "comes a second time, or the server's clock was set back",
-            )
-        self._server, self._issued[task.nonce] = server, task.issued
-        for old in [*self._issued][:-MOST_RUNS]:  # of the runs that began first
-            del self._issued[old]
-        try:
+            if task.issued <= (last := self._issued.get(task.nonce, 0)):
+                return Reply(
+                    Status.FAILED,
+                    text=f"the task was issued at {task.issued}, this client has taken one of {last} (ns since 1970): "
+                    "it comes a second time, or the server's clock was set back",
+                )
+            self._server, self._issued[task.nonce] = server, task.issued
+            for old in [*self._issued][:-MOST_RUNS]:  # of the runs that began first
+                del self._issued[old]
             known = self.history is None or self.history.follow(task)
         except FedKSeedError as error:
             return Reply(Status.REFUSED, text=str(error))
         return None if known else Reply(Status.UNPREPARED)
 
-    def require_bound(self, task: Task, broadcast: bytes) -> None:
-        """Refuse a broadcast that is not the one in the history of its task.
-
-        Args:
-            broadcast: its SHA-256.
-
-        Raises:
-            FedKSeedError: it is another.
-        """
-        if self.history is not None:
-            self.history.require_bound(task, broadcast)
-
     def signature(self, task: Task, broadcast: bytes, upload: bytes) -> bytes:
-        """The signature of the answer to a task.
-
-        Args:
-            broadcast: the message with which the client has trained.
-        """
+        """The signature of the answer to a task, for which the client has trained with a broadcast."""
         return sign(self.key, upload_statement(task.nonce, task.client, task.head, broadcast, upload))
 
 
-def _certificate(data: bytes) -> x509.Certificate:
-    try:
-        return x509.load_der_x509_certificate(data)
-    except (ValueError, x509.InvalidVersion) as error:
-        raise FedKSeedError(f"the server's certificate in the task can't be read: {error}") from error
-
-
 def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: datetime) -> ec.EllipticCurvePublicKey:
-    """The public key of a server's certificate.
-
-    Raises:
-        FedKSeedError: another authority has signed the certificate, it is not valid now, or not one of a server.
-    """
+    """The public key of a server's certificate; refuses one of another authority, or use, or not valid now."""
     try:
         certificate.verify_directly_issued_by(ca)
     except (InvalidSignature, UnsupportedAlgorithm, ValueError, TypeError) as error:
@@ -330,4 +288,4 @@ def _key_of_a_server(certificate: x509.Certificate, ca: x509.Certificate, now: d
         usage = ()
     if ExtendedKeyUsageOID.SERVER_AUTH not in usage:
         raise FedKSeedError("the certificate in the task is not one of a server; `fedkseed certs` makes server.pem")
-    return _on_p256(certificate.public_key(), "the server's certificate")
+    return _on_p256(certificate.public_key(), "the server's certificate", ec.EllipticCurvePublicKey)

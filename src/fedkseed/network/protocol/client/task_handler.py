@@ -106,8 +106,8 @@ class TaskHandler:
             self._last = None
 
             def bound(broadcast: bytes) -> None:
-                if self.signing is not None:
-                    self.signing.require_bound(task, broadcast)
+                if self.signing is not None and self.signing.history is not None:
+                    self.signing.history.require_bound(task, broadcast)
 
             broadcast, made = self._follower.answer(task, on_step, bound)
             signature = UNSIGNED if self.signing is None else self.signing.signature(task, broadcast, made)
