@@ -67,7 +67,6 @@ TESTED_IN = {
     "directions.vectors": "directions/test_backends.py",
     "errors": "cli/test_options.py",
     "evaluation.tasks.questions": "tuned/test_lm_eval.py",
-    "network.protocol.client.message_checks": "network/protocol/client/test_worker.py",
     "network.protocol.client.task_handler": "network/protocol/client/test_worker.py",
     "network.protocol.client.training_client": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_process": "network/protocol/client/test_worker.py",

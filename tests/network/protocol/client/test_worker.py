@@ -211,7 +211,8 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
 def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
     pid = (directory / sockets.LOCK).read_text()
-    with sockets.connected(directory, 60) as connection:
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(sockets.socket_path(directory))
         sockets.send(connection, longer(first, 1_000_000).encode(), 60)
         time.sleep(1)
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE

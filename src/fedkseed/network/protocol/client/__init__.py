@@ -2,7 +2,6 @@
 
 worker.py          a process that keeps a client's model loaded, and answers tasks
 training_client.py what a client loads for a recipe, how it answers, and what it gains
-message_checks.py  what a message may ask for by the recipe
 task_handler.py    what all that answer tasks do: a task is verified, its answer signed and kept
 worker_process.py  starts and ends the worker, and hands it tasks
 worker_socket.py   frames between a client's processes

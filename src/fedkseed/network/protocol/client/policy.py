@@ -5,10 +5,11 @@ Without a file the defaults below hold; recipes/policy.toml has all of them.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import ge, le
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, field_validator
 
@@ -98,28 +99,31 @@ class Policy(Table):
     evaluation: Unseen = Unseen()
 
     def require(self, recipe: Recipe) -> None:
-        """Refuse a recipe that asks for more than the owner allows.
-
-        Raises:
-            FedKSeedError: it does; the text names the recipe's key and the policy's, for the owner.
-        """
+        """Refuse a recipe that asks for more than the owner allows; the text names its key and the policy's."""
         rows, work, data, training = self.data, self.training, recipe.data, recipe.training
-        own = recipe.derivatives.steps
-        _within("[data] columns", data.columns, [{}, rows.columns], "columns")
-        _within("[data] held_out", data.held_out, rows.held_out, "held_out")
-        for category in recipe.evaluation.categories:
-            _within("[evaluation.sets] held_out", category, rows.held_out, "held_out")
-        _within("[data] template", data.template, rows.templates, "templates")
-        _within("[data] separator", data.separator, rows.separators, "separators")
-        _at_most("[data] max_tokens", data.max_tokens, rows.max_tokens, "max_tokens")
-        _within("[training] algorithm", training.algorithm, work.algorithms, "algorithms")
-        _at_least("[training] batch_size", training.batch_size, work.min_batch_size, "min_batch_size")
-        _at_least("[training] steps", min(training.steps, own or training.steps), work.min_steps, "min_steps")
-        _at_most("[training] batch_size", training.batch_size, work.max_batch_size, "max_batch_size")
-        _at_most("[training] steps", max(training.steps, own or 0, training.epochs or 0), work.max_steps, "max_steps")
-        _at_most("[training] probes", training.probes, work.max_probes, "max_probes")
-        _at_most("[training] rounds", training.rounds, work.max_rounds, "max_rounds")
-        _at_most("numbers of an answer", numbers_of(recipe), work.max_numbers, "max_numbers")
+        own, epochs = recipe.derivatives.steps, training.epochs or 0
+        asking: list[tuple[str, Any, Callable[[Any, Any], bool], Any, str]] = [
+            ("[data] columns", data.columns, _within, [{}, rows.columns], "columns"),
+            ("[data] held_out", data.held_out, _within, rows.held_out, "held_out"),
+            *(
+                ("[evaluation.sets] held_out", category, _within, rows.held_out, "held_out")
+                for category in recipe.evaluation.categories
+            ),
+            ("[data] template", data.template, _within, rows.templates, "templates"),
+            ("[data] separator", data.separator, _within, rows.separators, "separators"),
+            ("[data] max_tokens", data.max_tokens, le, rows.max_tokens, "max_tokens"),
+            ("[training] algorithm", training.algorithm, _within, work.algorithms, "algorithms"),
+            ("[training] batch_size", training.batch_size, ge, work.min_batch_size, "min_batch_size"),
+            ("[training] steps", min(training.steps, own or training.steps), ge, work.min_steps, "min_steps"),
+            ("[training] batch_size", training.batch_size, le, work.max_batch_size, "max_batch_size"),
+            ("[training] steps", max(training.steps, own or 0, epochs), le, work.max_steps, "max_steps"),
+            ("[training] probes", training.probes, le, work.max_probes, "max_probes"),
+            ("[training] rounds", training.rounds, le, work.max_rounds, "max_rounds"),
+            ("numbers of an answer", numbers_of(recipe), le, work.max_numbers, "max_numbers"),
+        ]
+        for name, asked, fits, allowed, key in asking:
+            if not fits(asked, allowed):
+                raise _refusal(name, asked, f"{key} = {list(allowed) if fits is _within else allowed}")
         if work.masked and recipe.secure is None:
             raise _refusal("uploads without masks, [secure]", None, "masked = true")
         if work.epsilon is not None:
@@ -144,33 +148,12 @@ class Policy(Table):
             raise _refusal("[privacy] epsilon", found, f"epsilon = {epsilon:g}, delta = {delta:g}")
 
     def require_weights(self, recipe: Recipe, weights: int) -> None:
-        """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded.
-
-        Raises:
-            FedKSeedError: it is one; the text names the recipe's key and the policy's, for the owner.
-        """
+        """Refuse a recipe whose answers have too many numbers for as few tuned weights, the model being loaded."""
         pooled, each = algorithm_of(recipe.training.algorithm).pooled, self.training.weights_per_direction
         numbers = recipe.directions.size if pooled else numbers_of(recipe)
         if weights < each * numbers:
-            raise _refusal(
-                "numbers along directions",
-                numbers,
-                f"weights_per_direction = {each}, and [model] tuned chooses {weights:,} weights",
-            )
-
-    def require_taken(self, steps: int) -> None:
-        """Refuse to send the coefficients of fewer steps than the owner's smallest number.
-
-        A server can choose a rate with which every loss after the first step is infinite.
-
-        Raises:
-            FedKSeedError: fewer steps have moved the model.
-        """
-        if steps < self.training.min_steps:
-            raise FedKSeedError(
-                f"{steps} steps had finite derivatives, the policy says min_steps = {self.training.min_steps}: the "
-                "server's rate is too high for this model, or its rows are broken"
-            )
+            allowed = f"weights_per_direction = {each}, and [model] tuned chooses {weights:,} weights"
+            raise _refusal("numbers along directions", numbers, allowed)
 
     def followed(self, recipe: Recipe) -> Recipe:
         """The recipe with the owner's columns, layout, smallest number of examples, and evaluation.
@@ -234,19 +217,8 @@ class RowView:
         return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
 
 
-def _within(name: str, asked: object, allowed: Sequence[object], key: str) -> None:
-    if asked not in allowed:
-        raise _refusal(name, asked, f"{key} = {list(allowed)}")
-
-
-def _at_least(name: str, asked: int, least: int, key: str) -> None:
-    if asked < least:
-        raise _refusal(name, asked, f"{key} = {least}")
-
-
-def _at_most(name: str, asked: int, most: int, key: str) -> None:
-    if asked > most:
-        raise _refusal(name, asked, f"{key} = {most}")
+def _within(asked: Any, allowed: Any) -> bool:
+    return asked in allowed
 
 
 def _refusal(name: str, asked: object, allowed: str) -> FedKSeedError:

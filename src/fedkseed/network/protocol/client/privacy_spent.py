@@ -45,9 +45,9 @@ class PrivacyLedger:
                 f"{path} holds no account of what this client has answered: {error}; get it back from a copy: without "
                 "it nothing says how much was spent, and a server could have it spent again"
             ) from error
-        answers, name = known.setdefault(run.hex(), {}), asked.hex()
-        before = answers.get(name, 0.0)
-        answers[name] = max(amount, before)
+        answers = known.setdefault(run.hex(), {})
+        before = answers.get(asked.hex(), 0.0)
+        answers[asked.hex()] = max(amount, before)
         total = math.fsum(cost for answers in known.values() for cost in answers.values())
         found = epsilon_of(1.0, total, delta)
         if epsilon is not None and found > epsilon * (1 + 1e-9):

@@ -106,14 +106,7 @@ class OwnerSettings:
             raise FedKSeedError(f"{directory / SETTINGS} holds no settings of a client: {error!r}") from error
 
     def signing(self, directory: Path) -> ClientSigning | None:
-        """The verification of tasks and signing of answers by the files of these settings.
-
-        Args:
-            directory: of the client, in which it keeps the histories that it has seen.
-
-        Raises:
-            FedKSeedError: a file can't be read.
-        """
+        """The verification of tasks and signing of answers, with the histories that the directory has."""
         if self.key is None or self.ca is None:
             return None
         return ClientSigning(private_key(Path(self.key)), certificate(Path(self.ca)), RunHistory(directory))
@@ -140,13 +133,8 @@ class RecipeJournal:
                 self.views |= {RowView(**entry["view"])} if "view" in entry else set()
 
     def asked(self, recipe: bytes) -> None:
-        """Note that a recipe was asked for, before it can do anything.
-
-        Raises:
-            RefusedError: the journal is full, and a recipe that can't be noted is not followed.
-        """
-        digest = recipe_digest(recipe).hex()
-        if digest not in self._known:
+        """Note that a recipe was asked for, before it can do anything; refuse it where the journal is full."""
+        if (digest := recipe_digest(recipe).hex()) not in self._known:
             self._write(digest, recipe=recipe.decode(errors="replace"))
             self._known.add(digest)
 
@@ -156,11 +144,7 @@ class RecipeJournal:
         self.views |= {view} if view else set()
 
     def require_room(self, view: RowView, most: int) -> None:
-        """Refuse another view of the rows where the owner's number of them has been answered.
-
-        Raises:
-            RefusedError: this would be one more.
-        """
+        """Refuse another view of the rows where the owner's number of them has been answered."""
         if view not in self.views and len(self.views) >= most:
             raise RefusedError(
                 Code.POLICY,
@@ -197,34 +181,30 @@ def accepted_recipe(recipe: bytes, owner: Owner) -> Recipe:
             if ((value := getattr(getattr(wished, table), name)) or 0) > most:
                 raise FedKSeedError(f"the server's recipe asks for [{table}] {name} = {value}, at most {most} go")
         owner.policy.require(wished)
-        model = owner.model or _carried(wished.model.name)
+        if not owner.model:
+            _require_carried(wished.model.name)
     directions = wished.directions
-    if directions.informed and owner.basis is None:
-        raise RefusedError(
-            Code.BASIS,
-            f"the server's recipe needs the basis {directions.basis_digest}: get that file from its owner, and start "
-            "the client with --basis FILE",
-        )
-    basis = owner.basis if directions.informed else None
-    followed = owner.policy.followed(wished)
-    return followed.model_copy(
-        update={
-            "model": wished.model.model_copy(update={"name": model, "device": owner.device}),
-            "directions": directions.model_copy(update={"basis": basis}),
-            "data": followed.data.model_copy(update={"source": owner.data}),
-        }
-    )
+    with refusing(Code.BASIS):
+        if directions.informed and owner.basis is None:
+            raise FedKSeedError(
+                f"the server's recipe needs the basis {directions.basis_digest}: get that file from its owner, and "
+                "start the client with --basis FILE"
+            )
+    followed, basis = owner.policy.followed(wished), owner.basis if directions.informed else None
+    model = {"name": owner.model or wished.model.name, "device": owner.device}
+    parts = {
+        "model": wished.model.model_copy(update=model),
+        "directions": directions.model_copy(update={"basis": basis}),
+        "data": followed.data.model_copy(update={"source": owner.data}),
+    }
+    return followed.model_copy(update=parts)
 
 
-def _carried(name: str) -> str:
-    """The name of a model in an installed package, the only kind of model that a server may choose.
-
-    Loading such a model reads no other file of this machine, and downloads none.
-    """
+def _require_carried(name: str) -> None:
+    """Refuse a model but one in an installed package, to load which reads and downloads no other file."""
     _, _, file = name.removeprefix("package:").partition("/")
     if not name.startswith("package:") or ".." in Path(file).parts or Path(file).is_absolute():
         raise FedKSeedError(
             f"the server's recipe names the base model {name!r}, and a client opens or downloads no model by a "
             "server's wish; start the client with --model, the name or the place of the same model"
         )
-    return name

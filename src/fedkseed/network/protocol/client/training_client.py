@@ -21,9 +21,12 @@ from ....data.held_out import HeldOut
 from ....errors import FedKSeedError
 from ....evaluation.metrics import metrics_of
 from ....evaluation.statistics import Evaluation, gain
+from ....local.work import LocalWork
 from ....recipe.basis_digest import with_basis
 from ....recipe.schema import Recipe
 from ....round import answer
+from ....run import digest_chain as chain
+from ....run.cohort import cohort
 from ....run.privacy_plan import noise_of_a_round, with_noise
 from ....run.progress import Silent
 from ....run.setup import Setup, build, tokenizer_of
@@ -34,7 +37,6 @@ from ....wire.delta import lack, restore
 from ....wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..client_gain import LEAST_ROWS, THIS_CLIENT, GainFile, GainSum, gain_in_words
 from ..envelope import Code, RefusedError, Task, refusing
-from .message_checks import broadcast_digest, require_cohort, require_recipes_steps, require_turn
 from .policy import Policy
 from .privacy_spent import PrivacyLedger
 from .recipe_consent import Owner, accepted_recipe
@@ -45,22 +47,6 @@ if TYPE_CHECKING:
 
 # Makes a client's side of masked uploads from its number and the nonce of the run.
 MakeMasking: TypeAlias = Callable[[int, bytes], "MaskingClient"]
-
-
-class TaskTime:
-    """The time that an owner allows for a task, from now on."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.seconds, self._begin = policy.training.max_seconds, time.monotonic()
-
-    def require_time(self) -> None:
-        """Refuse to go on with a task whose time is over.
-
-        Raises:
-            RefusedError: it is.
-        """
-        if time.monotonic() - self._begin > self.seconds:
-            raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {self.seconds:g}")
 
 
 @dataclass(slots=True)
@@ -74,7 +60,7 @@ class TrainingClient:
         masks: makes its side of masked uploads; None: it has no key.
         ledger: its account of privacy; None: it answers no recipe with [privacy].
         keeps: file for the tuned model of a finished run; None: it is not written.
-        loading: the time of the task that has brought the recipe; None: that task is over.
+        begun: when the task began that has brought the recipe; None: that task is over.
     """
 
     owner: Owner
@@ -86,7 +72,7 @@ class TrainingClient:
     masks: MakeMasking | None = None
     ledger: PrivacyLedger | None = None
     keeps: Path | None = None
-    loading: TaskTime | None = None
+    begun: float | None = None
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
     _later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
 
@@ -98,16 +84,15 @@ class TrainingClient:
         Args:
             bound: raises `FedKSeedError` if a broadcast's digest is not the one that the task's history names.
         """
-        task_time, self.loading = self.loading or TaskTime(self.owner.policy), None
+        begun, self.begun = self.begun or time.monotonic(), None
         if task.keep:
             return task.message, self._keep_tuned_model(task, bound)
         whole = restore(task.message, self._broadcast)
         if whole is None:
             return task.message, lack(task.message, task.client)
         strategy, pooled = self.setup.strategy, self.setup.algorithm.pooled
-        message = decode(
-            whole, strategy.client.message, *((strategy.second_leg.request,) if strategy.second_leg else ())
-        )
+        kinds = (strategy.second_leg.request,) if strategy.second_leg else ()
+        message = decode(whole, strategy.client.message, *kinds)
         digest = broadcast_digest(message, whole)
         bound(digest)
         self._require_allowed(task, message)
@@ -117,7 +102,7 @@ class TrainingClient:
             self._broadcast = whole
 
         def tick(loss: float) -> None:
-            task_time.require_time()
+            _require_time(begun, self.owner.policy)
             on_step(loss)
 
         upload = self._train(task, whole, masking, tick)
@@ -132,22 +117,15 @@ class TrainingClient:
             later()
 
     def _require_allowed(self, task: Task, message: Any) -> None:
-        """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps.
-
-        Raises:
-            FedKSeedError: it is one.
-        """
+        """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps."""
         count = self.recipe.clients.count
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with refusing(Code.MODEL):
             self._run.require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
-        require_recipes_steps(inside, self.recipe, self.setup.strategy.settings.work(False))
-        if isinstance(message, Secured | Survivors):
-            require_cohort(message, self.recipe, count)
-        if protects_examples(self.recipe):
-            require_turn(task.client, message.round, self.recipe, count)
+        _require_recipes_steps(inside, self.recipe, self.setup.strategy.settings.work(False))
+        _require_drawn(task.client, message, self.recipe, count)
         if task.done >= 0 and message.round != task.done:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
@@ -158,7 +136,6 @@ class TrainingClient:
         return Run(self.setup.weights.pool, self.setup.weights.base_digest)
 
     def _masking(self, task: Task) -> "MaskingClient | None":
-        """The client's side of masked uploads, if the recipe asks for them."""
         if self.recipe.secure is None:
             return None
         if self.masks is None:
@@ -166,11 +143,7 @@ class TrainingClient:
         return replace(self.masks(task.client, task.nonce), allow=self._require_steps)
 
     def _spend(self, run: bytes, asked: bytes) -> None:
-        """Note what the answer to a broadcast spends, if its recipe has [privacy].
-
-        Raises:
-            RefusedError: it is more than the owner allows.
-        """
+        """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""
         if (privacy := self.recipe.privacy) is None:
             return
         if self.ledger is None or (noise := noise_of_a_round(privacy)) is None:
@@ -201,11 +174,19 @@ class TrainingClient:
             return answer(setup.strategy, whole, replace(client, loss=loss))
 
     def _require_steps(self, upload: Any) -> None:
-        """Refuse to send coefficients of fewer steps than the owner allows, masked or not."""
+        """Refuse to send coefficients of fewer steps than the owner allows, masked or not.
+
+        A server can choose a rate with which every loss after the first step is infinite.
+        """
         if isinstance(upload, Change):
-            asked = self.setup.strategy.settings.work(True).count(len(self.examples))
-            with refusing(Code.POLICY):
-                self.owner.policy.require_taken(asked - upload.skipped)
+            least = self.owner.policy.training.min_steps
+            steps = self.setup.strategy.settings.work(True).count(len(self.examples)) - upload.skipped
+            if steps < least:
+                raise RefusedError(
+                    Code.POLICY,
+                    f"{steps} steps had finite derivatives, the policy says min_steps = {least}: the server's rate is "
+                    "too high for this model, or its rows are broken",
+                )
 
     def _keep_tuned_model(self, task: Task, bound: Callable[[bytes], None]) -> bytes:
         """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
@@ -278,12 +259,11 @@ def load_client(
     Raises:
         RefusedError: the owner does not allow the recipe, or the model, the basis or the rows can't be used.
     """
-    policy = owner.policy
-    task_time = TaskTime(policy)  # of the task that brings the recipe: its server chose what to load
+    begun, policy = time.monotonic(), owner.policy  # the server chooses what to load
     followed = accepted_recipe(recipe, owner)
     with refusing(Code.MODEL):
         tokenizer = tokenizer_of(followed, Silent())
-        task_time.require_time()
+        _require_time(begun, policy)
     with refusing(Code.BASIS):
         followed, basis = with_basis(followed)
     if protects_examples(followed) and followed.clients.count is not None:  # a server's word on the plan is not taken
@@ -292,12 +272,62 @@ def load_client(
         setup = build(followed, tokenizer, basis, serves=False)
     with refusing(Code.POLICY):  # before any row is read
         policy.require_weights(followed, setup.weights.layout.size)
-        task_time.require_time()
+        _require_time(begun, policy)
     with refusing(Code.DATA):
         examples, unseen = own_share(followed, tokenizer, log, policy.evaluation.kept_back or 0.0)
-    task_time.require_time()
+    _require_time(begun, policy)
     threads = followed.clients.threads or torch.get_num_threads()
-    return TrainingClient(owner, followed, setup, examples, unseen, threads, masks, ledger, keeps, task_time)
+    return TrainingClient(owner, followed, setup, examples, unseen, threads, masks, ledger, keeps, begun)
+
+
+def _require_time(begun: float, policy: Policy) -> None:
+    """Refuse to go on with a task for longer than its owner allows."""
+    if time.monotonic() - begun > (most := policy.training.max_seconds):
+        raise RefusedError(Code.POLICY, f"the task took longer than the policy's max_seconds = {most:g}")
+
+
+def broadcast_digest(message: Any, encoded: bytes) -> bytes:
+    """SHA-256 of the round's broadcast, with which a message comes or about which it asks."""
+    if isinstance(message, Survivors):
+        return message.broadcast
+    return chain.digest(message.broadcast if isinstance(message, Secured) else encoded)
+
+
+def _require_recipes_steps(message: Any, recipe: Recipe, local: LocalWork) -> None:
+    """Refuse a message for other steps than those of its recipe, on which the owner's policy was applied."""
+    training = recipe.training
+    if message.round >= training.rounds:
+        raise FedKSeedError(f"the recipe has {training.rounds} rounds, and the message is of round {message.round + 1}")
+    if isinstance(message, Broadcast):
+        asked = message.steps, message.probes, message.wire, message.lr, message.eps, message.clip
+        steps = training.steps, training.probes, training.wire or "compact"
+        expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
+        if asked != expected:
+            raise FedKSeedError(
+                f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
+            )
+
+
+def _require_drawn(client: int, message: Any, recipe: Recipe, count: int) -> None:
+    """Refuse a masked round of other clients than the recipe's seed draws, and a private one out of turn.
+
+    Else a server that works with two clients, of however many, could ask any third for a round with these two. And
+    noise is for the rounds of the plan: each further one would say more of the examples than was promised.
+    """
+    masked, private = isinstance(message, Secured | Survivors), protects_examples(recipe)
+    if not masked and not private:
+        return
+    drawn = cohort(recipe.seed, message.round, count, recipe.clients.cohort_of(count), recipe.clients.draw)
+    if masked and (members := message.members.tolist()) != drawn:
+        raise FedKSeedError(
+            f"the server says that clients {members[:10]} are in round {message.round + 1}, and of {count} clients the "
+            f"recipe's seed draws {drawn[:10]}: it may have put this client among ones that work with it"
+        )
+    if private and client not in drawn:
+        raise FedKSeedError(
+            f"client {client} is asked in round {message.round + 1}, and of {count} clients the recipe's seed draws "
+            f"{drawn[:10]}: [privacy] has no noise for rounds out of turn"
+        )
 
 
 def protects_examples(recipe: Recipe) -> bool:
@@ -306,5 +336,4 @@ def protects_examples(recipe: Recipe) -> bool:
 
 
 def _secret_of_run(secret: int, nonce: bytes, purpose: bytes = b"") -> bytes:
-    """A client's secret for one purpose in one run."""
     return hashlib.sha256(purpose + b"%d " % secret + nonce).digest()

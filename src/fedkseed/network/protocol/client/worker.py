@@ -16,8 +16,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from socket import socket
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from ....errors import FedKSeedError
 from ....files import exclusive, read_whole, write_atomically
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 BATCH_SEED = "batches.secret"  # in the directory of a client
 HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 
-LoadClient: TypeAlias = Callable[[Owner, bytes], TrainingClient]
-
 
 def serve(directory: Path) -> None:
     """Answer tasks until none has come for the idle time.
@@ -49,10 +46,15 @@ def serve(directory: Path) -> None:
     """
     settings = OwnerSettings.read(directory)
     with (
-        exclusive(directory / "worker.lock", f"another worker runs in {directory}"),
+        exclusive(directory / sockets.LOCK, f"another worker runs in {directory}"),
         sockets.listening(directory) as listener,
     ):
-        handler = _handler(settings, directory)
+        owner, signing = settings.owner, settings.signing(directory)
+        if owner.policy.data.secret_batches:
+            owner = replace(owner, secret=batch_secret(directory))
+        masks = None if signing is None else partial(masking_client, directory, signing, owner.members)
+        load = partial(load_client, masks=masks, ledger=PrivacyLedger(directory), keeps=directory / TUNED)
+        handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory), owner, load=load), signing)
         listener.settimeout(settings.idle)
         while True:
             try:
@@ -61,29 +63,15 @@ def serve(directory: Path) -> None:
                 (directory / sockets.SOCKET).unlink(missing_ok=True)  # still locked: a successor's is not touched
                 return
             with connection, suppress(AbandonedError, OSError, FedKSeedError):  # of this task; the next may succeed
-                _serve_one(handler, connection)
-
-
-def _handler(settings: OwnerSettings, directory: Path) -> TaskHandler:
-    """Whoever answers the tasks of a client in its directory, where it keeps what it must not forget."""
-    owner, signing = settings.owner, settings.signing(directory)
-    if owner.policy.data.secret_batches:
-        owner = replace(owner, secret=batch_secret(directory))
-    masks = None if signing is None else partial(masking_client, directory, signing, owner.members)
-    load = partial(load_client, masks=masks, ledger=PrivacyLedger(directory), keeps=directory / TUNED)
-    return TaskHandler(partial(follow_recipe, RecipeJournal(directory), owner, load=load), signing)
-
-
-def _serve_one(handler: TaskHandler, connection: socket) -> None:
-    task = sockets.receive(connection, HAND_IN)
-    reply = handler.reply(task, lambda: sockets.gone(connection))
-    sockets.send(connection, reply.encode(), HAND_IN)
-    connection.close()
-    handler.afterwards()
+                task = sockets.receive(connection, HAND_IN)
+                reply = handler.reply(task, partial(sockets.gone, connection))
+                sockets.send(connection, reply.encode(), HAND_IN)
+                connection.close()
+                handler.afterwards()
 
 
 def follow_recipe(
-    journal: RecipeJournal, owner: Owner, recipe: bytes, load: LoadClient = load_client
+    journal: RecipeJournal, owner: Owner, recipe: bytes, load: Callable[..., TrainingClient] = load_client
 ) -> TrainingClient:
     """A client that follows a recipe, which is noted before, and the decision after.
 
@@ -122,14 +110,7 @@ def batch_secret(directory: Path) -> int:
 def masking_client(
     directory: Path, signing: ClientSigning, members: str | None, number: int, nonce: bytes
 ) -> "MaskingClient":
-    """A client's side of masked uploads in one run, with its memory in its directory.
-
-    Args:
-        members: file with the public lines of all clients; None: the server is believed.
-
-    Raises:
-        FedKSeedError: a package is missing.
-    """
+    """A client's side of masked uploads in one run, for the keys in a file of all members', or those of the server."""
     try:
         from ....secure.member import MaskingClient
     except ModuleNotFoundError as error:

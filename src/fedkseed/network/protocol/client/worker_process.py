@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from socket import SHUT_RDWR, socket
+from socket import AF_UNIX, SHUT_RDWR, socket
 from typing import TypeAlias
 
 from ....errors import FedKSeedError
@@ -55,7 +55,9 @@ def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp
     process: subprocess.Popen | None = None
     while True:
         try:
-            with sockets.connected(directory, HAND_IN) as connection:
+            with socket(AF_UNIX) as connection:
+                connection.settimeout(HAND_IN)
+                connection.connect(sockets.socket_path(directory))
                 begun(partial(_shut, connection))
                 sockets.send(connection, task, HAND_IN)
                 return sockets.receive(connection, seconds)
@@ -63,10 +65,10 @@ def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp
             raise FedKSeedError(f"the worker did not answer within {seconds:.0f} s") from error
         except (ConnectionRefusedError, FileNotFoundError) as error:  # no worker listens (yet)
             log = directory / sockets.LOG
-            if (
-                process is not None and process.poll() and not locked(directory / sockets.LOCK)
-            ):  # else another worker was faster
-                raise FedKSeedError(f"the worker ended with code {process.returncode}: {_last(log)}") from error
+            ended = process is not None and process.poll()
+            if ended and not locked(directory / sockets.LOCK):  # else another worker was faster
+                said = log.read_text(errors="replace").strip() or "it said nothing"
+                raise FedKSeedError(f"the worker ended with code {ended}: {said.splitlines()[-1]}") from error
             if time.monotonic() > end:
                 raise FedKSeedError(f"no worker listens after {START:.0f} s; see {log}") from error
             process = process or start_worker(directory)
@@ -97,12 +99,6 @@ def start_worker(directory: Path) -> subprocess.Popen:
         )
     _started.append(process)
     return process
-
-
-def _last(log: Path) -> str:
-    """The last line of a worker's log."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
 
 
 def stop_worker(directory: Path) -> None:

@@ -3,8 +3,6 @@
 import socket
 import struct
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from ....errors import FedKSeedError
@@ -19,36 +17,15 @@ SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directo
 
 
 def socket_path(directory: Path) -> str:
-    """The path of a worker's socket.
-
-    Raises:
-        FedKSeedError: the path is longer than the system takes.
-    """
+    """The path of a worker's socket; one that is longer than the system takes is refused."""
     path = str(directory.resolve() / SOCKET)
     if len(path.encode()) > LONGEST:
         raise FedKSeedError(f"the path {path} is too long for a socket ({LONGEST} bytes): choose a shorter --state")
     return path
 
 
-@contextmanager
-def connected(directory: Path, seconds: float) -> Iterator[socket.socket]:
-    """A connection to the worker of a directory.
-
-    Raises:
-        OSError: no worker listens.
-    """
-    with socket.socket(socket.AF_UNIX) as connection:
-        connection.settimeout(seconds)
-        connection.connect(socket_path(directory))
-        yield connection
-
-
 def listening(directory: Path) -> socket.socket:
-    """A socket that only this user can connect to, in a directory that only this user can enter.
-
-    Raises:
-        FedKSeedError: the socket can't be made.
-    """
+    """A socket that only this user can connect to, in a directory that only this user can enter."""
     path = Path(socket_path(directory))
     with border(f"can't listen at {path}"):
         path.unlink(missing_ok=True)  # of a worker that was killed; the caller holds the lock
