@@ -24,5 +24,5 @@ def test_one_flipped_bit_in_the_numbers_of_clients_is_refused(tmp_path):
     ClientNumbers.register(tmp_path, NODES, revoked=[1])
     for where in flips(tmp_path / NUMBERS, 300):
         assert refused(lambda: ClientNumbers(tmp_path, 3)), where
-        assert refused(lambda: ClientNumbers.nodes(tmp_path)), where
-    assert ClientNumbers.nodes(tmp_path) == dict(enumerate(NODES))
+        assert refused(lambda: ClientNumbers.registered(tmp_path)), where
+    assert ClientNumbers(tmp_path, None).clients_at(NODES) == dict(enumerate(NODES))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ....errors import FedKSeedError
 from ....files import read_table, write_table
@@ -23,14 +24,16 @@ class ClientNumbers:
 
     def __init__(self, directory: Path, count: int | None) -> None:
         self.path = directory / NUMBERS
-        self._clients, self._fixed, revoked = _read(self.path)  # node -> client
+        table = _read(self.path)
+        self._clients: dict[int, int] = {int(node): number for node, number in table["nodes"].items()}
+        self._fixed: bool = table["fixed"]
         registered = len(self._clients) if self._fixed else None
         if registered is None and count is None:
             raise FedKSeedError("how many clients are there? Set [clients] count, or register their keys")
         if None not in (registered, count) and registered != count:
             raise FedKSeedError(f"[clients] count says {count}, {registered} clients are registered")
         self.count: int = registered or count or 0
-        self.expected = {*range(self.count)} - {*revoked}  # the others have no key any more
+        self.expected = {*range(self.count)} - {*table["revoked"]}  # the others have no key any more
 
     @staticmethod
     def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
@@ -44,13 +47,8 @@ class ClientNumbers:
     @staticmethod
     def registered(directory: Path) -> int:
         """Number of clients of a run that are registered."""
-        return len(ClientNumbers.nodes(directory))
-
-    @staticmethod
-    def nodes(directory: Path) -> dict[int, int]:
-        """Client -> node, for the registered clients of a run."""
-        clients, fixed, _ = _read(directory / NUMBERS)
-        return {client: node for node, client in clients.items()} if fixed else {}
+        table = _read(directory / NUMBERS)
+        return len(table["nodes"]) if table["fixed"] else 0
 
     def clients_at(self, nodes: Sequence[int]) -> dict[int, int]:
         """Client -> node, for those of the given nodes that have a number or get one now."""
@@ -61,12 +59,8 @@ class ClientNumbers:
         return {self._clients[node]: node for node in nodes if node in self._clients}
 
 
-def _read(path: Path) -> tuple[dict[int, int], bool, list[int]]:
-    """Node -> client, whether the numbers are fixed, and the clients without a key; empty if there is no file."""
-    if not path.exists():
-        return {}, False, []
-    table = read_table(path)
-    return {int(node): number for node, number in table["nodes"].items()}, table["fixed"], table["revoked"]
+def _read(path: Path) -> dict[str, Any]:
+    return read_table(path) if path.exists() else {"nodes": {}, "fixed": False, "revoked": []}
 
 
 def _write(path: Path, clients: Mapping[int, int], fixed: bool, revoked: Sequence[int] = ()) -> None:

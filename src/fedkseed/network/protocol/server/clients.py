@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from typing import TypeAlias, TypeVar
 
 from ....errors import FedKSeedError
@@ -61,7 +62,6 @@ class Exchange:
         measuring: whether they may take a deadline for it, since some measure their gain.
     """
 
-    number: int
     round: int
     sent: Mapping[int, bytes]
     signed: Mapping[int, bytes]
@@ -71,6 +71,7 @@ class Exchange:
     answered: set[int] = field(default_factory=set)
     lacking: set[int] = field(default_factory=set)  # those whose answer is a wish for the whole broadcast
     refused: dict[int, str] = field(default_factory=dict)  # client -> reason, also where an answer can't be used
+    number: int = field(default_factory=count().__next__)
 
     def __str__(self) -> str:
         return "the tuned model" if self.keep else f"round {self.round + 1}"
@@ -82,10 +83,6 @@ class Exchange:
     @property
     def complete(self) -> bool:
         return self.answered.issuperset(self.sent)
-
-    @property
-    def missing(self) -> list[int]:
-        return sorted(self.sent.keys() - self.answered)
 
     def owes(self, client: int) -> bool:
         return client not in self.answered and client not in self.refused
@@ -139,7 +136,6 @@ class RemoteClients:
     _online: dict[int, int] = field(default_factory=dict)  # client -> node
     _looked: float = -math.inf  # time at which `_online` was asked for
     _strangers: set[int] = field(default_factory=set)  # nodes that are no clients and were reported
-    _exchanges: int = 0
     _took: float = 0.0  # seconds that the minimum of the last round took
     _trouble: dict[str, Exception] = field(default_factory=dict)  # by kind of call: its error, if the last one failed
 
@@ -149,11 +145,11 @@ class RemoteClients:
         Raises:
             FedKSeedError: fewer clients than the minimum are connected.
         """
-        end, seen, count = time.monotonic() + self.options.patience, -1, self.numbers.count
+        end, seen, total = time.monotonic() + self.options.patience, -1, self.numbers.count
         while not self.numbers.expected.issubset(online := self.online()):
             if len(online) != seen:
                 seen = len(online)
-                self.progress.note(f"{seen} of {count} clients are connected; waiting for {self._others(online)}")
+                self.progress.note(f"{seen} of {total} clients are connected; waiting for {self._others(online)}")
                 self.progress.clients([*self.numbers.expected.difference(online)], "offline")
                 self.progress.clients([*online], "waiting")
             if time.monotonic() >= end:
@@ -165,8 +161,8 @@ class RemoteClients:
                     f"{self.minimum}: start them, or look at their logs, and start the server again"
                 )
             time.sleep(POLL)
-        everybody = len(online) == count
-        self.progress.note(f"all {count} clients are connected" if everybody else f"without {self._others(online)}")
+        everybody = len(online) == total
+        self.progress.note(f"all {total} clients are connected" if everybody else f"without {self._others(online)}")
 
     def online(self) -> dict[int, int]:
         """Client -> node for the connected clients, by a list that is at most `LOOK` seconds old."""
@@ -193,8 +189,7 @@ class RemoteClients:
             FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         minimum = min(minimum, len(sent))
-        asked = self._awake(round_, sent, minimum)
-        return self._exchange(Exchange(self._next_number(), round_, asked, whole or sent, minimum), check)
+        return self._exchange(Exchange(round_, self._awake(round_, sent, minimum), whole or sent, minimum), check)
 
     def _awake(self, round_: int, sent: Mapping[int, bytes], minimum: int = 0) -> Mapping[int, bytes]:
         """The messages to clients that do not rest; all messages where too few are left."""
@@ -223,13 +218,9 @@ class RemoteClients:
                 GainSum.decode(reply)
 
         sent = self._awake(done, dict.fromkeys(sorted(self.online()), message))
-        exchange = Exchange(self._next_number(), done, sent, sent, 0, keep=True, measuring=measuring)
+        exchange = Exchange(done, sent, sent, 0, keep=True, measuring=measuring)
         answers = self._exchange(exchange, check) if sent else ()
         return {client: GainSum.decode(reply) if reply else None for client, reply in answers}
-
-    def _next_number(self) -> int:
-        self._exchanges += 1
-        return self._exchanges
 
     def _exchange(self, exchange: Exchange, check: Check) -> Iterator[tuple[int, bytes]]:
         """Attempt an exchange until enough have answered, and yield the answers that can be used."""
@@ -257,11 +248,8 @@ class RemoteClients:
         """Ask the clients that owe an answer, and again those that fail, until the deadline.
 
         The attempt ends before the deadline when no connected client owes an answer, and the others are not needed; or
-        a little after the minimum has answered. The caller adds to `exchange.answered` and `exchange.refused`.
-
-        Raises:
-            FedKSeedError: the minimum can't be reached any more, since clients refuse or were asked in vain too often.
-            Exception: an error of the carrier's that lasts until the deadline.
+        a little after the minimum has answered; or with an error when the minimum can't be reached any more. The caller
+        adds to `exchange.answered` and `exchange.refused`. An error of the carrier's that lasts is raised in the end.
         """
         now = time.monotonic()
         attempt = Attempt(now, now + self.options.deadline, exchange.minimum == 0)
@@ -269,9 +257,11 @@ class RemoteClients:
             if self._grace_is_over(exchange, attempt, now):
                 return
             owing = [client for client in exchange.sent if exchange.owes(client)]
-            waiting = self._asked_in(exchange).intersection(owing)
+            waiting = {task.client for task in self._tasks.values() if task.exchange == exchange.number}
+            waiting.intersection_update(owing)
             ready = self._ready(exchange, attempt, owing, waiting, now)
-            self._ask(exchange, attempt, ready, now)
+            if ready:
+                self._ask(exchange, attempt, ready, waiting, now)
             if not (waiting or ready):
                 if exchange.enough or exchange.complete:
                     return
@@ -300,10 +290,6 @@ class RemoteClients:
         # Where nobody is needed, clients do again what the others have done in the exchange before.
         return attempt.enough and now - attempt.begin >= self._took + grace
 
-    def _asked_in(self, exchange: Exchange) -> set[int]:
-        """The clients with an open task of an exchange."""
-        return {task.client for task in self._tasks.values() if task.exchange == exchange.number}
-
     def _ready(
         self, exchange: Exchange, attempt: Attempt, owing: Sequence[int], waiting: Collection[int], now: float
     ) -> list[int]:
@@ -321,12 +307,11 @@ class RemoteClients:
             ready.append(client)
         return ready
 
-    def _ask(self, exchange: Exchange, attempt: Attempt, clients: Sequence[int], now: float) -> None:
+    def _ask(
+        self, exchange: Exchange, attempt: Attempt, clients: Sequence[int], waiting: Collection[int], now: float
+    ) -> None:
         """Send clients their tasks; one that the carrier does not take was in vain."""
         seconds = attempt.end - now
-        if not clients or seconds <= 0:
-            return
-        before = self._asked_in(exchange)
         history = None if self.history is None else cache(self.history)  # the same for all that have followed as far
         parcels, tasks = [], []
         for client in clients:
@@ -336,15 +321,14 @@ class RemoteClients:
                 raise FedKSeedError(
                     f"{self.carrier.name} takes messages of {largest:,} bytes, this one has {len(data):,}"
                 )
-            parcels.append(Parcel(node, data, exchange.round, seconds + (0 if client in before else LATE)))
+            parcels.append(Parcel(node, data, exchange.round, seconds + (0 if client in waiting else LATE)))
             tasks.append(OpenTask(client, node, exchange.number, exchange.round, with_recipe))
         keys = self._tried("send tasks", lambda: self.carrier.send(parcels), None)
-        if keys is None:
-            return
-        pairs = [*zip(keys, tasks, strict=True)]
-        self._tasks |= {key: task for key, task in pairs if key}
-        self.progress.clients([task.client for key, task in pairs if key], "training")
-        attempt.tries.update(task.client for key, task in pairs if not key)
+        if keys is not None:
+            pairs = [*zip(keys, tasks, strict=True)]
+            self._tasks |= {key: task for key, task in pairs if key}
+            self.progress.clients([task.client for key, task in pairs if key], "training")
+            attempt.tries.update(task.client for key, task in pairs if not key)
 
     def _task(self, exchange: Exchange, client: int, seconds: float, history: History | None) -> Task:
         remembered = self._clients[client]
@@ -439,33 +423,30 @@ class RemoteClients:
 
     def _note_missing(self, exchange: Exchange) -> None:
         """Note who has not answered. A connected client that lets rounds in a row pass costs the others a grace."""
-        if exchange.missing:
-            self.progress.note(f"{exchange} goes on without {_list(exchange.missing)}")
-        silent = [client for client in exchange.missing if client not in exchange.refused]
+        if missing := sorted(exchange.sent.keys() - exchange.answered):
+            self.progress.note(f"{exchange} goes on without {_list(missing)}")
+        silent = [client for client in missing if client not in exchange.refused]
         late = [client for client in silent if client in self._online]
         self.progress.clients(late, "late")
         self.progress.clients([client for client in silent if client not in self._online], "offline")
         for client in exchange.answered:
             self._clients[client].silent = 0
         for client in late:
-            remembered = self._clients[client]
-            remembered.silent += 1
-            if remembered.silent % OFFENCES == 0:
-                passed = f"has let {remembered.silent} rounds in a row pass without an answer in time"
-                self._let_rest(client, exchange.round, passed)
+            self._clients[client].silent = times = self._clients[client].silent + 1
+            passed = f"let {times} rounds in a row pass without an answer in time"
+            self._note_offence(client, exchange.round, times, passed)
 
     def _note_unusable(self, client: int, round_: int) -> None:
-        """Count an answer that can't be used; after a few of them, the client is not asked for some rounds."""
-        remembered = self._clients[client]
-        remembered.unusable += 1
-        if remembered.unusable % OFFENCES == 0:
-            self._let_rest(client, round_, f"has sent {remembered.unusable} answers that can't be used")
+        self._clients[client].unusable = times = self._clients[client].unusable + 1
+        self._note_offence(client, round_, times, f"sent {times} answers that can't be used")
 
-    def _let_rest(self, client: int, round_: int, why: str) -> None:
-        self._clients[client].rests_until = round_ + 1 + REST
-        self.progress.note(
-            f"client {client} {why}; it is not asked in the next {REST} rounds, if there are enough others"
-        )
+    def _note_offence(self, client: int, round_: int, times: int, what: str) -> None:
+        """After a few offences of a client's, let it rest: it is not asked for some rounds."""
+        if times % OFFENCES == 0:
+            self._clients[client].rests_until = round_ + 1 + REST
+            self.progress.note(
+                f"client {client} has {what}; it is not asked in the next {REST} rounds, if there are enough others"
+            )
 
     def _tried(self, what: str, call: Callable[[], Answer], otherwise: Answer) -> Answer:
         """The answer to a call of the carrier's; in place of an error, which is reported, `otherwise`.
@@ -499,8 +480,5 @@ class RemoteClients:
 
 
 def _list(clients: Sequence[int]) -> str:
-    return (
-        ("client " if len(clients) == 1 else "clients ")
-        + ", ".join(map(str, clients[:20]))
-        + (f" and {len(clients) - 20} more" if len(clients) > 20 else "")
-    )
+    more = f" and {len(clients) - 20} more" if len(clients) > 20 else ""
+    return f"client{'s' * (len(clients) != 1)} {', '.join(map(str, clients[:20]))}{more}"

@@ -52,11 +52,8 @@ def federation(
     if recipe.secure is not None:
         _require_keys(signing, remote.numbers.expected)
     algorithm, progress = checked_algorithm(recipe), progress or Silent()
-    count = size = remote.numbers.count
-    if recipe.network.shards is None:
-        size = recipe.clients.cohort_of(count)
-    else:
-        count = sum(recipe.network.shards)
+    count, shards = remote.numbers.count, recipe.network.shards
+    size = recipe.clients.cohort_of(count) if shards is None else count
     if not is_here(recipe.data.source):
         if recipe.evaluation.best is not None:
             raise FedKSeedError(
@@ -73,20 +70,15 @@ def federation(
     keeps = recipe.keeps_uploads and algorithm.pooled
     first_leg = FirstLegFile(remote.numbers.path.with_name(FIRST_LEG))
     rounds = NetworkRounds(recipe.seed, strategy, remote, size, keeps, first_leg, recipe.clients.draw)
+    clients = count if shards is None else sum(shards)
+    identity = {
+        "directions": str(strategy.run.pool),
+        "a base model of digest": strategy.run.base.hex(),
+        "held-out data of digest": held_out,
+        "a number of clients of": str(clients),
+    }
     return Federation(
-        recipe=recipe,
-        strategy=strategy,
-        identity={
-            "directions": str(strategy.run.pool),
-            "a base model of digest": strategy.run.base.hex(),
-            "held-out data of digest": held_out,
-            "a number of clients of": str(count),
-        },
-        round=rounds.next,
-        evaluator=evaluator,
-        progress=progress,
-        receipts=lambda: rounds.receipts,
-        clients=count,
+        recipe, strategy, identity, rounds.next, evaluator, progress, receipts=lambda: rounds.receipts, clients=clients
     )
 
 
@@ -161,7 +153,6 @@ class NetworkRounds:
     gathered: bool = False
 
     def next(self, state: Any, state_after: Callable[[int], Any], broadcasts: Broadcasts[Any]) -> tuple[Any, Report]:
-        """The state after a round, and its report."""
         if not self.gathered:
             self.remote.gather()
             self.gathered = True
@@ -177,17 +168,13 @@ class NetworkRounds:
                 self._exchange(round_, messages, least)
         after, report = round_.finish()
         if second is not None:
-            self.first_leg.remove()
+            self.first_leg.path.unlink(missing_ok=True)
         elif self.strategy.server.weights == COEFFICIENTS:
             self.held = dict.fromkeys(round_.answered, broadcasts.of(state))
         return after, report
 
     def _exchange(self, round_: Round[Any], messages: Mapping[int, bytes], least: int) -> dict[int, bytes]:
-        """Carry messages to clients, and add each answer to the round that can be used; returns these answers.
-
-        Args:
-            least: number of answers that the present leg needs.
-        """
+        """Carry messages of a leg to clients; returns the answers that could be used, and that the round has now."""
         needed, uploads = max(0, least - len(round_.answered)), {}
         answers = self.remote.transport(round_.state.round, messages, needed, round_.add_, round_.whole)
         for client, reply in answers:
@@ -204,9 +191,12 @@ class NetworkRounds:
             least: number of uploads by which the round counts.
             needed: least number of answers in each leg, without which the masks stay on.
         """
-        exchanges = round_.exchanges()
+        exchanges, signing = round_.exchanges(), self.remote.signing
         messages = next(exchanges)
-        asked_by = self._digest_of(messages)
+        digest = hashlib.sha256(signing.nonce if signing else b"")  # after a rollback the same message has others
+        for message in {id(message): message for message in messages.values()}.values():
+            digest.update(message)
+        asked_by = digest.hexdigest()
         if uploads := self.first_leg.uploads(asked_by):
             self.remote.progress.note(f"round {round_.state.round + 1} goes on with its second leg")
             for client, upload in uploads.items():
@@ -216,14 +206,6 @@ class NetworkRounds:
         for requests in exchanges:
             self.first_leg.write(asked_by, uploads)
             self._exchange(round_, requests, needed)
-
-    def _digest_of(self, messages: Mapping[int, bytes]) -> str:
-        """The digest of a first leg's message and of the run's nonce: after a rollback the same message has others."""
-        signing = self.remote.signing
-        digest = hashlib.sha256(signing.nonce if signing else b"")
-        for message in {id(message): message for message in messages.values()}.values():
-            digest.update(message)
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +219,6 @@ class FirstLegFile:
     path: Path
 
     def write(self, asked_by: str, uploads: Mapping[int, bytes]) -> None:
-        """Keep the uploads that have answered the message with a digest."""
         texts = {str(client): data.hex() for client, data in uploads.items()}
         write_table(self.path, {"asked by": asked_by, "uploads": texts})
 
@@ -251,7 +232,3 @@ class FirstLegFile:
             return uploads if table["asked by"] == asked_by else {}
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             raise FedKSeedError(f"{self.path} holds no masked uploads: {error}; remove it") from error
-
-    def remove(self) -> None:
-        """Forget the uploads of a round that is done."""
-        self.path.unlink(missing_ok=True)

@@ -33,8 +33,7 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     """The recipe of a server; its run's directory is made, or holds the same run, which can go on.
 
     Args:
-        file: of the recipe.
-        changes: values in place of the recipe's, as `training.rounds=20`.
+        changes: values in place of those in the file, as `training.rounds=20`.
         places: of the server, whose rules hold beside those of a network.
 
     Raises:
@@ -81,10 +80,10 @@ def serve(directory: Path, carrier: Carrier, folder: str, progress: Progress) ->
         recipe = with_noise(recipe, count)
         minimum = recipe.network.minimum_of(recipe.clients.cohort_of(count))
         text = recipe_for_clients(recipe, count)
-        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity)
-        remote.signing = ServerSigning.read(directory / folder, current_nonce(store))
-        parts = federation(recipe, remote, activity, remote.signing, kept_secret(recipe, directory))
-        remote.history = None if remote.signing is None else store.history
+        signing = ServerSigning.read(directory / folder, current_nonce(store))
+        history = None if signing is None else store.history
+        remote = RemoteClients(carrier, numbers, text, minimum, recipe.network, activity, signing, history)
+        parts = federation(recipe, remote, activity, signing, kept_secret(recipe, directory))
         result = work(store, parts)
         if algorithm_of(recipe.training.algorithm).pooled:  # kilobytes
             hand_out(store, parts.strategy, recipe, remote)
