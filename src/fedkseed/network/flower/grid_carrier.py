@@ -37,11 +37,9 @@ class GridCarrier:
     def nodes(self) -> list[int]:
         connected = {*self.grid.get_node_ids()}
         unknown = sorted(connected - self._client_of.keys() - {*self._questions.values()})
-        questions = [
-            Message(packed(b""), node, MessageType.QUERY, ttl=QUESTION_SECONDS, group_id="partition-id")
-            for node in unknown
-        ]
-        if questions:
+        about = {"ttl": QUESTION_SECONDS, "group_id": "partition-id"}
+        if unknown:
+            questions = [Message(packed(b""), node, MessageType.QUERY, **about) for node in unknown]
             self._questions |= zip(self.grid.push_messages(questions), unknown, strict=True)
         if self._questions:
             for message in self.grid.pull_messages([*self._questions]):
@@ -69,7 +67,6 @@ class GridCarrier:
         return arrivals
 
     def _hear(self, answer: Message) -> None:
-        """Take a SuperNode's answer to the question for its number."""
         node = self._questions.pop(answer.metadata.reply_to_message_id)
         try:
             if answer.has_error():

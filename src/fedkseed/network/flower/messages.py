@@ -10,16 +10,11 @@ RECORD, BYTES, NUMBER = "fedkseed", "b", "partition-id"  # one record of one val
 
 
 def packed(data: bytes) -> RecordDict:
-    """A record with bytes, as the content of one of Flower's messages."""
     return RecordDict({RECORD: ConfigRecord({BYTES: data})})
 
 
 def unpacked(message: Message) -> bytes:
-    """The bytes in a message that holds a record of `packed`.
-
-    Raises:
-        FedKSeedError: the message holds something else.
-    """
+    """The bytes in a message that holds a record of `packed`; one of something else is refused."""
     data = _value(message, BYTES)
     if not isinstance(data, bytes):
         raise FedKSeedError(f"expected a message with bytes under {RECORD!r}, {BYTES!r}; is it of another Flower app?")
@@ -32,11 +27,7 @@ def numbered(client: Any) -> RecordDict:
 
 
 def client_number(message: Message) -> int:
-    """The number in a message that holds a record of `numbered`.
-
-    Raises:
-        FedKSeedError: there is none.
-    """
+    """The number in a message that holds a record of `numbered`; one without is refused."""
     number = _value(message, NUMBER)
     if not isinstance(number, int) or number < 0:
         raise FedKSeedError("start it with --node-config 'partition-id=K …', K = 0 for the first client")

@@ -40,14 +40,7 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def run_rounds(recipe: Path, directory: Path, keys: Path | None, grid: Grid, progress: Progress) -> Result:
-    """Begin a run, or go on with it from its last finished round.
-
-    Args:
-        keys: directory of `fedkseed certs`; None: tasks and answers are not signed.
-
-    Raises:
-        FedKSeedError: see `main`.
-    """
+    """Begin a run, or go on with it, see `main`; without `keys` tasks and answers are not signed."""
     wanted, folder = serving.begin(recipe, (), directory, Where.FLOWER_SERVER), directory / FOLDER
     folder.mkdir(mode=0o700, exist_ok=True)
     with exclusive(folder / "server.lock", f"another ServerApp works on {directory}; stop it first"):

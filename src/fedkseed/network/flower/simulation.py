@@ -42,8 +42,7 @@ class Virtual:
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
     ) -> tuple[bytes, bytes]:
-        simulation = self.simulation
-        parts = simulation.shares.clients
+        simulation, parts = self.simulation, self.simulation.shares.clients
         with computing_with(_threads(simulation.recipe)):
             client = simulation.setup.client(task.client, len(parts), parts[task.client], on_step)
             client = replace(client, member=simulation.members.get(task.client))
@@ -99,10 +98,9 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
         def main(grid: Grid, context: Any) -> None:
             try:
                 ClientNumbers.register(directory, range(count))
-                numbers, text = ClientNumbers(directory, count), recipe.to_toml().encode()
-                remote = RemoteClients(
-                    GridCarrier(grid, now.note), numbers, text, count, NetworkTable(deadline=DAY, attempts=1), now
-                )
+                carrier, numbers = GridCarrier(grid, now.note), ClientNumbers(directory, count)
+                text, options = recipe.to_toml().encode(), NetworkTable(deadline=DAY, attempts=1)
+                remote = RemoteClients(carrier, numbers, text, count, options, now)
 
                 def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
                     return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)

@@ -76,7 +76,12 @@ class FedKSeedStrategy(FlowerStrategy):
             try:
                 if number is None or number in self._round.answered:
                     raise FedKSeedError("it was not asked, or answered already")
-                self._round.add_(number, _answer(message))
+                if message.has_error():
+                    raise FedKSeedError(f"Flower's error {message.error.code}: {message.error.reason}")
+                reply = Reply.decode(unpacked(message))
+                if reply.status is not Status.DONE:
+                    raise FedKSeedError(reply.text)
+                self._round.add_(number, reply.message)
             except FedKSeedError as error:
                 log(WARNING, "node %s is left out: %s", message.metadata.src_node_id, error)
         if not self._round.answered:
@@ -96,16 +101,6 @@ class FedKSeedStrategy(FlowerStrategy):
 
     def summary(self) -> None:
         log(INFO, "\t└──> %s, %d of %d clients in a round", type(self.strategy).__name__, self.size, self.clients)
-
-
-def _answer(message: Message) -> bytes:
-    """The answer in a client's message."""
-    if message.has_error():
-        raise FedKSeedError(f"Flower's error {message.error.code}: {message.error.reason}")
-    reply = Reply.decode(unpacked(message))
-    if reply.status is not Status.DONE:
-        raise FedKSeedError(reply.text)
-    return reply.message
 
 
 def train(message: Message, strategy: Strategy, client: Callable[[int], Client]) -> Message:
@@ -129,14 +124,7 @@ def to_arrays(state: Any) -> ArrayRecord:
 
 
 def from_arrays(arrays: ArrayRecord, kind: type[Any]) -> Any:
-    """The state in Flower's arrays.
-
-    Args:
-        kind: the class of the states, `ServerPart.state`.
-
-    Raises:
-        FedKSeedError: the arrays are not those of a state.
-    """
+    """The state in Flower's arrays, of the class `kind` (`ServerPart.state`); arrays of something else are refused."""
     names = {f.name for f in fields(kind)}
     if set(arrays) != names:
         raise FedKSeedError(

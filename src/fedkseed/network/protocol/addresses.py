@@ -21,11 +21,7 @@ def is_loopback(host: str) -> bool:
 
 
 def require_files(ca: Path, key: Path) -> None:
-    """Refuse files of a client's identity that are not there, or that others can read.
-
-    Raises:
-        FedKSeedError: one is.
-    """
+    """Refuse files of a client's identity that are not there, or that others can read."""
     for path in (ca, key):
         if not path.is_file():
             raise FedKSeedError(

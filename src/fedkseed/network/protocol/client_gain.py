@@ -45,11 +45,7 @@ class GainSum:
 
     @classmethod
     def decode(cls, data: bytes) -> "GainSum":
-        """The sum encoded in `data`.
-
-        Raises:
-            FedKSeedError: the bytes are of something else.
-        """
+        """The sum encoded in `data`; bytes of something else are refused."""
         if len(data) != LAYOUT.size:
             raise FedKSeedError(f"a gain has {LAYOUT.size} bytes, got {len(data)}")
         magic, version, zero, rows, change = LAYOUT.unpack(data)
@@ -67,15 +63,10 @@ class GainFile:
 
     def __init__(self, directory: Path) -> None:
         self.path = directory / GAIN_FILE
-        self._seen = self._changed
+        self._seen = self._changed()
 
     def write(self, gain: Gain, rounds: int, sent: bool) -> None:
-        """Replace the latest gain.
-
-        Args:
-            rounds: of the tuned model.
-            sent: whether the server is sent its sum.
-        """
+        """Replace the latest gain, of the tuned model after some rounds, whose sum the server is sent or not."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         write_table(self.path, self._table() | {"time": now, "rounds": rounds, "gain": asdict(gain), "sent": sent})
 
@@ -98,12 +89,10 @@ class GainFile:
 
     def news(self) -> str | None:
         """The latest gain in words, if it was written since this was last asked."""
-        seen, self._seen = self._seen, self._changed
+        seen, self._seen = self._seen, self._changed()
         return self.in_words() if self._seen != seen else None
 
-    @property
     def _changed(self) -> int:
-        """The time at which the file was written, 0 for none."""
         return self.path.stat().st_mtime_ns if self.path.exists() else 0
 
     def _table(self) -> dict[str, Any]:

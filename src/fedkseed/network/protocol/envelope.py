@@ -139,11 +139,7 @@ class Task:
 
     @classmethod
     def decode(cls, data: bytes) -> "Task":
-        """The task encoded in `data`.
-
-        Raises:
-            FedKSeedError: the task is of another version, cut short, or has values that are not allowed.
-        """
+        """The task encoded in `data`; one of another version, cut short, or with wrong values is refused."""
         number, rest = _open(data)
         fixed = TASK.size + len(UNSIGNED)
         if number not in (ASK, KEEP) or len(rest) < fixed:
@@ -188,12 +184,11 @@ class Reply:
         number, rest = _open(data)
         if number not in set(Status):
             raise FedKSeedError(f"a reply has status 0 to {max(Status)}, got {number}")
-        status = Status(number)
-        if status is Status.DONE:
-            if len(rest) < len(UNSIGNED):
-                raise FedKSeedError(f"an answer begins with a signature of {len(UNSIGNED)} bytes, got {len(rest)}")
-            return cls(status, bytes(rest[len(UNSIGNED) :]), signature=bytes(rest[: len(UNSIGNED)]))
-        return cls(status, text=printable(bytes(rest[: 4 * MAX_TEXT]).decode(errors="replace")))
+        if (status := Status(number)) is not Status.DONE:
+            return cls(status, text=printable(bytes(rest[: 4 * MAX_TEXT]).decode(errors="replace")))
+        if len(rest) < len(UNSIGNED):
+            raise FedKSeedError(f"an answer begins with a signature of {len(UNSIGNED)} bytes, got {len(rest)}")
+        return cls(status, bytes(rest[len(UNSIGNED) :]), signature=bytes(rest[: len(UNSIGNED)]))
 
 
 def _open(data: bytes) -> tuple[int, memoryview]:

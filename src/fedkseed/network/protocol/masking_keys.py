@@ -29,7 +29,6 @@ def masking_key(identity: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
-    """The comment in an identity's public file."""
     public = X25519PrivateKey.from_private_bytes(masking_key(identity)).public_key()
     return COMMENT + public.public_bytes_raw().hex()
 
@@ -46,20 +45,15 @@ def masking_key_in(line: str) -> bytes | None:
 
 @dataclass(frozen=True, slots=True)
 class MaskedRoundsFile:
-    """The last masked round of each run, in a file of a client's directory.
-
-    Args:
-        run: nonce of the run.
-    """
+    """The last masked round of each run, in a file of a client's directory."""
 
     directory: Path
-    run: bytes
+    run: bytes  # nonce
 
     def once(self, round_: int, leg: str, value: bytes) -> None:
         """Note a value for a leg of a round, before anything that follows from it leaves this machine.
 
-        Raises:
-            FedKSeedError: another value stands there, or the run has had a later round with masks.
+        Another value for the same leg is refused, and one for a round before the run's last.
         """
         path, name = self.directory / MASKED_ROUNDS, self.run.hex()
         table = read_table(path) if path.exists() else {}
@@ -85,14 +79,7 @@ class MaskedRoundsFile:
 
 
 def require_member(file: Path, number: int, key: bytes) -> None:
-    """Refuse a key for masks that is not in a client's own list of the federation's members.
-
-    Args:
-        file: a line of OpenSSH's format for each of clients 0, 1, ….
-
-    Raises:
-        FedKSeedError: the file can't be read, or says that the client has another key or none.
-    """
+    """Refuse a key for masks other than the one in a client's own file of members, which has a line for each."""
     lines = read_whole(file, 1 << 24, str(file)).decode(errors="replace").splitlines()
     known = masking_key_in(lines[number]) if number < len(lines) else None
     if known != key:

@@ -43,12 +43,10 @@ def with_network_defaults(recipe: Recipe) -> Recipe:
 
 
 def recipe_for_clients(recipe: Recipe, count: int) -> bytes:
-    """The recipe as clients get it, without paths of the server's machine, its columns, trackers and settings of the
-    network.
+    """The recipe as clients get it, without paths, columns, trackers and network of the server's machine.
 
     Metrics, which may be functions in files of the server's, are left out too: clients evaluate nothing. Of the further
     held-out sets they get those that are a category, which they leave out of their files.
-    Columns and layout are those of the server's own file; each client's owner names those of the client's.
     """
     name, source = recipe.model.name, recipe.data.source
     model = recipe.model.model_copy(update={"name": Path(name).name if Path(name).exists() else name})

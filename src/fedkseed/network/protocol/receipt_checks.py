@@ -58,11 +58,7 @@ def signature_check(store: Store, held: Keys | None = None) -> Signed | None:
 
 
 def nonce_of(store: Store, done: int) -> bytes:
-    """The nonce of the tasks that were sent after `done` rounds.
-
-    Raises:
-        FedKSeedError: the run has none.
-    """
+    """The nonce of the tasks that were sent after `done` rounds."""
     found = [value for first, value in store.recall(NONCES) or [] if value and first <= done]
     if not found:
         raise FedKSeedError(f"{store.directory} has no nonce for the tasks after {done} rounds")
@@ -70,11 +66,7 @@ def nonce_of(store: Store, done: int) -> bytes:
 
 
 def require_seen(store: Store, path: Path) -> None:
-    """Refuse a run whose history is another than the one that a client has seen.
-
-    Raises:
-        FedKSeedError: it is; or the client has seen nothing of the run.
-    """
+    """Refuse a run whose history is another than the one that a client has seen, or of which it has seen nothing."""
     entries, heads = store.recall(NONCES) or [], read_history(path)
     of_run = [(at, heads[nonce].done, heads[nonce].head) for at, (_, nonce) in enumerate(entries) if nonce in heads]
     if not of_run:

@@ -12,8 +12,8 @@ one of them is asked. A client has one number and one recipe in a run. All of th
 which is started again knows it.
 """
 
-import operator
 from dataclasses import astuple, dataclass
+from operator import index
 from pathlib import Path
 
 from ...errors import FedKSeedError
@@ -82,18 +82,13 @@ class RunHistory:
                 f"the server has changed it, or shows its clients different ones; {self.path} has what was seen"
             )
         if task.done > at and head is not None:
-            self._keep(task.nonce.hex(), SeenRun(task.done, head, link, task.client, task.digest))
+            self._runs[task.nonce.hex()] = SeenRun(task.done, head, link, task.client, task.digest)
+            runs = {nonce: [_plain(field) for field in astuple(seen)] for nonce, seen in self._runs.items()}
+            write_table(self.path, runs)
         return True
 
     def require_bound(self, task: Task, broadcast: bytes) -> None:
-        """Refuse a broadcast that is not the one in the history of its task, which was followed.
-
-        Args:
-            broadcast: SHA-256 of the whole message with which the client would train.
-
-        Raises:
-            FedKSeedError: it is another.
-        """
+        """Refuse a broadcast, by the SHA-256 of the whole message, that the history of its task does not name."""
         known = self._runs.get(task.nonce.hex())
         if known is None or known.done != task.done or known.link != chain.link(task.stem, broadcast):
             raise FedKSeedError(
@@ -101,9 +96,9 @@ class RunHistory:
                 f"different ones, or its history is made up; {self.path} has what was seen"
             )
 
-    def _keep(self, nonce: str, now: SeenRun) -> None:
-        self._runs[nonce] = now
-        write_table(self.path, {nonce: _fields(one) for nonce, one in self._runs.items()})
+
+def _plain(field: int | bytes) -> int | str:
+    return field.hex() if isinstance(field, bytes) else field
 
 
 def read_history(path: Path) -> dict[str, SeenRun]:
@@ -112,18 +107,11 @@ def read_history(path: Path) -> dict[str, SeenRun]:
     Raises:
         FedKSeedError: the file can't be read, or is no such table.
     """
-    table = read_table(path)
+    table, fromhex = read_table(path), bytes.fromhex
     try:
-        return {nonce: _seen(*entry) for nonce, entry in table.items()}
+        return {
+            nonce: SeenRun(index(done), fromhex(head), fromhex(link), index(client), fromhex(recipe))
+            for nonce, (done, head, link, client, recipe) in table.items()
+        }
     except (ValueError, TypeError) as error:
         raise FedKSeedError(f"{path} holds no history of a client: {error}") from error
-
-
-def _fields(one: SeenRun) -> list[int | str]:
-    return [value.hex() if isinstance(value, bytes) else value for value in astuple(one)]
-
-
-def _seen(done: int, head: str, link: str, client: int, recipe: str) -> SeenRun:
-    return SeenRun(
-        operator.index(done), bytes.fromhex(head), bytes.fromhex(link), operator.index(client), bytes.fromhex(recipe)
-    )
