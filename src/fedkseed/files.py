@@ -64,9 +64,8 @@ def write_atomically(path: Path, data: bytes, mode: int = 0o600) -> None:
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(path)
-        except BaseException:
+        finally:
             temporary.unlink(missing_ok=True)
-            raise
         _sync(path.parent)
 
 

@@ -80,11 +80,10 @@ def discrete_gaussian(variance: int, count: int, key: bytes) -> NDArray[np.int64
     while samples.size < count:
         y = _laplace(t, 2 * (count - samples.size) + 16, bits)  # 1.3 candidates a sample
         apart = np.abs(y) * t - variance
-
-        def exact(k: int, apart: NDArray[np.int64] = apart) -> Fraction:
-            return Fraction(int(apart[k]) ** 2, 2 * variance * t * t)
-
-        samples = np.append(samples, y[bits.happens((apart / t) ** 2 / (2.0 * variance), exact)])
+        kept = bits.happens(
+            (apart / t) ** 2 / (2.0 * variance), lambda k, a=apart: Fraction(int(a[k]) ** 2, 2 * variance * t * t)
+        )
+        samples = np.append(samples, y[kept])
     return samples[:count]
 
 

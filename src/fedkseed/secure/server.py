@@ -15,8 +15,7 @@ from .member import sent_to
 def requests(run: Run, roster: MaskRoster, uploads: Sequence[Masked], width: int, size: int) -> dict[int, Survivors]:
     """The message to each client whose masked upload has come: who is there, and the bundles made for it.
 
-    Args:
-        width, size: bits of a masked number, and how many an upload has.
+    A masked number has `width` bits, an upload `size` of them.
     """
     there = np.zeros(roster.members.size, np.bool_)
     bundles: dict[tuple[int, int], NDArray[np.uint8]] = {}

@@ -56,10 +56,9 @@ REFUSALS = dict.fromkeys((RequestError, HTTPException, ClientDisconnect), refusa
 
 
 def application(connections: Connections, largest: int, strangers: Quota, page: Page | None) -> Starlette:
-    """The application of a server.
+    """The application of a server, which reads replies of up to `largest` bytes.
 
     Args:
-        largest: bytes of the largest reply; more are not read.
         strangers: limits requests without a session, by address.
         page: for clients in browsers.
     """
@@ -122,10 +121,8 @@ def _bytes(text: str, what: str, lengths: tuple[int, ...]) -> bytes:
 
 async def read_body(request: Request, most: int) -> bytes:
     """The body of a request, of at most `most` bytes, whose parts do not stand still; memory grows only as it comes."""
-    if int(request.headers.get("content-length", 0)) > most:
-        raise RequestError(413, f"at most {most:,} bytes are read")
-    data, parts = bytearray(), request.stream()
-    while True:
+    data, parts, expected = bytearray(), request.stream(), int(request.headers.get("content-length", 0))
+    while max(expected, len(data)) <= most:
         try:
             part = await asyncio.wait_for(anext(parts, None), PATIENCE)
         except TimeoutError:
@@ -133,8 +130,7 @@ async def read_body(request: Request, most: int) -> bytes:
         if part is None:
             return bytes(data)
         data += part
-        if len(data) > most:
-            raise RequestError(413, f"at most {most:,} bytes are read")
+    raise RequestError(413, f"at most {most:,} bytes are read")
 
 
 async def _unless_gone(request: Request, waiting: Awaitable[bytes | None]) -> bytes | None:
@@ -164,9 +160,6 @@ def serving(app: Starlette, host: str, port: int, tls: ssl.SSLContext | None, **
     Args:
         tls: None: requests come from a proxy on this machine, which has the certificate.
         options: further settings of uvicorn.
-
-    Raises:
-        FedKSeedError: the port is taken.
     """
     sslproto.SSLProtocol.max_size = TLS_BUFFER
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]  # each client has one connection

@@ -207,11 +207,7 @@ class HttpsClient:
         self.gain = GainFile(self.directory)
 
     def serve(self, say: Say = print, sleep: Callable[[float], object] = time.sleep) -> None:
-        """Take part in rounds until stopped; a server that does not answer is tried again and again.
-
-        Raises:
-            FedKSeedError: another client uses the directory, or the directory can't be written.
-        """
+        """Take part in rounds until stopped; a server that does not answer is tried again and again."""
         with border(f"can't make {self.directory}"):
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         taken = f"another client uses {self.directory}; give it its own --state"

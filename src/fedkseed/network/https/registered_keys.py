@@ -93,13 +93,7 @@ class RegisteredKeys:
         connections.take([public_key(line.encode(), f"the key of client {k}") if line else None for k, line in lines])
 
     def stop_if_changed(self, connections: Connections) -> None:
-        """Take up keys that have changed, and stop the round that began with others; pass on what requests noted.
-
-        Files are looked at at most every two seconds.
-
-        Raises:
-            RekeyedError: keys were taken up.
-        """
+        """Pass on what requests noted; take up keys that have changed, with a `RekeyedError` for the present round."""
         while connections.notices:
             self.progress.note(connections.notices.popleft())
         now = time.monotonic()
@@ -123,7 +117,7 @@ def keys_of_run(directory: Path, folder: Path, progress: Progress, transport: st
         count = ClientNumbers.registered(directory) if Store(directory).begun else 0
         if not count:
             return dict(enumerate(certs.public_keys(folder)))
-        if len(_paths(folder)) > count:
+        if len(_stamps(folder)) > count:
             progress.note(f"the run began with {count} clients; those that have come since take part in new runs")
         return {number: folder / f"client-{number}.pub" for number in range(count)}
 
@@ -145,7 +139,7 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     write_table(path, {"first": first})
 
     def files() -> dict[int, Path]:
-        names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _paths(folder)}
+        names = {path: re.fullmatch(r"client-(0|[1-9][0-9]{0,8})\.pub", path.name) for path in _stamps(folder)}
         if strangers := [path for path, match in names.items() if match is None]:
             raise FedKSeedError(f"{strangers[0]} is no name of a client's key: client-0.pub is, and those after it")
         if not names:
@@ -157,12 +151,8 @@ def keys_of_shard(directory: Path, folder: Path, first: int, progress: Progress)
     return RegisteredKeys(directory, folder, files, progress)
 
 
-def _paths(folder: Path) -> list[Path]:
-    return [*folder.glob("client-*.pub")]
-
-
 def _stamps(folder: Path) -> dict[Path, Stamp]:
-    return {path: _stamp(path) for path in _paths(folder)}
+    return {path: _stamp(path) for path in folder.glob("client-*.pub")}
 
 
 def _stamp(path: Path) -> Stamp:

@@ -61,9 +61,6 @@ def run(
         url, ca, key: of the root, of its authority, and this shard's private key, whose public one the root has.
         first: number in the run of the first of them.
         patience: seconds for all of them to connect, before this shard connects to the root.
-
-    Raises:
-        FedKSeedError: a file can't be read, the port is taken, or another process works in the directory.
     """
 
     def disclosed(code: Code, text: str) -> str:
@@ -163,8 +160,8 @@ class Shard:
         self._aggregator: ShardAggregator | None = None
         self._links: list[bytes] = []  # of the run's log, from the first
         self._last_broadcast: bytes | None = None  # the next may come as a difference to it
-        self._remote: RemoteClients | None = None
-        self._remote_is_of = b"", 0  # nonce of the run, and number of the keys' registration
+        # The last one, by the nonce of the run and the number of the keys' registration.
+        self._remotes: dict[tuple[bytes, int], RemoteClients] = {}
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None]
@@ -245,32 +242,26 @@ class Shard:
     def _asked(
         self, task: Task, end: float, still_awaited: Callable[[], None], ask: Callable[[RemoteClients], Answers]
     ) -> Answers:
-        """The clients' answers to a task; they are asked again if their keys change meanwhile.
+        """The clients' answers to a task until `end`; they are asked again if their keys change meanwhile.
 
-        Args:
-            end: time after which answers are of no use.
-            still_awaited: raises `AbandonedError` if the root does not wait for an answer any more.
+        `still_awaited` raises `AbandonedError` if the root does not wait for an answer any more.
         """
+        keys, carrier, progress = self.clients.keys, self.clients.carrier, self.clients.progress
         while True:
             try:
-                remote = self._remote_of(task)
+                of = task.nonce, keys.registrations
+                if of not in self._remotes:  # else they are the same as for the last task
+                    signing = ServerSigning.read(keys.directory / FOLDER, task.nonce)
+                    numbers, options = ClientNumbers(keys.directory, None), NetworkTable()
+                    remote = RemoteClients(carrier, numbers, self.text, 1, options, progress, signing)
+                    self._remotes = {of: remote}
+                remote = self._remotes[of]
+                remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
                 seconds = max(1.0, end - time.monotonic())  # all that are connected are waited for until the end
                 remote.options = NetworkTable(deadline=seconds, grace=seconds, attempts=1)
-                remote.carrier = StoppableCarrier(self.clients.carrier, still_awaited)
+                remote.carrier = StoppableCarrier(carrier, still_awaited)
                 return ask(remote)
             except RekeyedError:
-                self.clients.progress.note("clients have other keys; they are asked again")
+                progress.note("clients have other keys; they are asked again")
             except FedKSeedError as error:  # as where too few have answered: they may another time
                 raise LaterError(str(error)) from error
-
-    def _remote_of(self, task: Task) -> RemoteClients:
-        """The clients behind the carrier, which are the same from task to task while run and keys are the same."""
-        keys, carrier, note = self.clients.keys, self.clients.carrier, self.clients.progress
-        of = task.nonce, keys.registrations
-        if self._remote is None or self._remote_is_of != of:
-            signing = ServerSigning.read(keys.directory / FOLDER, task.nonce)
-            numbers = ClientNumbers(keys.directory, None)
-            self._remote = RemoteClients(carrier, numbers, self.text, 1, NetworkTable(), note, signing)
-            self._remote_is_of = of
-        self._remote.history = lambda since, done: (self._links[since : done + 1], task.head, task.stem)
-        return self._remote

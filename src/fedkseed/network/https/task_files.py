@@ -58,14 +58,12 @@ class Stub:
         Args:
             file: returns the file of a digest, which is refused if it is another than its name says.
         """
-        parts = list[bytes]()
-        for what, name in zip(PARTS, self.names, strict=True):
-            part = b"" if name == NOTHING else file(name)
+        parts = [b"" if name == NOTHING else file(name) for name in self.names]
+        for what, name, part in zip(PARTS, self.names, parts, strict=True):
             if name != NOTHING and hashlib.sha256(part).digest() != name:
                 raise FedKSeedError(
                     f"the task's {what} is the file {name.hex()}, and {len(part)} other bytes came under that name: "
                     "a cache on the way is broken, or somebody has changed them"
                 )
-            parts.append(part)
         links, signature = self.frame[FIXED : -len(UNSIGNED)], self.frame[-len(UNSIGNED) :]
         return b"".join((self.frame[:FIXED], *parts[:2], links, parts[2], signature))

@@ -72,13 +72,10 @@ class MergeRule:
         return cls(run, late, roster.public_keys(), recipe.training.rounds, drawn.__getitem__)
 
     def header(self, signed: SignedUpload, open_round: int) -> UploadHeader:
-        """The header of an upload that is taken; what is cheap to check comes first.
+        """The header of an upload that is taken: whole, of this run, signed, and one that can be added up.
 
         Args:
             open_round: by this peer's clock.
-
-        Raises:
-            FedKSeedError: it is broken or could not be added up, it is not of this run, or not signed.
         """
         upload = decode(signed.upload, *self.strategy.aggregator.replies)
         self.strategy.run.require(upload.run)

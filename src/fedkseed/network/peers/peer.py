@@ -87,10 +87,6 @@ def run(
         owner: this peer's own data and model; None for a model: the recipe's.
         listen: host and port.
         quiet: seconds without a new upload after the last round, until it ends.
-
-    Raises:
-        FedKSeedError: a file can't be used, the key is no peer's, the port is taken, or another process uses the
-            directory.
     """
     roster, recipe, directory = load_roster(files.peers), with_network_defaults(recipe), files.directory
     text, key = _shared(recipe, len(roster.peers)), private_key(files.key)

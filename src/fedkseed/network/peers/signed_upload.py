@@ -43,11 +43,7 @@ class SignedUpload:
 
     @classmethod
     def decode(cls, data: bytes) -> "SignedUpload":
-        """The entry encoded in `data`; the upload in it is not looked at.
-
-        Raises:
-            FedKSeedError: the bytes are of something else, or cut short.
-        """
+        """The entry encoded in `data`, of which nothing is cut off; the upload in it is not looked at."""
         if len(data) <= LAYOUT.size + len(UNSIGNED):
             raise FedKSeedError(f"a peer's entry has more than {LAYOUT.size + len(UNSIGNED)} bytes, got {len(data)}")
         magic, version, zero, step, base = LAYOUT.unpack_from(data)

@@ -18,9 +18,6 @@ def contexts(key: Path, cert: Path, ca: Path, directory: Path) -> tuple[ssl.SSLC
 
     Args:
         directory: of the peer, for a copy of the key in a form that OpenSSL reads, which is gone when this returns.
-
-    Raises:
-        FedKSeedError: a file can't be read, or the certificate is not for this key and of this authority.
     """
     certified, authority, private = certificate(cert), certificate(ca), private_key(key)
     if _fingerprint_of(certified) != fingerprint(private.public_key()):

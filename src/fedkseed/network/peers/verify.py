@@ -67,11 +67,7 @@ def recompute(directory: Path) -> tuple[MergeRule, State, int]:
 
 
 def verify(directory: Path) -> SetVerdict:
-    """Recompute a peer's tuned model from its uploads.
-
-    Raises:
-        FedKSeedError: an upload does not belong to the set, or the adapter does not follow from them.
-    """
+    """Recompute a peer's tuned model from its uploads, all of which must belong to the set; its adapter must follow."""
     rule, state, uploads = recompute(directory)
     has_adapter = (directory / NAME).exists()
     if has_adapter:
