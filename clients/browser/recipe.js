@@ -4,7 +4,7 @@ import { REFUSED, Refusal } from "./task.js";
 import { TEMPLATES } from "./texts.js";
 import { parse } from "./toml.js";
 
-/** All keys of a recipe: another one is refused. tests/clients compares them with docs/recipe.md. */
+/** All keys of a recipe: another one is refused. tests/clients compares them with fedkseed init --keys. */
 export const KEYS = {
   "": "seed save model data clients directions training derivatives asynchronous peft evaluation network trust secure "
     + "privacy report",
@@ -25,7 +25,7 @@ export const KEYS = {
   report: "to project",
 };
 
-/** What an owner allows, with the defaults of docs/deployment.md. @typedef {typeof LIMITS} Limits */
+/** What an owner allows, with the defaults of docs/operations.md. @typedef {typeof LIMITS} Limits */
 export const LIMITS = {
   heldOut: ["summarization"],
   separators: ["\n", ""],

@@ -1,7 +1,4 @@
-"""The reference of the names that `import fedkseed` has, made from the signatures and docstrings of the source.
-
-python -m docs.build.api > docs/api.md
-"""
+"""The reference of the names that `import fedkseed` has, made from the signatures and docstrings of the source."""
 
 import ast
 import re
@@ -12,8 +9,7 @@ from textwrap import fill
 SOURCES = Path(__file__).parents[2] / "src" / "fedkseed"
 HEAD = """# The Python interface
 
-The names that `import fedkseed as fk` has, by the file that each comes from. This page is made from the source by
-`python -m docs.build.api`, and a test compares the two. How they are used:
+The names that `import fedkseed as fk` has, by the file that each comes from. How they are used:
 [README](../README.md#from-python), [extending.md](extending.md).
 """
 SECTIONS = ("Args:", "Attributes:", "Returns:", "Yields:", "Raises:")  # of a docstring, as Google has them
@@ -121,7 +117,3 @@ def _text(node: ast.ClassDef | ast.FunctionDef) -> str:
             found += ["", line] if code else [line.strip() if section else line]
     listed = (fill(line, WIDTH, subsequent_indent="  ") if line.startswith("- `") else line for line in found)
     return "\n".join(listed).strip() + "\n"
-
-
-if __name__ == "__main__":
-    print(api(), end="")

@@ -1,4 +1,4 @@
-"""The pages of the documentation site: README, docs, and all files that they link to, at their places.
+"""The pages of the documentation site: README, docs, pages made of the source, and all files that they link to.
 
 python -m docs.build.site FOLDER
 
@@ -10,7 +10,12 @@ list of their files.
 import re
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+
+from fedkseed.recipe.reference import reference
+
+from .api import api
 
 ROOT = Path(__file__).parents[2]
 FIRST = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and all pages of docs
@@ -19,13 +24,15 @@ ADDRESS = re.compile(r"[a-z]+:")
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
 
 
-def collect(output: Path, root: Path = ROOT) -> list[Path]:
-    """Copy pages and what they link to into a new folder; returns their paths in it."""
-    waiting = [root / name for name in FIRST] + sorted((root / "docs").glob("*.md"))
+def collect(output: Path, root: Path = ROOT, made: Mapping[str, str] | None = None) -> list[Path]:
+    """Copy pages and what they link to into a new folder, and write the `made` ones; returns their paths in it."""
+    texts = {root / name: text for name, text in (made or {}).items()}
+    waiting = [root / name for name in FIRST] + sorted((root / "docs").glob("*.md")) + [*texts]
     found = dict.fromkeys(waiting)
     while waiting:
         page = waiting.pop()
-        for target in filter(Path.exists, linked(page)):  # a broken link stays, and the site's generator refuses it
+        text = texts.get(page) or page.read_text(encoding="utf-8")
+        for target in filter(Path.exists, linked(page, text)):  # the site's generator refuses broken ones
             inside = [target] if target.is_file() else sorted(one for one in target.iterdir() if one.is_file())
             for file in (one for one in inside if one not in found):
                 found[file] = None
@@ -38,15 +45,23 @@ def collect(output: Path, root: Path = ROOT) -> list[Path]:
     for file in found:
         place = output / file.relative_to(root)
         place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, place)
+        if file in texts:
+            place.write_text(texts[file], encoding="utf-8")
+        else:
+            shutil.copyfile(file, place)
     return [file.relative_to(root) for file in found]
 
 
-def linked(page: Path) -> list[Path]:
-    """The files and folders to which a page links, outside of its code."""
-    names = LINK.findall(CODE.sub("", page.read_text(encoding="utf-8")))
+def linked(page: Path, text: str) -> list[Path]:
+    """The files and folders to which the text of a page links, outside of its code."""
+    names = LINK.findall(CODE.sub("", text))
     return [(page.parent / name).resolve() for name in names if not ADDRESS.match(name)]
 
 
+def pages_of_the_source() -> dict[str, str]:
+    """The pages that are made of the source, and in no repository."""
+    return {"docs/recipe.md": reference(), "docs/api.md": api()}
+
+
 if __name__ == "__main__":
-    collect(Path(sys.argv[1]))
+    collect(Path(sys.argv[1]), made=pages_of_the_source())

@@ -22,7 +22,8 @@ from ..test_imports import ORDER
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "docs" / "examples"
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES
+NOTES = sorted((ROOT / "results").glob("**/README.md"))
+TEXTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + PAGES + NOTES
 every_text = pytest.mark.parametrize("path", TEXTS, ids=lambda path: str(path.relative_to(ROOT)))
 WIDTH, LONG_ADDRESS = 120, 60  # characters
 CODE = re.compile(r"^```.*?^```$", re.DOTALL | re.MULTILINE)
@@ -185,7 +186,8 @@ def test_names_of_the_notation_are_there():
 
 @pytest.mark.parametrize("path", [ROOT / "docs" / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
 def test_folders_are_listed_in_the_order_of_imports(path):
-    text = prose(path).replace("\n        <", " <")  # a list of names goes on in the next line
+    text = prose(path).partition("## Where ")[2].partition("\n## ")[0]
+    text = text.replace("\n        <", " <")  # a list of names goes on in the next line
     rows = re.findall(r"^(?:\| (`\w+[./].*?) \||    (errors .*))", text, re.MULTILINE)
     names = [re.sub(r"\.py$|/$", "", word.strip("`,")) for row in rows for word in "".join(row).split() if word != "<"]
     assert names == ORDER
@@ -196,7 +198,7 @@ def test_every_page_is_in_the_index(page):
     assert page in {link.partition("#")[0] for link in LINK.findall(prose(ROOT / "docs" / "README.md"))}
 
 
-# --- lines --------------------------------------------------------------------------------------
+# --- sizes and lines --------------------------------------------------------------------------------------
 
 
 @every_text
@@ -208,3 +210,9 @@ def test_lines_can_be_read_without_scrolling(path):
         if len(line) > WIDTH and not line.startswith("|") and not re.search(rf"https?://\S{{{LONG_ADDRESS},}}", line)
     ]
     assert not long, f"{len(long)} lines have more than {WIDTH} characters, the first: {long[0]}"
+
+
+def test_the_readme_is_a_page_and_the_documentation_a_small_book():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len(PAGES) <= 24
+    assert sum(path.stat().st_size for path in PAGES) <= 300_000

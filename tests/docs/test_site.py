@@ -10,10 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
-from docs.build.site import collect
+from docs.build.site import collect, pages_of_the_source
 
 ROOT = Path(__file__).parents[2]
-PAGES = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")}
+PAGES = {str(path.relative_to(ROOT)) for path in (ROOT / "docs").glob("*.md")} | {*pages_of_the_source()}
 
 
 class Page(HTMLParser):
@@ -43,7 +43,7 @@ def build(folder: Path) -> subprocess.CompletedProcess:
 def site(tmp_path_factory) -> Path:
     pytest.importorskip("zensical")
     folder = tmp_path_factory.mktemp("site")
-    collect(folder / "build" / "pages")
+    collect(folder / "build" / "pages", made=pages_of_the_source())
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
@@ -82,10 +82,10 @@ def test_every_page_is_in_the_navigation_and_in_the_site(site):
         assert (place.parent if place.name == "README" else place).joinpath("index.html").exists(), name
 
 
-@pytest.mark.parametrize("link", ["nowhere.md", "commands.md#no-such-heading"])
+@pytest.mark.parametrize("link", ["nowhere.md", "tutorial.md#no-such-heading"])
 def test_a_broken_link_is_refused(site, tmp_path, link):
     shutil.copytree(site / "build" / "pages", tmp_path / "build" / "pages")
-    with (tmp_path / "build" / "pages" / "docs" / "tune.md").open("a") as page:
+    with (tmp_path / "build" / "pages" / "docs" / "report.md").open("a") as page:
         page.write(f"\n[broken]({link})\n")
     done = build(tmp_path)
     assert done.returncode != 0

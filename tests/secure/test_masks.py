@@ -36,7 +36,7 @@ def chacha20(key: np.ndarray, block: int) -> np.ndarray:
 
 
 def test_a_mask_is_the_stream_of_its_seed():
-    """Specified in docs/secure.md: another program makes the same numbers."""
+    """Specified in docs/privacy.md: another program makes the same numbers."""
     key = np.frombuffer(hashlib.sha256(b"fedkseed mask\n" + bytes(16)).digest(), "<u4")
     expected = np.concatenate([chacha20(key, block) for block in range(3)])
     assert np.array_equal(mask(bytes(16), 40, 32), expected[:40])

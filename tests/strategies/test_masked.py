@@ -149,7 +149,7 @@ def test_a_wrong_share_spoils_the_round_and_not_the_state(simulation):
 
 
 def test_ten_clients_send_seven_kilobytes():
-    """The sizes that docs/secure.md states."""
+    """The sizes that docs/privacy.md states."""
     run, keys = Run(Pool(1, 4096, "hadamard"), bytes(32)), {n: bytes(32) for n in range(10)}
     settings = Settings(run, LocalWork(rounds=1, steps=200), secure=Masking(1.0, keys=keys))
     both = [masked(KSeed.make(replace(settings, shared=shared))) for shared in (False, True)]

@@ -159,7 +159,7 @@ def shard(
 
     Clients join this server as they would any. The one above has [network] shards in its recipe and this server's key
     among its clients' keys; it sees sums of a shard's clients in place of uploads, and ends with the digest that it
-    would have if the same uploads came to it. No recipe, model or data is needed here. docs/scaling.md has an example.
+    would have if the same uploads came to it. No recipe, model or data is needed here (docs/operations.md).
     """
     _require_https()
     from ..network.https.shard import run

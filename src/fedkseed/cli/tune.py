@@ -77,6 +77,7 @@ def init(
     clients: Annotated[int | None, Option(help="Number of clients; default: by the number of rows.", min=2)] = None,
     algorithm: Annotated[str, Option(help="A name of the table in docs/algorithms.md.")] = "fedkseed-backprop",
     estimate: Annotated[bool, Option(help="Load the model and measure what the run would cost.")] = True,
+    keys: Annotated[bool, Option("--keys", help="Print all keys of a recipe, as Markdown, and stop.")] = False,
     as_json: Json = False,
 ) -> None:
     """Write a first recipe for your data, with comments, and say what its run would cost.
@@ -89,6 +90,11 @@ def init(
     from ..planning.init import first_recipe
     from ..report.tables import print_forecast
 
+    if keys:
+        from ..recipe.reference import reference
+
+        print(reference())
+        return
     require_new(output)
     columns = {field: name for field, _, name in (text.partition("=") for text in column or ())}
     if not all([*columns, *columns.values()]):
@@ -150,7 +156,7 @@ def tune(
     the best are reported as equal. For algorithms that backpropagate, which have no eps, only learning rates are
     tried. All losses are of the clients' training examples; held-out examples are not used.
 
-    docs/tune.md has the formulas and an example.
+    docs/algorithms.md has the formulas and an example.
     """
     from ..files import write_atomically
     from ..planning.tune import tune as find_settings

@@ -1,6 +1,6 @@
 """Objectives that forward-only clients lower: the loss, or 1 − a score of predictions or of whole answers.
 
-A step compares the numbers of two forward passes and needs no gradient of them: docs/objectives.md.
+A step compares the numbers of two forward passes and needs no gradient of them: docs/evaluation.md.
 """
 
 from collections.abc import Callable

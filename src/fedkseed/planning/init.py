@@ -170,7 +170,7 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
     lines = [
         f"# A first recipe for {data.source}: {data.rows:,} rows"
         + (f" in {len(data.categories)} categories" if data.categories else "")
-        + ". Every key: docs/recipe.md",
+        + ". Every key: fedkseed init --keys",
         "seed = 1",
         "",
         "[model]",

@@ -1,4 +1,4 @@
-"""A range test that finds a perturbation scale and a learning rate for a recipe; docs/tune.md has the reasons.
+"""A range test that finds a perturbation scale and a learning rate for a recipe; docs/algorithms.md has the reasons.
 
 Held-out examples are not used: they could not judge a recipe that was chosen by them.
 """

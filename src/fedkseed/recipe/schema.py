@@ -114,7 +114,7 @@ class ClientsTable(Table):
     alpha: Positive = 0.5  # of the Dirichlet split over categories: 0.5 is uneven, 5.0 nearly even
     min_examples: Count = 10  # default with tasks 20
     backpropagating: Annotated[float, Field(ge=0, le=1)] = 0.0  # share of clients that do, in KSeed's algorithms
-    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of slow clients, in virtual time: docs/asynchronous.md
+    slow_share: Annotated[float, Field(ge=0, le=1)] = 0.0  # of slow clients, in virtual time: docs/algorithms.md
     slow_factor: Annotated[float, Field(ge=1)] = 10.0  # time of a slow client over that of another
     at_once: Count = 1  # number of clients that train side by side, each in a process of its own
     threads: Count | None = None  # of a client: results depend on it in their last bits; default: all / at_once
@@ -151,7 +151,7 @@ class ClientsTable(Table):
 class DirectionsTable(Table):
     """The pool of K directions of one family. The pool's key follows from the recipe's seed."""
 
-    # hadamard, rademacher, gaussian, hashed, separable, informed or mixed: docs/families.md.
+    # hadamard, rademacher, gaussian, hashed, separable, informed or mixed: docs/directions.md.
     family: Annotated[str, AfterValidator(partial(_one_of, FAMILIES))] = "hadamard"
     size: Count = 4096  # K
     # Whether all clients of a round step along the same directions, so that their scalars align.
@@ -206,7 +206,7 @@ class TrainingTable(Table):
     server_lr: Positive | None = None  # factor of the mean update, default 1; in KSeed's algorithms, evofed, ferret
     server: Literal["sgd", "adam"] = "sgd"  # the optimiser that applies the mean update, in KSeed's algorithms
     wire: Literal["exact", "compact", "sign"] | None = None  # encoding of numbers; None: compact in KSeed's algorithms
-    # loss, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION: docs/objectives.md.
+    # loss, accuracy, exact match, rouge, FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION: docs/evaluation.md.
     objective: str = "loss"
 
     @model_validator(mode="after")
@@ -241,7 +241,7 @@ class PeftTable(Table):
 
 
 class AsynchronousTable(Table):
-    """Asynchronous rounds: the server steps whenever `buffer` contributions have come (docs/asynchronous.md)."""
+    """Asynchronous rounds: the server steps whenever `buffer` contributions have come (docs/algorithms.md)."""
 
     buffer: Count = 10  # B, contributions of a server's step
     concurrency: Count | None = None  # number of clients that train at any time; None: a cohort
@@ -250,7 +250,7 @@ class AsynchronousTable(Table):
 
 
 class NetworkTable(Table):
-    """A server's waiting times for clients of a real network (docs/deployment.md); simulations ignore them."""
+    """A server's waiting times for clients of a real network (docs/operations.md); simulations ignore them."""
 
     minimum: Count | None = None  # number of answers that make a round; default: half of the cohort, rounded up
     deadline: Positive = 600.0  # seconds of a round; later answers are left out, if there is the minimum
@@ -258,8 +258,8 @@ class NetworkTable(Table):
     attempts: Count = 3  # deadlines that a round may pass before the run stops for want of the minimum
     patience: Positive = 600.0  # seconds to wait for all clients to connect, when a server starts
     # Number of clients of each server that stands between this one and them, and adds up their uploads: the first has
-    # the clients from 0 on, the next those after it (docs/scaling.md). Minimum, default all, and patience are then of
-    # shards. None: the clients' uploads come to this server.
+    # the clients from 0 on, the next those after it (docs/operations.md). Minimum, default all, and patience are then
+    # of shards. None: the clients' uploads come to this server.
     shards: Annotated[list[Count], Field(min_length=1)] | None = None
 
     def members(self, shard: int) -> range:

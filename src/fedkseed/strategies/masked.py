@@ -90,7 +90,7 @@ class Masks:
         """The variance σ² of the noise that each of a round's clients adds to each of its whole numbers; 0: none.
 
         The noise of more than half of the clients is enough: a sum of fewer is not to be had, even by a server that
-        names other survivors to some clients than to others (docs/secure.md). Those that tell the server their own
+        names other survivors to some clients than to others (docs/privacy.md). Those that tell the server their own
         noise are not counted on.
         """
         if (noise := self.settings.noise) is None:

@@ -4,7 +4,7 @@
              finish <── Subtotal <── uploads           any grouping of the clients gives the same bits
 
 A round's sum is one of integers (sums.py), and its mean is taken at the root, so the state is that of one server with
-all of these clients. docs/scaling.md says how shards are run.
+all of these clients. docs/operations.md says how shards are run.
 """
 
 import math

@@ -6,7 +6,7 @@
     root <── Subtotal ─┘                         <── uploads
 
 It needs no model, no data and no recipe: each task brings the recipe, which is passed on as it came, with the links of
-the run's log. docs/scaling.md says how a tree is brought up.
+the run's log. docs/operations.md says how a tree is brought up.
 """
 
 import threading

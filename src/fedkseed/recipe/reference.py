@@ -1,7 +1,4 @@
-"""The reference of all keys of a recipe, made from the schema: types, limits, defaults, and the comments beside them.
-
-python -m docs.build.reference > docs/recipe.md
-"""
+"""All keys of a recipe, made from the schema: types, limits, defaults, and the comments beside them."""
 
 import inspect
 import re
@@ -11,15 +8,12 @@ from typing import Any
 import tomli_w
 from pydantic import BaseModel
 
-from fedkseed.recipe.reading import table_of
-from fedkseed.recipe.schema import Recipe
+from .reading import table_of
+from .schema import Recipe
 
 HEAD = """# All keys of a recipe
 
-A recipe is a TOML file with these tables and keys; all but `[model] name` have defaults. This page is made from
-`src/fedkseed/recipe/schema.py` by `python -m docs.build.reference`, and a test compares the two. Which algorithm
-reads which key: [algorithms.md](algorithms.md#what-a-recipes-settings-mean-to-them). `fedkseed init` writes a recipe
-for your data, and values can be given on the command line: [commands.md](commands.md).
+A recipe is a TOML file with these tables and keys; all but `[model] name` have defaults.
 """
 FIELD = re.compile(r"    (\w+): .*?(?:  # (.*))?$")
 NUMBERS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}  # of JSON Schema
@@ -27,7 +21,7 @@ KINDS = {"integer": "whole number", "number": "number", "boolean": "true or fals
 
 
 def reference() -> str:
-    """The whole page."""
+    """A page in Markdown: a section for each table of a recipe, and a row for each key."""
     return "\n".join([HEAD, _rows(Recipe), *_tables(Recipe, ())])
 
 
@@ -64,15 +58,15 @@ def _rows(kind: type[BaseModel]) -> str:
 
 def comments(kind: type[BaseModel]) -> dict[str, str]:
     """The comments above and beside the fields of a table in its source."""
-    found, above = {}, list[str]()
+    said, above = {}, list[str]()
     for line in inspect.getsource(kind).splitlines():
         if line.startswith("    # "):
             above.append(line[6:])
             continue
         if (field := FIELD.fullmatch(line)) is not None and field[1] in kind.model_fields:
-            found[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
+            said[field[1]] = " ".join([*above, *([field[2]] if field[2] else [])])
         above.clear()
-    return found
+    return said
 
 
 def _values(schema: Mapping[str, Any], known: Mapping[str, Any]) -> str:
@@ -118,7 +112,3 @@ def _optional(annotation: Any) -> bool:
 def _cell(text: str) -> str:
     """A text inside a Markdown table."""
     return text.replace("|", "\\|").replace("\n", " ")
-
-
-if __name__ == "__main__":
-    print(reference(), end="")

@@ -1,14 +1,13 @@
 """The reference of a recipe's keys: every key of the schema, its limits and default, and the source's comments."""
 
-from pathlib import Path
+import subprocess
+import sys
 
-from docs.build.reference import comments, reference
 from pydantic import BaseModel
 
 from fedkseed.recipe.reading import table_of
+from fedkseed.recipe.reference import comments, reference
 from fedkseed.recipe.schema import ClientsTable, Recipe
-
-PAGE = Path(__file__).parents[2] / "docs" / "recipe.md"
 
 
 def keys(kind: type[BaseModel], place: str = "") -> set[str]:
@@ -19,8 +18,11 @@ def keys(kind: type[BaseModel], place: str = "") -> set[str]:
     return found
 
 
-def test_the_page_is_that_of_the_schema():
-    assert PAGE.read_text() == reference(), "python -m docs.build.reference > docs/recipe.md"
+def test_the_command_prints_the_page_and_asks_for_nothing():
+    done = subprocess.run(
+        [sys.executable, "-m", "fedkseed", "init", "--keys"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == reference().strip()
 
 
 def test_every_key_has_a_row_under_its_table():
