@@ -48,7 +48,7 @@ def require_obeyed(args: TrainingArguments) -> None:
     if args.world_size > 1:
         raise FedKSeedError(
             f"fedkseed.Trainer works in one process, this is one of {args.world_size}: start it without torchrun, or "
-            "run a federation (docs/operations.md)"
+            "run a federation (docs/deploy.md)"
         )
     if not args.learning_rate > 0:
         raise FedKSeedError(f"learning_rate must be above 0, got {args.learning_rate}")

