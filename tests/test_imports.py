@@ -87,7 +87,6 @@ TESTED_IN = {
     "network.peers.signed_upload": "network/peers/test_merge_rule.py",
     "network.peers.tls": "network/peers/test_gossip.py",
     "paper.dry_run": "paper/test_reproduce.py",
-    "paper.figures": "paper/test_reproduce.py",
     "paper.run_records": "paper/test_reproduce.py",
     "paper.results": "paper/test_reproduce.py",
     "paper.outputs": "paper/test_reproduce.py",

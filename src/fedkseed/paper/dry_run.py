@@ -3,10 +3,10 @@
 Bytes of FedKSeed are lengths of encoded messages; those of the other methods are arithmetic, without headers.
 """
 
-import time
 from collections.abc import Mapping
 from functools import cache
 from math import inf
+from timeit import repeat
 
 import numpy as np
 import torch
@@ -21,8 +21,7 @@ from .byte_counts import Architecture, architecture, trainable
 from .experiments import Experiment, Planned, Tree
 from .results import Cell, ResultTable
 
-PAIR = 8  # bytes: a seed and a coefficient
-SCALAR = 4  # bytes
+PAIR, SCALAR = 8, 4  # bytes: a seed and a coefficient; a coefficient
 
 
 def estimate(
@@ -117,7 +116,7 @@ def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tup
         case "decomfl":
             return (training["rounds"] - 1) * pairs * SCALAR, pairs * SCALAR
         case "evofed":
-            return (training["rounds"] - 1) * size * 4, size * 4
+            return (training["rounds"] - 1) * size * SCALAR, size * SCALAR
         case "ferret":  # chooses the number of coefficients of each tensor during training
             return None, None
         case _:
@@ -126,11 +125,5 @@ def _bytes_of(method: str, sizes: Architecture, table: Tree, cohort: int) -> tup
 
 def _flops(size: int = 1024) -> float:
     """Floating-point operations a second of a float32 matrix product, on a GPU if there is one, else the CPU."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    a = torch.ones(size, size, device=device)
-    best = inf
-    for _ in range(5):
-        begin = time.perf_counter()
-        (a @ a).sum().item()
-        best = min(best, time.perf_counter() - begin)
-    return 2 * size**3 / best
+    a = torch.ones(size, size, device="cuda" if torch.cuda.is_available() else "cpu")
+    return 2 * size**3 / min(repeat(lambda: (a @ a).sum().item(), number=1, repeat=5))

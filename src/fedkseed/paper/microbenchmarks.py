@@ -4,12 +4,12 @@ Each gathers rows of plain numbers, which are kept as JSON and not measured agai
 What is timed is timed `repeats` times (an option of the experiment), and a table has mean and standard deviation.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import product
 from statistics import fmean
+from timeit import repeat
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -21,8 +21,8 @@ from ..directions.operations import accumulate_, materialize
 from ..planning.compare import measure
 from ..randomness import Purpose, generator, pool_key
 from .byte_counts import SEEDS, TABLE_3, TITLES, communication, printed
-from .experiments import Experiment, options_of, short
-from .figures import DrawFigure, legend_beside, line, panels, powers, style
+from .experiments import Experiment, options_of
+from .outputs import DrawFigure, legend_beside, line, panels, powers, style
 from .results import Cell, ResultTable, Spread
 
 if TYPE_CHECKING:
@@ -55,13 +55,7 @@ class Microbenchmark:
 
 def spread_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """Rows as they were gathered, with the mean and standard deviation of what was timed several times."""
-    return [
-        {short(name): Spread.of(value) if isinstance(value, list) else value for name, value in row.items()}
-        for row in rows
-    ]
-
-
-# --- seconds of syncs -----------------------------------------------------------------------------
+    return [{name: Spread.of(v) if isinstance(v, list) else v for name, v in row.items()} for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +110,16 @@ def gather_syncs(experiment: Experiment, places: Mapping[str, str], tell: Callab
 
 def draw_unlimited(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     """Figure 2: seconds of a sync against all steps so far; with K seeds they stop growing after K steps."""
-    replayed = [row for row in rows if "total steps" in row]
-    steps = sorted({row["total steps"] for row in replayed})
-    lines: dict[str, list[float]] = {}
-    for row in replayed:
-        lines.setdefault(row["way"], []).append(fmean(row["seconds"]))
+    steps = sorted({row["total steps"] for row in rows if "total steps" in row})
+    lines, with_seeds = dict[str, list[float]](), dict[str, list[float]]()
     for row in rows:
+        seconds = fmean(row["seconds"])
         if "K" in row:
-            lines[f"K = {row['K']:,}, {row['way']}"] = [fmean(row["seconds"]) * min(1, s / row["K"]) for s in steps]
+            with_seeds[f"K = {row['K']:,}, {row['way']}"] = [seconds * min(1, s / row["K"]) for s in steps]
+        else:
+            lines.setdefault(row["way"], []).append(seconds)
     (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
-    for number, (label, seconds) in enumerate(lines.items()):
+    for number, (label, seconds) in enumerate((lines | with_seeds).items()):
         axes.plot(steps, seconds, label=label, linewidth=1.6, **style(number))
     axes.set(xscale="log", yscale="log", xlabel="total steps of all clients so far", ylabel=SECONDS_TO_LATEST)
     legend_beside(axes)
@@ -136,7 +130,7 @@ def draw_syncs(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     (axes,) = panels(figure, [f"{options_of(SyncOptions, experiment).weights:,} weights"], 7.5)
     for number, way in enumerate(dict.fromkeys(row["way"] for row in rows)):
         points = {row["K"]: Spread.of(row["seconds"]) for row in rows if row["way"] == way}
-        line(axes, [*points], [p.mean for p in points.values()], [p.std for p in points.values()], way, number)
+        line(axes, [*points], [*points.values()], way, number)
     axes.set(yscale="log", xlabel="K", ylabel=SECONDS_TO_LATEST)
     powers(axes, [row["K"] for row in rows])
     legend_beside(axes)
@@ -160,19 +154,14 @@ def _scaled(seconds: Sequence[float], factor: float) -> list[float]:
 
 def _seconds(job: Callable[[], object], device: str, repeats: int) -> list[float]:
     """The times of several calls of a job, after a first call that compiles."""
-    job()
     wait = torch.cuda.synchronize if device.startswith("cuda") else torch.cpu.synchronize
-    seconds = []
-    for _ in range(repeats):
-        wait()
-        begin = time.perf_counter()
+
+    def whole_job() -> None:
         job()
         wait()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
 
-
-# --- the toy problem of Figure 5 ------------------------------------------------------------------
+    whole_job()
+    return repeat(whole_job, number=1, repeat=repeats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,9 +216,8 @@ def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     for axes, family in zip(panels(figure, families), families, strict=True):
         of_family = [row for row in rows if row["family"] == family]
         for number, draws in enumerate(sorted({row["Γ"] for row in of_family})):
-            points = [row for row in of_family if row["Γ"] == draws]
-            sizes, means, stds = ([row[name] for row in points] for name in ("K", "mean |mean|", "std"))
-            line(axes, sizes, means, stds, f"Γ = {draws:,}", number)
+            points = {r["K"]: Spread(r["mean |mean|"], r["std"], 1) for r in of_family if r["Γ"] == draws}
+            line(axes, [*points], [*points.values()], f"Γ = {draws:,}", number)
         axes.axhline(unrestricted(most), color="black", linewidth=1.2, linestyle=":", label=f"Γ = {most:,}, any seed")
         axes.set(yscale="log", xlabel="K", ylabel="mean absolute value of the mean")
         powers(axes, [row["K"] for row in of_family])
@@ -239,9 +227,6 @@ def draw_toy(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
 def unrestricted(draws: int) -> float:
     """Mean absolute coordinate of the mean of Γ new normal perturbations: E|x| of x ~ N(0, 1/Γ)."""
     return float(np.sqrt(2 / (np.pi * draws)))
-
-
-# --- costs ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +242,8 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
     plan = experiment.plan(seeds=[0])
     costs: list[list[dict[str, Any]]] = [[] for _ in plan]  # of each planned run, those of every repetition
     turns = range(options_of(CostOptions, experiment).repeats)
-    for repeat, (planned, repetitions) in product(turns, zip(plan, costs, strict=True)):
-        tell(f"measuring {experiment.label(planned.axes)}" + (f", time {repeat + 1}" if repeat else ""))
+    for turn, (planned, repetitions) in product(turns, zip(plan, costs, strict=True)):
+        tell(f"measuring {experiment.label(planned.axes)}" + (f", time {turn + 1}" if turn else ""))
         repetitions.append(asdict(measure(planned.recipe(places), planned.table["training"]["algorithm"])))
     return [
         {**planned.axes, **times[0], **{name: [cost[name] for cost in times] for name in VARYING}}
@@ -268,12 +253,11 @@ def gather_costs(experiment: Experiment, places: Mapping[str, str], tell: Callab
 
 def complexity_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """Table 1: orders of growth as the paper gives them, beside costs measured here."""
-    orders, names = options_of(CostOptions, experiment).complexity, ("communication", "memory", "computation")
-    return [
-        {"approach": _method(experiment, row), **dict(zip(names, orders[row["method"]], strict=True)), **_costs(row)}
-        for row in rows
-        if row["method"] in orders
-    ]
+    orders, table = options_of(CostOptions, experiment).complexity, list[dict[str, Cell]]()
+    for row in (row for row in rows if row["method"] in orders):
+        growth = dict(zip(("communication", "memory", "computation"), orders[row["method"]], strict=True))
+        table.append({"approach": experiment.title_of("method", row["method"]), **growth, **_costs(row)})
+    return table
 
 
 def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
@@ -291,7 +275,8 @@ def overhead_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
 
 def step_cells(experiment: Experiment, rows: Rows) -> list[dict[str, Cell]]:
     """The measured costs of each model and method."""
-    return [{"model": row["model"], "approach": _method(experiment, row), **_costs(row)} for row in rows]
+    titles = [experiment.title_of("method", row["method"]) for row in rows]
+    return [{"model": r["model"], "approach": title, **_costs(r)} for title, r in zip(titles, rows, strict=True)]
 
 
 def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
@@ -300,14 +285,10 @@ def draw_steps(experiment: Experiment, rows: Rows, figure: "Figure") -> None:
     for axes, model in zip(panels(figure, models), models, strict=True):
         for number, row in enumerate(r for r in rows if r["model"] == model):
             look, seconds = {**style(number), "linestyle": "none", "markersize": 8}, Spread.of(row["step_seconds"])
-            label = _method(experiment, row)
+            label = experiment.title_of("method", row["method"])
             axes.errorbar([row["trainable"]], [seconds.mean], [seconds.std or 0], label=label, **look)
         axes.set(xscale="log", xlabel="trainable weights", ylabel="seconds a local step", ylim=(0, None))
         legend_beside(axes)
-
-
-def _method(experiment: Experiment, row: Mapping[str, Any]) -> str:
-    return experiment.title_of("method", row["method"])
 
 
 def _costs(row: Mapping[str, Any]) -> dict[str, Cell]:

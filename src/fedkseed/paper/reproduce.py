@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from glob import escape as glob_escape
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import isfinite
@@ -35,10 +34,9 @@ from ..run.store import STOPPED, Store
 from . import run_records, tiny_model
 from .experiment_bases import BASIS_PLACE, describe_bases, make_bases, require_basis_of_record, with_basis_place
 from .experiments import Choice, Experiment, Planned, Tree, fingerprint, merge, options_of, short
-from .figures import DrawFigure, save
 from .microbenchmarks import MEASURED
-from .outputs import OUTPUTS
-from .results import COMMITS, MEASURES, SHARES, Cell, ResultTable, RunOutcome
+from .outputs import OUTPUTS, DrawFigure, save
+from .results import COMMITS, MEASURES, SHARES, Cell, ResultTable, RunOutcome, group
 from .tables import Comparison, ComparisonOptions, by_round
 
 
@@ -105,9 +103,6 @@ def reproduce(asked: Reproduction) -> Path | None:
 
     Returns:
         The folder of the table and figure; None while runs of other parts are not finished.
-
-    Raises:
-        FedKSeedError: a recipe can't be run, or a path is not given.
     """
     experiment, output = asked.experiment, asked.output
     places = with_basis_place(experiment, output, with_tiny(experiment.scale, output, asked.given), asked.public)
@@ -159,12 +154,8 @@ def parts(text: str) -> tuple[int, int]:
 def make_jobs(
     wanted: Reproduction, *, seeds: Sequence[int] | None = None, fixed: Sequence[Tree] = ({},), over: Tree | None = None
 ) -> list[Job]:
-    """The runs of an experiment that agree with one of the combinations `fixed`, with `over` laid over their recipes.
-
-    Raises:
-        FedKSeedError: there are none, or a recipe is not valid.
-    """
-    jobs = []
+    """The runs of an experiment that agree with a combination of `fixed`, with `over` laid over their recipes."""
+    jobs, folder = [], wanted.output / "runs" / wanted.experiment.scale
     for planned in (run for axes in fixed for run in wanted.experiment.plan(seeds, axes)):
         planned = replace(planned, table=merge(planned.table, over or {}))
         label = wanted.experiment.label(planned.axes)
@@ -174,25 +165,18 @@ def make_jobs(
             if outcome is not None:
                 require_basis_of_record(recipe, outcome)
                 outcome = replace(outcome, axes=planned.axes)
-            jobs.append(Job(planned, recipe, _directory(wanted, planned, recipe, label), label, outcome))
+            # the directory of one of the same recipe, which another experiment may have named, or a new one
+            end = f"-seed-{planned.seed}-{fingerprint(recipe)}"
+            name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
+            directory = min(folder.glob(f"*{end}"), default=folder / f"{name}{end}")
+            jobs.append(Job(planned, recipe, directory, label, outcome))
     if not jobs:
         raise FedKSeedError(f"{wanted.experiment.name} has no run whose label holds {wanted.only!r}")
     return jobs
 
 
-def _directory(wanted: Reproduction, planned: Planned, recipe: Recipe, label: str) -> Path:
-    """The directory of a run: one of the same recipe that is there, which another experiment may have named, or new."""
-    folder, end = wanted.output / "runs" / wanted.experiment.scale, f"-seed-{planned.seed}-{fingerprint(recipe)}"
-    same_recipe = sorted(folder.glob(f"*{glob_escape(end)}"))
-    name = re.sub(r"[^\w.]+", "-", label).strip("-").lower()[:80]
-    return same_recipe[0] if same_recipe else folder / f"{name}{end}"
-
-
 def run(jobs: Sequence[Job], part: tuple[int, int] = (1, 1), *, may_fail: bool = False) -> list[RunOutcome] | None:
-    """Finish the runs of a part, one by one.
-
-    Args:
-        may_fail: whether a run that began may fail: one whose rate is too high diverges.
+    """Finish the runs of a part, one by one; where it `may_fail`, a run that diverges has no result.
 
     Returns:
         The results of all runs that did not fail; None if other parts have not finished theirs.
@@ -240,10 +224,7 @@ def _finish(job: Job, bars: Bars) -> None:
 def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree] | None]:
     """The trials of a search, and each combination of axes with its best value; None if other parts have trials to do.
 
-    A value is out if one of its trials failed, or ended with a loss that is no number.
-
-    Raises:
-        FedKSeedError: all values of a combination are out.
+    A value is out if one of its trials failed, or ended with a loss that is no number; FedKSeedError where all are.
     """
     experiment = wanted.experiment
     others = [axis for axis in experiment.axes if axis != choice.axis]
@@ -251,21 +232,15 @@ def _search(wanted: Reproduction, choice: Choice) -> tuple[list[Job], list[Tree]
     outcomes = run(jobs, wanted.part, may_fail=True)
     if outcomes is None:
         return jobs, None
-    changes: dict[tuple[Any, ...], dict[Any, list[float]]] = {}  # values of the other axes -> value -> its trials
-    for outcome in outcomes:
-        by_value = changes.setdefault(tuple(outcome.axes[axis] for axis in others), {})
-        by_value.setdefault(outcome.axes[choice.axis], []).append(outcome.last_change)
-    best: dict[tuple[Any, ...], Tree] = {}
+    by_others, best = group(outcomes, others), dict[tuple[Any, ...], Tree]()
     for job in jobs:
         values = tuple(job.planned.axes[axis] for axis in others)
-        means = {
-            value: fmean(of_trials)
-            for value, of_trials in changes.get(values, {}).items()
-            if len(of_trials) == choice.seeds and isfinite(sum(of_trials))
-        }
-        if not means:
+        by_value = group(by_others.get(values, ()), [choice.axis])
+        changes = {value: [trial.last_change for trial in trials] for (value,), trials in by_value.items()}
+        sound = {value: c for value, c in changes.items() if len(c) == choice.seeds and isfinite(sum(c))}
+        if not sound:
             raise FedKSeedError(f"{job.label}: no value of {choice.axis} ended with a loss; give it smaller ones")
-        best[values] = {**job.planned.axes, choice.axis: min(means, key=lambda value: means[value])}
+        best[values] = {**job.planned.axes, choice.axis: min(sound, key=lambda value: fmean(sound[value]))}
     return jobs, [*best.values()]
 
 
@@ -283,8 +258,9 @@ def _write_results(wanted: Reproduction, jobs: Sequence[Job], trials: Sequence[J
     recorded = [(outcome, job.planned.table) for outcome, job in finished]
     run_records.require_one_model(recorded)
     outcomes = [outcome for outcome, _ in recorded]
-    described = list(describe_bases([job.recipe for _, job in finished]))
-    _write_about(wanted, runs=[outcome.directory.name for outcome in outcomes], bases=described)
+    bases = list(describe_bases([job.recipe for _, job in finished]))
+    about: dict[str, Any] = {"bases": bases} if bases else {}
+    _write_about(wanted, **about, runs=[outcome.directory.name for outcome in outcomes])
     runs = ResultTable([_run_row(experiment, outcome) for outcome in outcomes])
     runs.write(wanted.folder, f"Runs of {experiment.name}", "runs")
     searched = [(outcome, job.planned.table) for job in trials if (outcome := job.outcome()) is not None]
@@ -312,7 +288,7 @@ def _measure(wanted: Reproduction) -> Path:
             rows = kind.gather(experiment, wanted.given, bars.note)
         measured = {"of": settings, "commit": run_records.commit(), "rows": rows}
         write_atomically(file, json.dumps(measured, ensure_ascii=False, indent=1).encode(), 0o666)
-    _write_about(wanted, commit=measured["commit"])
+    _write_about(wanted, measured["commit"], runs=[])
     _write_table_and_figure(wanted, *kind.show(experiment, measured["rows"]))
     return wanted.folder
 
@@ -332,11 +308,10 @@ def _write_table_and_figure(wanted: Reproduction, table: ResultTable, draw: Draw
         save(draw, wanted.folder)
 
 
-def _write_about(
-    wanted: Reproduction, runs: Sequence[str] = (), bases: Sequence[Mapping[str, Any]] = (), commit: str | None = None
-) -> None:
+def _write_about(wanted: Reproduction, commit: str | None = None, **more: Any) -> None:
     """Write how the results were made: about.json."""
     experiment = wanted.experiment
+    versions = {name: version(name) for name in ("torch", "transformers", "numba", "numpy")}
     about = {
         "experiment": experiment.name,
         "item": experiment.item,
@@ -344,14 +319,9 @@ def _write_about(
         "seeds": experiment.seeds,
         "command": " ".join(Path(word).name if Path(word).is_absolute() else word for word in wanted.command),
         "commit": commit or run_records.commit(),
-        "versions": {
-            "fedkseed": __version__,
-            "python": platform.python_version(),
-            **{name: version(name) for name in ("torch", "transformers", "numba", "numpy")},
-        },
+        "versions": {"fedkseed": __version__, "python": platform.python_version(), **versions},
         "machine": platform.machine(),
-        **({"bases": list(bases)} if bases else {}),
-        "runs": list(runs),
+        **more,
     }
     write_atomically(wanted.folder / "about.json", json.dumps(about, indent=1, ensure_ascii=False).encode(), 0o666)
 

@@ -115,10 +115,7 @@ class RunOutcome:
         return max(done for done in self.loss if self.clock[done] <= seconds)
 
     def reached(self, change: float) -> float | None:
-        """Seconds until the change of the held-out loss first was `change` or below; None if it never was.
-
-        Between two evaluations the loss is taken to be a straight line.
-        """
+        """Seconds until the change of loss, a straight line between evaluations, first was `change`; None if never."""
         before = 0
         for done in sorted(self.loss):
             if (now := self.change(done)) <= change:
