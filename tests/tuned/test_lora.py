@@ -253,7 +253,6 @@ def test_the_nearest_lora_leaves_out_what_its_errors_say_and_peft_agrees(kind, t
     left, whole = np.array([*tails.values()]).T
     assert found.error == pytest.approx(np.linalg.norm(left) / np.linalg.norm(whole), rel=1e-4)
     assert {*found.errors} == {f"{path}.weight" for path in found.lora.ranks} & {*Layout(base).shapes}
-    assert found.errors[found.worst] == max(found.errors.values())
     again = loaded(base, found.lora, tmp_path)
     exact = loaded(base, nearest_lora(model, base, 64).lora, tmp_path / "exact")
     error, gain = (float((logits(one) - logits(model)).abs().max()) for one in (again, exact))

@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,8 +15,6 @@ from .statistics import SHOWN, Evaluation
 
 MOST_OPTIONS = 8  # for each prompt of a batch, on average: the logits of all are in memory at once
 
-OnProgress: TypeAlias = Callable[[int], None]
-
 
 def evaluate(
     model: nn.Module,
@@ -27,7 +25,7 @@ def evaluate(
     generated: int = 0,
     max_new_tokens: int = 64,
     batch_size: int = 8,
-    on_progress: OnProgress = lambda done: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> Evaluation:
     """Compute the loss on all held-out examples, and other metrics.
 
@@ -40,7 +38,9 @@ def evaluate(
     def each(examples: Sequence[Encoded], function: Callable[[list[Encoded]], Sequence[Any]]) -> list[Any]:
         """Results of a function of several examples, one for each of many."""
         results: dict[int, Any] = {}
-        for rows in _by_length(examples, batch_size):
+        order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))  # batches then hold little padding
+        for begin in range(0, len(order), batch_size):
+            rows = order[begin : begin + batch_size]
             results.update(zip(rows, function([examples[i] for i in rows]), strict=True))
             on_progress(len(rows))
         return [results[i] for i in range(len(examples))]
@@ -120,13 +120,6 @@ def respond(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], max_ne
             eos_token_id=tokenizer.eos_token_id,
         )
     return tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
-
-
-def _by_length(examples: Sequence[Encoded], size: int) -> Iterator[list[int]]:
-    """Groups of examples of similar length, so that batches hold little padding."""
-    order = sorted(range(len(examples)), key=lambda i: len(examples[i].tokens))
-    for begin in range(0, len(order), size):
-        yield order[begin : begin + size]
 
 
 def _together(

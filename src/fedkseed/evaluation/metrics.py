@@ -106,25 +106,25 @@ def score_of(name: str, setting: str) -> Score:
     Raises:
         FedKSeedError: no function has this name.
     """
-    score = SCORES.get(name) or own_code.load(name, setting, "function", isroutine)
-    return lambda answers, examples: _numbers(score(answers, examples), f"{setting} = {name!r}", answers)
+    score, source = SCORES.get(name) or own_code.load(name, setting, "function", isroutine), f"{setting} = {name!r}"
 
+    def checked(answers: list[str], examples: list[Example]) -> list[float]:
+        scores = score(answers, examples)
+        try:
+            array = np.asarray(scores)
+        except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
+            array = np.empty(0)
+        if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
+            raise FedKSeedError(
+                f"{source} has to return a list of numbers, one for each of {len(answers)} answers; it returned "
+                f"{shortened(scores)}"
+            )
+        if not np.isfinite(array).all():
+            k = int(np.isfinite(array).argmin())
+            raise FedKSeedError(
+                f"{source} scored the answer {shortened(answers[k])} {array[k]}; return a finite number, the lowest "
+                "score for an answer that can't be judged"
+            )
+        return array.astype(float).tolist()
 
-def _numbers(scores: Any, source: str, answers: Sequence[str]) -> list[float]:
-    """Scores as numbers, one an answer; anything else is refused."""
-    try:
-        array = np.asarray(scores)
-    except (TypeError, ValueError):  # lists of different lengths, a tensor on a GPU
-        array = np.empty(0)
-    if array.shape != (len(answers),) or array.dtype.kind not in "biuf":
-        raise FedKSeedError(
-            f"{source} has to return a list of numbers, one for each of {len(answers)} answers; "
-            f"it returned {shortened(scores)}"
-        )
-    if not np.isfinite(array).all():
-        k = int(np.isfinite(array).argmin())
-        raise FedKSeedError(
-            f"{source} scored the answer {shortened(answers[k])} {array[k]}; "
-            "return a finite number, the lowest score for an answer that can't be judged"
-        )
-    return array.astype(float).tolist()
+    return checked

@@ -30,13 +30,7 @@ class Estimate:
 
 Choice: TypeAlias = Sequence[str]  # two texts: the true response, the chosen one
 
-TITLES = {
-    "loss": "held-out loss",
-    "rouge": "Rouge-L",
-    "accuracy": "token accuracy",
-    "exact match": "exact match",
-    "choice": "choice accuracy",
-}
+TITLES = {"loss": "held-out loss", "rouge": "Rouge-L", "accuracy": "token accuracy", "choice": "choice accuracy"}
 BALANCED, FREQUENT = "balanced choice accuracy", "share of the most frequent choice"
 MOST_CLASSES = 8  # labels of a confusion matrix that is shown
 Answer: TypeAlias = Sequence[str]  # three texts: the instruction, the true response, the model's
@@ -113,9 +107,7 @@ def counted(name: str, count: int) -> str:
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     """Mean and standard error; the error of fewer than two values is infinite."""
     array = np.asarray(values, float)
-    return Estimate(
-        float(array.mean()), float(array.std(ddof=1)) / sqrt(array.size) if array.size > 1 else float("inf")
-    )
+    return Estimate(float(array.mean()), float(array.std(ddof=1)) / sqrt(array.size) if array.size > 1 else inf)
 
 
 def paired_change(before: Sequence[float], after: Sequence[float]) -> Estimate:

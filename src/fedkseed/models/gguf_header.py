@@ -8,6 +8,9 @@ import mmap
 import struct
 from math import prod
 from pathlib import Path
+from typing import Any
+
+from gguf import GGML_QUANT_SIZES
 
 from ..errors import FedKSeedError
 from ..files import border
@@ -15,9 +18,9 @@ from ..files import border
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 FORMATS = {**dict(enumerate("BbHhIifB")), 10: "Q", 11: "q", 12: "d"}  # kind of a value -> struct's format of it
 STRING, ARRAY = 8, 9
-# Kind of a tensor -> numbers of a block, bytes of a block: float32, float16, Q4_0, Q4_1, Q8_0, bfloat16. Those of other
-# kinds are left to the library that reads them.
-BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 8: (32, 34), 30: (1, 2)}
+BLOCKS = {
+    kind.value: sizes for kind, sizes in GGML_QUANT_SIZES.items()
+}  # kind of a tensor -> numbers, bytes of a block
 MAX_ITEMS = 1 << 22  # in an array: libraries make a Python object of each; the largest vocabularies have 2^18 tokens
 MAX_DEPTH = 2  # arrays in arrays
 MAX_DIMENSIONS = 4  # ggml's own limit
@@ -38,28 +41,24 @@ class GgufHeader:
         self.at += size
         return begin
 
-    def number(self, kind: str) -> int | float:
+    def number(self, kind: str = "Q") -> Any:
         number = struct.Struct(self.order + kind)
         return number.unpack_from(self.data, self.skip(number.size))[0]
 
-    def count(self, kind: str = "Q") -> int:
-        return int(self.number(kind))
+    def text(self) -> str:
+        begin = self.skip(self.number())
+        return self.data[begin : self.at].decode(errors="replace")
 
-    def text(self) -> bytes:
-        size = self.count()
-        begin = self.skip(size)
-        return self.data[begin : begin + size]
-
-    def value(self, kind: int, depth: int = 0) -> int | float | None:
+    def value(self, kind: int, depth: int = 0) -> Any:
         """Go on over a value, and return it if it is a number."""
         if kind in FORMATS:
             return self.number(FORMATS[kind])
         if kind == STRING:
-            self.skip(self.count())
+            self.skip(self.number())
             return None
         if kind != ARRAY or depth == MAX_DEPTH:
             raise FedKSeedError(f"its header has a value of kind {kind}, {depth} arrays deep")
-        inner, items = self.count("I"), self.count()
+        inner, items = self.number("I"), self.number()
         if items > MAX_ITEMS:
             raise FedKSeedError(f"its header has an array of {items:,} items, at most {MAX_ITEMS:,} go")
         if inner in FORMATS:
@@ -88,23 +87,22 @@ def require_sane(path: Path) -> None:
 
 
 def _check(header: GgufHeader) -> None:
-    if (version := header.count("I")) not in VERSIONS:
+    if (version := header.number("I")) not in VERSIONS:
         raise FedKSeedError(f"it has version {version} of GGUF, versions {VERSIONS} are read")
-    tensors, pairs = header.count(), header.count()
+    tensors, pairs = header.number(), header.number()
     alignment, ends = 32, list[tuple[int, str]]()  # the data's default alignment; the byte at which each tensor ends
     for _ in range(pairs):  # each takes bytes of the file, so that a large number ends with it
-        name, value = header.text().decode(errors="replace"), header.value(header.count("I"))
-        if name.endswith(".block_count") and not (isinstance(value, int) and 0 <= value <= tensors):
-            raise FedKSeedError(f"it has {tensors:,} tensors, and {name} = {value}")
-        if name.endswith(WIDTHS) and not (isinstance(value, int) and 0 <= value <= len(header.data)):
-            raise FedKSeedError(f"it has {len(header.data):,} bytes, and {name} = {value}")
+        name, value = header.text(), header.value(header.number("I"))
+        for ends_with, most, what in ((".block_count", tensors, "tensors"), (WIDTHS, len(header.data), "bytes")):
+            if name.endswith(ends_with) and not (isinstance(value, int) and 0 <= value <= most):
+                raise FedKSeedError(f"it has {most:,} {what}, and {name} = {value}")
         if name == "general.alignment" and isinstance(value, int) and value > 0:
             alignment = value
     for _ in range(tensors):
-        name = header.text().decode(errors="replace")
-        if (dimensions := header.count("I")) > MAX_DIMENSIONS:
+        name = header.text()
+        if (dimensions := header.number("I")) > MAX_DIMENSIONS:
             raise FedKSeedError(f"it has a tensor of {dimensions:,} dimensions")
-        numbers, kind, begin = prod(header.count() for _ in range(dimensions)), header.count("I"), header.count()
+        numbers, kind, begin = prod(header.number() for _ in range(dimensions)), header.number("I"), header.number()
         if kind in BLOCKS:
             block, size = BLOCKS[kind]
             ends.append((begin + numbers // block * size, name))

@@ -43,26 +43,26 @@ def add_tokenizer(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
             f"a tokenizer of the type {model.get('type', type(tokenizer).__name__)} can't be written as GGUF, only "
             "byte-pair encoding; export with --format hf"
         )
-    pieces = _pieces(described) if model.get("byte_fallback") else None
-    if pieces is None:
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre(_steps(described))
-    else:
+    if model.get("byte_fallback"):
+        prefix, unknown = _space_prefix(described), model.get("unk_token")
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
-        writer.add_add_space_prefix(pieces)
+        writer.add_add_space_prefix(prefix)
+    else:
+        unknown = None
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_steps(described))
     texts = {number: text for text, number in model["vocab"].items()}
     texts |= {number: token["content"] for number, token in added.items()}
     size = max(config.vocab_size, max(texts) + 1)
-    unknown = model.get("unk_token") if pieces is not None else None
     writer.add_token_list([texts.get(number, f"[PAD{number}]") for number in range(size)])
     writer.add_token_types([_type(texts.get(number), added.get(number), unknown) for number in range(size)])
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-    if pieces is None:
-        writer.add_token_merges([" ".join(merge) for merge in merges])
-    else:
+    if model.get("byte_fallback"):
         ranks = {"".join(merge): rank for rank, merge in reversed([*enumerate(merges)])}
         writer.add_token_scores([-float(ranks.get(texts.get(number, ""), 0)) for number in range(size)])
+    else:
+        writer.add_token_merges([" ".join(merge) for merge in merges])
     _add_special(writer, tokenizer, config)
 
 
@@ -100,12 +100,8 @@ def _step(part: Mapping[str, Any]) -> str:
     return str(kind)
 
 
-def _pieces(described: Mapping[str, Any]) -> bool:
-    """Whether SentencePiece's encoding puts a space before a text.
-
-    Raises:
-        FedKSeedError: it is not SentencePiece's.
-    """
+def _space_prefix(described: Mapping[str, Any]) -> bool:
+    """Whether SentencePiece's encoding puts a space before a text; other encodings are refused."""
     cut = described.get("pre_tokenizer") or {}
     steps = (described.get("normalizer") or {}).get("normalizers", [])
     if cut.get("type") == "Metaspace" and not steps and not cut.get("split", True):
@@ -121,8 +117,7 @@ def _pieces(described: Mapping[str, Any]) -> bool:
 
 
 def _add_special(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
-    end = tokenizer.eos_token_id
-    begin = tokenizer.bos_token_id
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     if begin is None:  # llama.cpp would take token 11; GPT-2's way is one token for both
         begin = config.bos_token_id if isinstance(config.bos_token_id, int) else end
     writer.add_bos_token_id(begin)
@@ -134,8 +129,7 @@ def _add_special(writer: GGUFWriter, tokenizer: Any, config: Any) -> None:
     tokens = tokenizer("a").input_ids
     writer.add_add_bos_token(tokens[0] == begin)
     writer.add_add_eos_token(len(tokens) > 1 and tokens[-1] == end)
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
+    if isinstance(template := tokenizer.chat_template, dict):
         template = [{"name": name, "template": text} for name, text in template.items()]
     if template:
         writer.add_chat_template(template)

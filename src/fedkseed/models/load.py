@@ -30,15 +30,11 @@ class ModelSource:
     """The location of a model, as arguments for `from_pretrained`."""
 
     name: str  # folder or hub name
-    gguf: str | None = None
-
-    @property
-    def gguf_path(self) -> Path | None:
-        return None if self.gguf is None else Path(self.name) / self.gguf
+    gguf_path: Path | None = None
 
     @property
     def options(self) -> dict[str, Any]:
-        return {} if self.gguf is None else {"gguf_file": self.gguf}
+        return {} if self.gguf_path is None else {"gguf_file": self.gguf_path.name}
 
     @property
     def dense(self) -> dict[str, Any]:
@@ -48,7 +44,7 @@ class ModelSource:
         warn in bfloat16 that this is slow.
         """
         config = getattr(transformers, "GgufConfig", None)
-        if self.gguf is None or config is None:
+        if self.gguf_path is None or config is None:
             return self.options
         return self.options | {"quantization_config": config(dequantize=True)}
 
@@ -76,7 +72,7 @@ def find(model: str) -> ModelSource:
     if path.is_dir():
         return ModelSource(str(path))
     if path.is_file() and path.suffix == ".gguf":
-        return ModelSource(str(path.parent), path.name)
+        return ModelSource(str(path.parent), path)
     if path.suffix == ".gguf" or path.is_absolute() or model.count("/") != 1 or model.startswith("."):
         raise FedKSeedError(f"no model at {model}; give a Hugging Face folder, a .gguf file or owner/name on the hub")
     return ModelSource(model)
@@ -96,10 +92,9 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
     Raises:
         FedKSeedError: the model can't be found or read, or the type or storage is unknown.
     """
-    if dtype not in DTYPES:
-        raise FedKSeedError(f"no type of weights is called {dtype!r}; choose one of {', '.join(DTYPES)}")
-    if storage not in STORAGES:
-        raise FedKSeedError(f"no storage of weights is called {storage!r}; choose one of {', '.join(STORAGES)}")
+    for what, name, names in (("type", dtype, DTYPES), ("storage", storage, STORAGES)):
+        if name not in names:
+            raise FedKSeedError(f"no {what} of weights is called {name!r}; choose one of {', '.join(names)}")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -111,8 +106,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
         if source.gguf_path is None:
             raise FedKSeedError(f"only a .gguf file can be kept as stored; {model} is none: choose Q8_0, Q4_0 or Q4_1")
         with _readable(f"the model {model} can't be loaded as stored", source):
-            stored = load_gguf(source.gguf_path, DTYPES[dtype], device)
-        return stored.requires_grad_(False).eval()
+            return load_gguf(source.gguf_path, DTYPES[dtype], device).requires_grad_(False).eval()
     # What is hidden is a progress bar, which would disturb the caller's own output. Weights in pickles, which can run
     # code when they are read, and code that comes with a model are refused.
     with _readable(f"the model {model} can't be loaded", source), redirect_stderr(StringIO()):
@@ -126,7 +120,7 @@ def load_model(model: str, dtype: str = "float32", storage: str = "dense", devic
             f"the model {model} lacks {len(absent)} of its weights, the first is {sorted(map(str, absent))[0]}; "
             "they would be random, and differ from party to party; get the whole model"
         )
-    if source.gguf is not None:  # dequantised on the way in: an ordinary model from here on
+    if source.gguf_path is not None:  # dequantised on the way in: an ordinary model from here on
         loaded.config.__dict__.pop("quantization_config", None)
         loaded.__dict__.pop("hf_quantizer", None)
         loaded.__dict__["is_quantized"] = False
@@ -170,7 +164,11 @@ def load_tokenizer(model: str) -> Any:
     """
     source = find(model)
     folder = Path(source.name)
-    if source.gguf is None and folder.is_dir() and not any(file for kind in TOKENIZERS for file in folder.glob(kind)):
+    if (
+        source.gguf_path is None
+        and folder.is_dir()
+        and not any(file for kind in TOKENIZERS for file in folder.glob(kind))
+    ):
         raise FedKSeedError(
             f"the tokenizer of {model} can't be loaded: the folder has no {', no '.join(TOKENIZERS)}; put the files of "
             "the model's tokenizer beside its weights"

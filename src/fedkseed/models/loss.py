@@ -73,12 +73,20 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
     Layers recompute only in training mode. They leave it while they run, so that there is no dropout.
     """
+
+    def run_again(layer: nn.Module, function: Any, *inputs: Any) -> Any:
+        layer.training = False
+        try:
+            return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+        finally:
+            layer.training = True
+
     layers = checkpointable(model)
     before = [layer.__dict__.get(CHECKPOINT_ATTRIBUTE) for layer in layers]
     try:
         for layer in layers:
             layer.gradient_checkpointing = layer.training = True
-            setattr(layer, CHECKPOINT_ATTRIBUTE, partial(_run_again, layer))
+            setattr(layer, CHECKPOINT_ATTRIBUTE, partial(run_again, layer))
         yield
     finally:
         for layer, function in zip(layers, before, strict=True):
@@ -87,23 +95,11 @@ def checkpointed(model: nn.Module) -> Iterator[None]:
 
 
 def checkpointable(model: nn.Module) -> list[Any]:
-    """The layers that a backward pass can run again.
-
-    Raises:
-        FedKSeedError: the model has no such layer.
-    """
+    """The layers that a backward pass can run again; a model without is refused."""
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise FedKSeedError("this model's layers can't be run again; set [derivatives] checkpointing = false")
     return layers
-
-
-def _run_again(layer: nn.Module, function: Any, *inputs: Any) -> Any:
-    layer.training = False
-    try:
-        return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
-    finally:
-        layer.training = True
 
 
 def output_loss(model: Any, batch: Batch) -> Tensor:
@@ -111,9 +107,6 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
 
     The derivatives of a loss by the output layer's weights, Σ_t (softmax_t − one-hot_t) h_tᵀ, need the last hidden
     states h and the logits, both of which a forward pass has: nothing goes back through the network.
-
-    Raises:
-        FedKSeedError: the model does not say which layer makes its logits.
     """
     layer = output_layer(model)
     with torch.no_grad():
@@ -125,21 +118,13 @@ def output_loss(model: Any, batch: Batch) -> Tensor:
 
 
 def output_weights(model: Any) -> list[str]:
-    """The names of the output layer's weights, and of the input embedding's, where the two are tied.
-
-    Raises:
-        FedKSeedError: the model does not say which layer makes its logits.
-    """
+    """The names of the output layer's weights, and of the input embedding's, where the two are tied."""
     weights = {id(parameter) for parameter in output_layer(model).parameters()}
     return [name for name, parameter in model.named_parameters(remove_duplicate=False) if id(parameter) in weights]
 
 
 def output_layer(model: Any) -> nn.Module:
-    """The layer that makes the logits.
-
-    Raises:
-        FedKSeedError: the model does not say which it is.
-    """
+    """The layer that makes the logits; a model that does not say which it is is refused."""
     layer = model.get_output_embeddings()
     if layer is None:
         raise FedKSeedError("the model does not say which layer makes its logits; use derivatives of all layers")
@@ -187,7 +172,11 @@ def option_losses(
     mask = torch.tensor([[1] * shared + [0] * (width - len(tail)) + [1] * len(tail) for tail in tails], device=device)
     after_prompts = None if cache is None else _continued(model, tokens, mask, cache, **last_logits(model, 1))
     if after_prompts is None or cache is None or after_prompts.past_key_values is not cache:
-        return [[_alone(model, prompt, option, pad) for option in options[k]] for k, prompt in enumerate(prompts)]
+        of_no_row, nats = Example("", ""), []
+        for prompt, its_options in zip(prompts, options, strict=True):
+            alone = [Encoded((*prompt, *option), len(prompt), of_no_row) for option in its_options]
+            nats.append([example_losses(model, [text], pad)[0] * (len(text.tokens) - text.prompt) for text in alone])
+        return nats
     texts, counts = [option for each in options for option in each], [len(each) for each in options]
     rows = torch.arange(len(prompts)).repeat_interleave(torch.tensor(counts)).to(device)
     cache.batch_select_indices(rows)
@@ -203,12 +192,6 @@ def option_losses(
         predictions = torch.cat([predictions, output.logits[:, -(width - 1) :]], 1)
     nats = iter(_losses(predictions, labels.to(device)).sum(1).tolist())
     return [[next(nats) for _ in range(count)] for count in counts]
-
-
-def _alone(model: nn.Module, prompt: Sequence[int], option: Sequence[int], pad: int) -> float:
-    """The negative log-likelihood of one option after its prompt, by a pass over both."""
-    text = Encoded((*prompt, *option), len(prompt), Example("", ""))
-    return example_losses(model, [text], pad)[0] * len(option)
 
 
 def takes_positions(model: nn.Module) -> bool:

@@ -79,11 +79,7 @@ def _peft() -> Any:
 def lora_size(shapes: Mapping[str, Sequence[int]], rank: int = 8) -> int | None:
     """The number of weights of a LoRA in the matrices of queries and values, where peft puts it in most architectures.
 
-    Args:
-        shapes: the shapes of a model's tensors, by name.
-
-    Returns:
-        None if no tensor has the name of such a matrix.
+    None if no tensor among the `shapes` by name is such a matrix.
     """
     adapted = [shape for name, shape in shapes.items() if name.endswith((".q_proj.weight", ".v_proj.weight"))]
     return rank * sum(map(sum, adapted)) or None

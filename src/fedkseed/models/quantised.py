@@ -16,11 +16,7 @@ from accelerate import init_empty_weights
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers.modeling_gguf_pytorch_utils import (
-    TENSOR_PROCESSORS,
-    TensorProcessor,
-    get_gguf_hf_weights_map,
-)
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
 from ..errors import FedKSeedError
 from ..weights.lazy import TILE, Lazy, Workspace
@@ -49,34 +45,23 @@ class Blocks:
             self.on_device = torch.from_numpy(np.array(raw)).to(self.device)
 
     def read(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        if self.kind in BLOCK_TYPES and self.device.type != "cpu":
-            self._read_on_device(parts)
-        elif self.kind in BLOCK_TYPES and self.raw.flags.c_contiguous:
-            self._read_by_kernel(parts)
-        else:
-            kind = gguf.GGMLQuantizationType[self.kind]
-            for start, out in parts:
-                first = start // self.shape[1]
-                values = gguf.dequantize(self.raw[first : first + out.numel() // self.shape[1]], kind)
-                out.copy_(torch.from_numpy(values).view(out.shape))
-
-    def _read_on_device(self, parts: Sequence[tuple[int, Tensor]]) -> None:
         from ..directions.numba_cpu import gguf as kernels
 
+        on_device, columns = self.device.type != "cpu", self.shape[1]
+        if self.kind in BLOCK_TYPES and not on_device and self.raw.flags.c_contiguous:
+            width, first = self.raw.shape[1], self.raw.ctypes.data
+            jobs = [
+                (first + start // columns * width, out.data_ptr(), out.numel() // kernels.BLOCK) for start, out in parts
+            ]
+            kernels.dequantise(jobs, self.kind, str(self.dtype).removeprefix("torch."), torch.get_num_threads())
+            return
         for start, out in parts:
-            first = start // self.shape[1]
-            rows = self.on_device[first : first + out.numel() // self.shape[1]]
-            out.copy_(widened(rows.reshape(-1, kernels.BYTES[self.kind]), self.kind).view(out.shape))
-
-    def _read_by_kernel(self, parts: Sequence[tuple[int, Tensor]]) -> None:
-        from ..directions.numba_cpu import gguf as kernels
-
-        width, first = self.raw.shape[1], self.raw.ctypes.data
-        jobs = [
-            (first + start // self.shape[1] * width, out.data_ptr(), out.numel() // kernels.BLOCK)
-            for start, out in parts
-        ]
-        kernels.dequantise(jobs, self.kind, str(self.dtype).removeprefix("torch."), torch.get_num_threads())
+            rows = slice(start // columns, (start + out.numel()) // columns)
+            if self.kind in BLOCK_TYPES and on_device:
+                values = widened(self.on_device[rows].reshape(-1, kernels.BYTES[self.kind]), self.kind)
+            else:
+                values = torch.from_numpy(gguf.dequantize(self.raw[rows], gguf.GGMLQuantizationType[self.kind]))
+            out.copy_(values.view(out.shape))
 
 
 def widened(blocks: Tensor, kind: str) -> Tensor:
@@ -99,12 +84,13 @@ def quantise(model: nn.Module, kind: str, device: str = "cpu") -> nn.Module:
         kind: one of BLOCK_TYPES.
         device: where the model goes.
     """
-    workspace, quantised = Workspace(), dict[int, Lazy]()
+    type_, workspace, quantised = gguf.GGMLQuantizationType[kind], Workspace(), dict[int, Lazy]()
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             if parameter.ndim == 2 and parameter.shape[1] % 32 == 0:
                 if id(parameter) not in quantised:
-                    raw = np.concatenate([_quantised(rows, kind) for rows in _some_rows(parameter.data)])
+                    tiles = parameter.data.split(max(1, TILE // parameter.shape[1]))  # small copies in float32
+                    raw = np.concatenate([gguf.quantize(rows.float().numpy(), type_) for rows in tiles])
                     blocks = Blocks(raw, kind, parameter.shape, parameter.dtype, device)
                     quantised[id(parameter)] = Lazy(blocks, workspace)
                 setattr(module, name, quantised[id(parameter)])
@@ -121,15 +107,6 @@ def moved(model: nn.Module, device: str) -> nn.Module:
             if buffer is not None:
                 module._buffers[name] = buffer.to(device)
     return model
-
-
-def _some_rows(matrix: Tensor) -> Sequence[Tensor]:
-    """A matrix in groups of rows, of which a copy in float32 takes little memory."""
-    return matrix.split(max(1, TILE // matrix.shape[1]))
-
-
-def _quantised(rows: Tensor, kind: str) -> NDArray[np.uint8]:
-    return gguf.quantize(rows.float().numpy(), gguf.GGMLQuantizationType[kind])
 
 
 def load_gguf(path: Path, dtype: torch.dtype, device: str = "cpu") -> nn.Module:
@@ -161,11 +138,7 @@ def empty_model(config: Any, **options: Any) -> Any:
 
 
 def processor_of(architecture: str, config: Any) -> Any:
-    """The changes that transformers makes to the tensors of a GGUF file.
-
-    Args:
-        architecture: llama.cpp's name of it.
-    """
+    """The changes that transformers makes to the tensors of a GGUF file; the architecture has llama.cpp's name."""
     return TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=config.to_dict())
 
 

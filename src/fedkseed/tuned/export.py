@@ -14,7 +14,7 @@ from ..weights.lazy import densify
 from .gguf import MATRIX_TYPES, write_gguf, write_gguf_lora
 from .load import ADAPTER, CARD, TunedModel
 from .lora import CONFIG, WEIGHTS, Lora, adapter_config, as_lora, nearest_lora, require_low_rank
-from .model_card import card, require_format
+from .model_card import LIBRARIES, card
 
 LORAS = ("peft", "lora-gguf")
 
@@ -43,7 +43,8 @@ def export(
     Raises:
         FedKSeedError: the model can't be written in this format, or the folder exists.
     """
-    require_format(format_)
+    if format_ not in LIBRARIES:
+        raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")
     require_absent(output)
     if kind not in MATRIX_TYPES:
         raise FedKSeedError(f"no kind of GGUF is called {kind!r}; choose one of {', '.join(MATRIX_TYPES)}")
@@ -58,13 +59,20 @@ def export(
         if format_ == "hf":
             notes = _write_hf(tuned, tokenizer, part, dtype)
         elif format_ == "gguf":
-            notes = _write_gguf(tuned, tokenizer, part, kind)
+            file = f"model-{kind}.gguf"
+            write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source)
+            (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.wording), encoding="utf-8")
+            notes = [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
         elif tuned.adapter is not None and format_ == "fedkseed":
             tuned.adapter.save(part / ADAPTER)
             size = f"{tuned.adapter.pool.size:,} coefficients"
             notes = [f"The file `{ADAPTER}` holds {size}, which fedkseed adds to the base model."]
         elif format_ == "peft" and rank is None and tuned.adapters is not None:
-            notes = _copy_adapters(tuned.adapters, part, tuned.base or "")
+            shutil.copyfile(tuned.adapters / WEIGHTS, part / WEIGHTS)
+            about = adapter_config(tuned.adapters) | {"base_model_name_or_path": tuned.base or ""}
+            (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
+            kept = f"adapters of the kind {about['peft_type']}"
+            notes = [f"The folder holds {kept}, for `peft`, to use beside the base model."]
         else:
             notes = _write_lora(tuned, part, format_, rank)
         options = f" --kind {kind}" if format_ == "gguf" else ""
@@ -99,40 +107,27 @@ def _write_hf(tuned: TunedModel, tokenizer: Any, part: Path, dtype: str | None) 
     return [f"The folder holds the whole model in {dtype or tuned.dtype}, for `transformers`."]
 
 
-def _write_gguf(tuned: TunedModel, tokenizer: Any, part: Path, kind: str) -> list[str]:
-    file = f"model-{kind}.gguf"
-    write_gguf(part / file, tuned.merged(), tokenizer, kind, tuned.source)
-    (part / "Modelfile").write_text(modelfile(file, tokenizer, tuned.wording), encoding="utf-8")
-    return [f"The file `{file}` holds the whole model, for `llama.cpp`; `Modelfile` is for Ollama."]
-
-
 def _write_lora(tuned: TunedModel, part: Path, format_: str, rank: int | None) -> list[str]:
     notes = list[str]()
     model: Any = tuned.load_base() if rank is None and tuned.adapter is None else tuned.merged()
     if rank is not None:
-        nearest = nearest_lora(model, tuned.load_base(), rank)
-        lora, worst = nearest.lora, nearest.worst
+        lora, errors, error = nearest_lora(model, tuned.load_base(), rank)
+        worst = max(errors, key=lambda name: errors[name])
         notes = [
-            f"It is the nearest change of rank {rank} to the tuned model's: {nearest.error:.1%} of the change are left "
-            f"out, by the Frobenius norm, and of that of {worst}, the worst, {nearest.errors[worst]:.1%}."
+            f"It is the nearest change of rank {rank} to the tuned model's: {error:.1%} of the change are left out, by "
+            f"the Frobenius norm, and of that of {worst}, the worst, {errors[worst]:.1%}."
         ]
     elif (adapter := tuned.adapter) is not None:
         lora = as_lora(model, adapter.patterns, adapter.pool, adapter.coefficients, adapter.basis)
     else:
         lora = Lora.read(tuned.adapters or tuned.path)
-    size = f"a LoRA of {lora.size / 1e6:,.1f} MB, of rank {lora.rank} at most"
+    size = sum(tensor.nbytes for tensor in lora.tensors.values())
+    size = f"a LoRA of {size / 1e6:,.1f} MB, of rank {max(lora.ranks.values())} at most"
     if format_ == "peft":
         lora.write(part, tuned.base or "")
         return [f"The folder holds {size}, for `peft`, to use beside the base model.", *notes]
     write_gguf_lora(part / "lora.gguf", lora, model.config)
     return [f"The file `lora.gguf` holds {size}, for `llama.cpp`, to load beside the base model.", *notes]
-
-
-def _copy_adapters(adapters: Path, part: Path, base: str) -> list[str]:
-    shutil.copyfile(adapters / WEIGHTS, part / WEIGHTS)
-    about = adapter_config(adapters) | {"base_model_name_or_path": base}
-    (part / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-    return [f"The folder holds adapters of the kind {about['peft_type']}, for `peft`, to use beside the base model."]
 
 
 def modelfile(file: str, tokenizer: Any, wording: Wording) -> str:

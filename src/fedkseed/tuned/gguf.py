@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
-from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, ReaderTensor
+from gguf import GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers.modeling_gguf_pytorch_utils import get_gguf_hf_weights_map
@@ -43,24 +43,15 @@ BLOCK = 32  # weights of a row that share a scale
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The tensors of a model by their names in a GGUF file.
+    """The tensors of a model by their names in a GGUF file."""
 
-    Args:
-        architecture: llama.cpp's name of it.
-        names: a file's name -> the model's.
-    """
-
-    architecture: str
-    names: dict[str, str]
+    architecture: str  # llama.cpp's name of it
+    names: dict[str, str]  # a file's name -> the model's
     processor: Any
 
     @classmethod
     def of(cls, config: Any) -> "Names":
-        """The names for a model of a configuration.
-
-        Raises:
-            FedKSeedError: such models can't be written.
-        """
+        """The names for a model of a configuration; one that can't be written is refused."""
         architecture = ARCHITECTURES.get(config.model_type)
         if architecture is None:
             raise FedKSeedError(
@@ -88,28 +79,22 @@ class Names:
         return np.argsort(order)
 
 
-@dataclass(frozen=True, slots=True)
-class FileTensor:
-    """A tensor of a GGUF file, whose bytes are made when it is its turn to be written."""
-
-    name: str
-    shape: Sequence[int]
-    kind: Type
-    content: Callable[[], NDArray[Any]]
+# A tensor's shape, its type in a file, and what makes its bytes when it is its turn to be written
+FileTensor: TypeAlias = tuple[Sequence[int], Type, Callable[[], NDArray[Any]]]
 
 
-def _write_file(path: Path, writer: GGUFWriter, tensors: Sequence[FileTensor]) -> None:
+def _write_file(path: Path, writer: GGUFWriter, tensors: Mapping[str, FileTensor]) -> None:
     """Write a file: first all fields and descriptions of tensors, then their values in turn."""
-    for tensor in tensors:
-        size = gguf.quant_shape_to_byte_shape(tensor.shape, tensor.kind)
-        writer.add_tensor_info(tensor.name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=tensor.kind)
+    for name, (shape, kind, _) in tensors.items():
+        size = gguf.quant_shape_to_byte_shape(shape, kind)
+        writer.add_tensor_info(name, size, np.dtype(np.uint8), int(np.prod(size)), raw_dtype=kind)
     with border(f"can't write {path}"):
         try:
             writer.write_header_to_file(path)
             writer.write_kv_data_to_file()
             writer.write_ti_data_to_file()
-            for tensor in tensors:
-                writer.write_tensor_data(tensor.content())
+            for _, _, content in tensors.values():
+                writer.write_tensor_data(content())
         finally:
             writer.close()
 
@@ -130,14 +115,26 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
     """
     names, parameters = Names.of(model.config), dict(model.named_parameters(remove_duplicate=False))
     writer, (matrices, number) = GGUFWriter(None, names.architecture), MATRIX_TYPES[kind]
-    values = dict[str, Tensor | ReaderTensor]()  # the model's, or those of the base model's file
+    tensors = dict[str, FileTensor]()
+
+    def add(name: str, value: Tensor) -> None:
+        """A tensor of the model, in the file's order and type."""
+        kind = _type(name, value.shape, matrices)
+        tensors[name] = value.shape, kind, lambda: gguf.quantize(_in_order(names, name, value), kind)
+
     if source is None:
-        values |= describe(writer, model, names.architecture)
+        for name, factors in describe(writer, model, names.architecture).items():
+            add(name, factors)
         add_tokenizer(writer, tokenizer, model.config)
-        values |= {name: parameters[parameter] for name, parameter in names.names.items()}
+        for name, parameter in names.names.items():
+            add(name, parameters[parameter])
     else:
         reader, template = GGUFReader(source), getattr(tokenizer, "chat_template", None)
-        _copy_fields(writer, reader, (Keys.Tokenizer.CHAT_TEMPLATE,) if isinstance(template, str) else ())
+        skipped = (*SKIPPED, Keys.Tokenizer.CHAT_TEMPLATE) if isinstance(template, str) else SKIPPED
+        for name, field in reader.fields.items():
+            if not name.startswith(skipped) and (content := field.contents()) not in ([], ""):
+                inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+                writer.add_key_value(name, content, field.types[0], inner)
         if isinstance(template, str):
             writer.add_chat_template(template)
         own_kind = reader.fields.get("general.file_type")
@@ -145,19 +142,13 @@ def write_gguf(path: Path, model: nn.Module, tokenizer: Any, kind: str, source: 
         for stored in reader.tensors:
             value = parameters[names.names[stored.name]] if stored.name in names.names else None
             if value is None or (is_same_kind and _is_same(names, stored, value)):
-                value = stored
-            values[stored.name] = value
+                shape = tuple(map(int, reversed(stored.shape)))
+                tensors[stored.name] = shape, stored.tensor_type, partial(np.asarray, stored.data)
+            else:
+                add(stored.name, value)
     writer.add_file_type(number)
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    _write_file(path, writer, [_file_tensor(names, name, value, matrices) for name, value in values.items()])
-
-
-def _file_tensor(names: Names, name: str, value: Tensor | ReaderTensor, matrices: Type) -> FileTensor:
-    """A tensor of the model in the file's order and type, or one of the base model's file as it is."""
-    if isinstance(value, ReaderTensor):
-        return FileTensor(name, tuple(map(int, reversed(value.shape))), value.tensor_type, lambda: value.data)
-    kind = _type(name, value.shape, matrices)
-    return FileTensor(name, value.shape, kind, lambda: gguf.quantize(_in_order(names, name, value), kind))
+    _write_file(path, writer, tensors)
 
 
 def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
@@ -182,7 +173,7 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
         )
     names = Names.of(config)
     paths = {model.removesuffix(".weight"): name for name, model in names.names.items()}
-    writer, tensors = GGUFWriter(None, names.architecture), list[FileTensor]()
+    writer, tensors = GGUFWriter(None, names.architecture), dict[str, FileTensor]()
     writer.add_type("adapter")
     writer.add_string("adapter.type", "lora")
     writer.add_float32("adapter.lora.alpha", 0.0)  # llama.cpp scales by alpha over rank, and by 1 if it is 0
@@ -191,8 +182,7 @@ def write_gguf_lora(path: Path, lora: Lora, config: Any) -> None:
         a, b = _pair(lora.tensors, PREFIX + module)
         b = b if name in VOCABULARY else b[names.rows(name, len(b))]
         for part, value in (("a", a), ("b", b)):
-            content = partial(np.ascontiguousarray, value)
-            tensors.append(FileTensor(f"{name}.lora_{part}", value.shape, Type.F32, content))
+            tensors[f"{name}.lora_{part}"] = value.shape, Type.F32, partial(np.ascontiguousarray, value)
     _write_file(path, writer, tensors)
 
 
@@ -240,14 +230,6 @@ def _pair(tensors: Mapping[str, Tensor], path: str) -> tuple[NDArray[np.float32]
     else:
         a, b = tensors[f"{path}.lora_A.weight"], tensors[f"{path}.lora_B.weight"]
     return a.float().numpy(), b.float().numpy()
-
-
-def _copy_fields(writer: GGUFWriter, reader: GGUFReader, skipped: tuple[str, ...]) -> None:
-    for name, field in reader.fields.items():
-        value = field.contents()
-        if not name.startswith((*SKIPPED, *skipped)) and value not in ([], ""):
-            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-            writer.add_key_value(name, value, field.types[0], inner)
 
 
 def _type(name: str, shape: Sequence[int], kind: Type) -> Type:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -56,25 +56,12 @@ class Lora:
     transposed: bool = False
     tied: bool = False
 
-    @property
-    def rank(self) -> int:
-        """The largest rank."""
-        return max(self.ranks.values())
-
-    @property
-    def size(self) -> int:
-        """The number of bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in self.tensors.values())
-
-    def config(self, base: str) -> dict[str, Any]:
-        """The content of `adapter_config.json`.
-
-        Args:
-            base: the base model's folder or name.
-        """
+    def write(self, folder: Path, base: str) -> None:
+        """Write both files of the folder, which exists, for a base model's folder or name."""
+        save_file(self.tensors, folder / WEIGHTS, metadata={"format": "pt"})
         rank = Counter(self.ranks.values()).most_common(1)[0][0]
         exceptions = {path: r for path, r in self.ranks.items() if r != rank}
-        return {
+        about = {
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
             "base_model_name_or_path": base,
@@ -90,6 +77,7 @@ class Lora:
             "lora_dropout": 0.0,
             **({"ensure_weight_tying": True} if self.tied else {}),
         }
+        (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> "Lora":
@@ -119,11 +107,6 @@ class Lora:
             tied=bool(about.get("ensure_weight_tying")),
         )
 
-    def write(self, folder: Path, base: str) -> None:
-        """Write both files of the folder, which exists."""
-        save_file(self.tensors, folder / WEIGHTS, metadata={"format": "pt"})
-        (folder / CONFIG).write_text(json.dumps(self.config(base), indent=2) + "\n")
-
 
 def adapter_config(folder: Path) -> dict[str, Any]:
     """The description of adapters that peft wrote."""
@@ -131,11 +114,7 @@ def adapter_config(folder: Path) -> dict[str, Any]:
 
 
 def require_low_rank(pool: Pool) -> None:
-    """Check that a pool's directions have a low rank.
-
-    Raises:
-        FedKSeedError: they have not.
-    """
+    """Refuse a pool whose directions have a full rank."""
     if not pool.factored:
         raise FedKSeedError(
             f"{pool.family} directions change every matrix at full rank, which LoRA can't hold; "
@@ -168,23 +147,12 @@ def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, 
     return _from_pairs(tuned, layout, pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class NearestLora:
-    """A LoRA whose change is the nearest of its rank to a tuned model's, and the distance that is left.
-
-    Args:
-        errors: by name: the Frobenius norm of what is left of a matrix's change, over that of the change.
-        error: the same of all matrices together.
-    """
+class NearestLora(NamedTuple):
+    """A LoRA whose change is the nearest of its rank to a tuned model's, and the distance that is left."""
 
     lora: Lora
-    errors: dict[str, float]
-    error: float
-
-    @property
-    def worst(self) -> str:
-        """The name of the matrix with the greatest error."""
-        return max(self.errors, key=lambda name: self.errors[name])
+    errors: dict[str, float]  # matrix -> the Frobenius norm of what is left of its change, over that of the change
+    error: float  # the same of all matrices together
 
 
 def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> NearestLora:
@@ -202,24 +170,18 @@ def nearest_lora(tuned: nn.Module, base: nn.Module, rank: int) -> NearestLora:
         if change.ndim != 2:
             pairs[entry.number] = change, change  # a place that holds no matrix keeps the tuned value
             continue
-        pairs[entry.number] = rows, columns = _nearest_factors(change, rank)
+        # The leading singular vectors are the leading eigenvectors of ΔW ΔWᵀ, or ΔWᵀ ΔW, by the shorter side.
+        is_wide = change.shape[0] <= change.shape[1]
+        exact = (change if is_wide else change.T).astype(np.float64)
+        vectors = np.linalg.eigh(exact @ exact.T)[1][:, : -rank - 1 : -1].astype(np.float32)
+        rows, columns = (vectors, vectors.T @ change) if is_wide else (change @ vectors, vectors.T)
+        pairs[entry.number] = rows, columns
         whole[entry.name] = float(np.linalg.norm(change.astype(np.float64)))
         missed[entry.name] = float(np.linalg.norm((change - rows @ columns).astype(np.float64)))
     lora = _from_pairs(tuned, layout, pairs)
     names = [name for name in missed if name.removesuffix(".weight") in lora.ranks]  # others are stored whole
     error = math.hypot(*(missed[name] for name in names)) / math.hypot(*(whole[name] for name in names))
     return NearestLora(lora, {name: missed[name] / whole[name] for name in names}, error)
-
-
-def _nearest_factors(change: Floats, rank: int) -> Pair:
-    """The two factors of the nearest matrix of a rank: U and Uᵀ ΔW, or ΔW V and Vᵀ, by the shorter side.
-
-    The leading singular vectors are the leading eigenvectors of ΔW ΔWᵀ, or ΔWᵀ ΔW.
-    """
-    is_wide = change.shape[0] <= change.shape[1]
-    exact = (change if is_wide else change.T).astype(np.float64)
-    vectors = np.linalg.eigh(exact @ exact.T)[1][:, : -rank - 1 : -1].astype(np.float32)
-    return (vectors, vectors.T @ change) if is_wide else (change @ vectors, vectors.T)
 
 
 def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> Lora:

@@ -1,7 +1,6 @@
 """Scores of a tuned model, and of its base model, on any file of examples."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import nn
 
@@ -41,8 +40,14 @@ def measure(
     Raises:
         FedKSeedError: the data or a model can't be read, or no metric has a name.
     """
-    recipe = _recipe(tuned, data, metrics, examples, generated, max_tokens)
-    tokenizer, settings = tuned.tokenizer(), recipe.evaluation
+    recipe = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
+    table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
+    table |= {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
+    settings, tokenizer = typed(schema.EvaluationTable, table), tuned.tokenizer()
+    limit = max_tokens or recipe.evaluation.max_tokens or recipe.data.max_tokens
+    wording = {"template": tuned.wording.template, "separator": tuned.wording.separator}
+    rows = {"source": data, "max_tokens": limit, **wording}
+    recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update=rows), "evaluation": settings})
     held_out = whole_set(recipe, tokenizer, progress.note)
     asked = metrics_of(settings, held_out.options)
     answers = settings.generated if asked.written else 0
@@ -62,17 +67,3 @@ def measure(
 
     before = scores(tuned.load_base(), "base model") if beside_base else NOT_EVALUATED
     return before, scores(tuned.load(), "tuned model")
-
-
-def _recipe(
-    tuned: TunedModel, data: str, metrics: Sequence[str], examples: int | str, generated: int, max_tokens: int | None
-) -> schema.Recipe:
-    """The run's recipe, or a default one, with this data and these metrics."""
-    recipe = tuned.store.load_recipe() if tuned.store is not None else schema.Recipe(model=schema.ModelTable(name=""))
-    wording: dict[str, Any] = {"template": tuned.wording.template, "separator": tuned.wording.separator}
-    limit = max_tokens or recipe.evaluation.max_tokens or recipe.data.max_tokens
-    table = recipe.evaluation.model_dump(include={"rouge", "max_new_tokens", "batch_size"})
-    asked = {"metrics": [absolute(name) for name in metrics], "examples": examples, "generated": generated}
-    settings = typed(schema.EvaluationTable, table | asked)
-    update = {"source": data, "max_tokens": limit, **wording}
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update=update), "evaluation": settings})

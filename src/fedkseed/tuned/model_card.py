@@ -18,7 +18,6 @@ from ..errors import FedKSeedError
 from ..evaluation.statistics import Evaluation, estimate, named, paired_change, title_of
 from ..models.load import find
 from ..run.privacy_plan import about as promise
-from ..run.store import Store
 from .load import CARD, CARD_ENTRY, TunedModel
 
 TUNED = "This model was tuned with fedkseed on data of several clients, which stayed with them."
@@ -37,8 +36,12 @@ def card(tuned: TunedModel, tokenizer: Any, format_: str, command: str, dtype: s
         notes: sentences on what the folder holds, and how near it is to the tuned model.
     """
     unread = {}
-    if tuned.store is not None and (reason := _unreadable(tuned.store)):
-        tuned, unread = replace(tuned, store=None), {"run": reason}
+    try:
+        if tuned.store is not None:
+            tuned.store.require_sound()
+    except FedKSeedError:  # its model can be exported in any case
+        unread = {"run": "not read: an earlier release made it, or it is damaged; see `fedkseed verify`"}
+        tuned = replace(tuned, store=None)
     was_tuned = tuned.adapter is not None or tuned.store is not None  # else it is any folder
     base = shortened((tuned.base if was_tuned else tuned.base or tuned.weights) or UNKNOWN)
     if was_tuned:
@@ -88,15 +91,6 @@ def licence(base: str | None) -> str:
     except Exception:  # a base model that has moved, or a card of another's that can't be read, names no licence
         return UNKNOWN
     return name if isinstance(name, str) else UNKNOWN
-
-
-def _unreadable(store: Store) -> str | None:
-    """The reason why nothing of a run is in the card; None: it can be read. Its model can be exported in any case."""
-    try:
-        store.require_sound()
-    except FedKSeedError:
-        return "not read: an earlier release made it, or it is damaged; see `fedkseed verify`"
-    return None
 
 
 def _facts(tuned: TunedModel) -> dict[str, str]:
@@ -159,9 +153,3 @@ def _measured(tuned: TunedModel) -> list[str]:
 def _table(heads: Sequence[str], rows: Any) -> str:
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
-
-
-def require_format(format_: str) -> None:
-    """Refuse the name of a format that no folder has."""
-    if format_ not in LIBRARIES:
-        raise FedKSeedError(f"no format is called {format_!r}; choose one of {', '.join(LIBRARIES)}")
