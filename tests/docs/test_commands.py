@@ -13,7 +13,7 @@ from fedkseed.cli import app
 from .test_documentation import CODE, TEXTS
 
 COMMANDS = get_command(app)
-COMMAND = re.compile(r"fedkseed [a-z-]+(?: [^;|>]*)?")
+COMMAND = re.compile(r"fedkseed [a-z-]+(?: [^;|>\\]*)?")  # no bytes that are signed
 PAGES = [path for path in TEXTS if path.name != "CHANGELOG.md"]  # which names commands that have ended
 
 
