@@ -211,7 +211,7 @@ def test_a_run_with_conversations_and_texts_learns_from_them_and_keeps_their_tem
     kept = load_recipe(tmp_path / "run" / "recipe.toml")
     assert kept.data.template == "chat"
     assert Store(tmp_path / "run").recall("clients")["names"] == ["hr", "it", "legal"]
-    assert holdings(Store(tmp_path / "run"), result.reports).names == ["hr", "it", "legal"]
+    assert holdings(Store(tmp_path / "run"), result.reports)["names"] == ["hr", "it", "legal"]
     again = share_out(kept, load_tokenizer(str(model)))
     assert again.digest() == share_out(recipe(tmp_path, model, source, **changes), load_tokenizer(str(model))).digest()
 

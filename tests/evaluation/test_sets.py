@@ -299,13 +299,13 @@ def test_rounds_metrics_jsonl_and_event_files_have_the_means_of_each_set(run, ke
 
 def test_the_report_has_each_set(run, kept):
     account = report.account(Store(run), "a", Store(run))
-    assert (account.best, account.stopped) == (BEST, Store(run).recall(STOPPED))
-    for shown, (done, found) in zip(account.evaluations, kept.items(), strict=True):
+    assert (account["best"], account["stopped"]) == (BEST, Store(run).recall(STOPPED))
+    for shown, (done, found) in zip(account["evaluations"], kept.items(), strict=True):
         for of, one in found.sets.items():
-            measured = shown.others[f"{of}: loss"]
-            assert measured.mean.mean == pytest.approx(np.mean(one.losses))
-            assert measured.change == (paired_change(kept[0].sets[of].losses, one.losses) if done else None)
-            assert measured.count == f"{SIZES[of]} examples"
+            measured = shown["others"][f"{of}: loss"]
+            assert measured["mean"].mean == pytest.approx(np.mean(one.losses))
+            assert measured["change"] == (paired_change(kept[0].sets[of].losses, one.losses) if done else None)
+            assert measured["count"] == f"{SIZES[of]} examples"
     (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', report.page([run]))
     good = {one["name"]: (one["title"], one["good"]) for one in json.loads(data)["scores"]}
     assert good["general: loss"] == ("general: held-out loss", -1)
@@ -322,7 +322,7 @@ def test_each_client_sees_whether_it_gained(departments):
     printed = (departments.parent / "printed.txt").read_text()
     evaluated = fedkseed("eval", departments, "--json")  # with what goes to stderr
     of_clients = json.loads(evaluated[evaluated.index("{") :])["clients"]
-    on_page = report.account(Store(departments), "run", Store(departments)).gains
+    on_page = report.account(Store(departments), "run", Store(departments))["gains"]
     for table, shown, name in zip(of_clients, on_page, ("hr", "it"), strict=True):
         then, now = (values[owners == name] for values in losses)
         change, error = float((now - then).mean()), float((now - then).std(ddof=1) / np.sqrt(3))

@@ -325,7 +325,7 @@ def test_the_command_writes_the_page_and_refuses_what_is_no_run(plain, pro, tmp_
 
 def test_what_clients_have_sent_is_their_gain(plain, tmp_path):
     copy = Store(Path(shutil.copytree(plain, tmp_path / "served")))
-    assert report.account(copy, "served", copy).gains == []
+    assert report.account(copy, "served", copy)["gains"] == []
     sent = Gain("client 1", 20, {}, {}, {"loss": Estimate(-0.25, math.inf)})
     copy.remember(GAINS, [asdict(sent)])
     (shown,) = embedded(report.page([copy.directory]))["runs"][0]["gains"]
@@ -375,19 +375,17 @@ def test_the_page_of_one_run_has_every_chart(show, plain):
 
 def test_further_sets_have_tiles_curves_and_tables_and_the_tuned_model_is_that_of_the_best_round(show, early):
     one = report.account(Store(early), "early", Store(early))
-    assert one.best is not None and 0 < one.best < len(one.rounds) < one.planned  # noqa: PT018
-    page, shown = show(early), one.evaluations[one.best]
-    assert page.run("document.querySelector('.notice').innerText") == one.stopped
+    assert 0 < one["best"] < len(one["rounds"]) < one["planned"]
+    page, shown = show(early), one["evaluations"][one["best"]]
+    assert page.run("document.querySelector('.notice').innerText") == one["stopped"]
     tiles = re.sub(r"\n+", "\n", page.run("document.querySelector('.tiles').innerText"))
-    assert f"Held-out loss\n{shown.loss.mean:.4f}" in tiles
-    assert f"the tuned model: after {one.best} round" in tiles
+    assert f"Held-out loss\n{shown['loss'].mean:.4f}" in tiles
+    assert f"the tuned model: after {one['best']} round" in tiles
     for name in ("<b>sizes: loss", "legs: loss", "validation: loss"):
-        found = shown.others[name]
-        assert found.change is not None
-        sure = abs(found.change.mean) > 2 * found.change.error
-        word = ("better" if found.change.mean < 0 else "worse") if sure else "unclear"
+        mean, change = (shown["others"][name][key] for key in ("mean", "change"))
+        word = ("better" if change.mean < 0 else "worse") if abs(change.mean) > 2 * change.error else "unclear"
         title = name.replace(": loss", ": held-out loss")
-        tile = rf"{title}\n{found.mean.mean:.4f}\n[+−-]{abs(found.change.mean):.4f} ± {found.change.error:.4f}\s+{word}"
+        tile = rf"{title}\n{mean.mean:.4f}\n[+−-]{abs(change.mean):.4f} ± {change.error:.4f}\s+{word}"
         assert re.search(tile, tiles), (tile, tiles)
         assert title in marks(page)
     captions = page.run("[...document.querySelectorAll('#choices caption')].map(c => c.textContent)")

@@ -58,7 +58,7 @@ class DirectoryFirst(TyperGroup):
 def make(
     directory: Annotated[Path, Argument(help="Directory for keys and certificates; made if it is missing.")],
     clients: Annotated[
-        int, Option(help="Clients that have a key in the end. Missing private keys are made on this machine.", min=0)
+        int, Option(help="Clients whose private keys are made here, where they are missing.", min=0)
     ] = 0,
     host: Hosts = None,
     days: Days = 365,

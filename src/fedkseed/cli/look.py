@@ -39,10 +39,7 @@ def report(
 
 def watch(
     directory: Annotated[Path, Argument(help="The directory of a run, which may not have begun yet.")],
-    serve: Annotated[
-        int | None,
-        Option(metavar="PORT", help="Serve it as a page on this port, not on the terminal.", min=0, max=65535),
-    ] = None,
+    serve: Annotated[int | None, Option(metavar="PORT", help="Serve a page on this port.", min=0, max=65535)] = None,
     host: Annotated[str, Option(help="Address of --serve; whoever reaches it can read the page.")] = "127.0.0.1",
 ) -> None:
     """Watch a run while another process works on it: rounds, time left, losses, bytes, clients, notes.
@@ -83,9 +80,7 @@ def verify(
     history: Annotated[
         list[Path] | None, Option(help="A file history.json of a client: is what it saw in this run? May be repeated.")
     ] = None,
-    head: Annotated[
-        list[str] | None, Option(help="A head that you were shown: is it in this run? May be repeated.")
-    ] = None,
+    head: Annotated[list[str] | None, Option(help="A head that was shown: is it in this run? May be repeated.")] = None,
     as_json: Json = False,
 ) -> None:
     """Recompute every round of a run from its kept uploads, and say whether each state follows from them.
@@ -107,7 +102,7 @@ def verify(
 
     uploads = recompute(directory)
     if as_json:
-        print_json(asdict(uploads))
+        print_json(uploads)
         return
     follows = "its adapter follows" if uploads.adapter else "there is no adapter yet"
     say(f"{directory}: {uploads.uploads} uploads, all signed; {follows}")
@@ -188,13 +183,8 @@ def preview(
 
 
 def eval(
-    tuned: Annotated[
-        Path,
-        Argument(help="A run's directory; with --data or --tasks also an adapter, a folder of a model, or a .gguf."),
-    ],
-    after: Annotated[
-        int | None, Option(help="Rounds after which to evaluate the model; default: all, or [evaluation] best.", min=0)
-    ] = None,
+    tuned: Annotated[Path, Argument(help="A run's directory; with --data or --tasks also an adapter, or any model.")],
+    after: Annotated[int | None, Option(help="Rounds of the model; default: all, or [evaluation] best.", min=0)] = None,
     data: Annotated[str | None, Option(help="File or folder of examples, in place of the run's held-out sets.")] = None,
     metrics: Annotated[str, Option(help="With --data: metrics beside the loss, with commas, as accuracy,choice")] = "",
     tasks: Annotated[str | None, Option(help="Tasks of lm-evaluation-harness, with commas, in place of them.")] = None,
@@ -206,9 +196,7 @@ def eval(
     ] = None,
     generated: Annotated[int, Option(help="With --data: answers to write, for metrics that score them.", min=0)] = 0,
     max_tokens: Annotated[int | None, Option(help="With --data: of an example; default: as in the run.", min=1)] = None,
-    beside_base: Annotated[
-        bool, Option("--beside-base", help="With --data or --tasks: evaluate the base model, too, and show the change.")
-    ] = False,
+    beside_base: Annotated[bool, Option("--beside-base", help="With --data or --tasks: the base model, too.")] = False,
     model: BaseModel = None,
     as_json: Json = False,
 ) -> None:
@@ -232,7 +220,7 @@ def eval(
                 own=tasks_from, shots=shots, examples=examples, as_tuned=as_tuned, beside_base=beside_base,
             )  # fmt: skip
         if as_json:
-            print_json([asdict(score) for score in scores])
+            print_json(scores)
         else:
             print_tasks(scores)
     elif tasks_from or as_tuned or shots is not None:

@@ -3,7 +3,6 @@
 import os
 import signal
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,20 +26,14 @@ Host = Annotated[str, Option(help="Address to listen on; 0.0.0.0 for clients on 
 Port = Annotated[int, Option(help="The port that clients connect to.", min=1, max=65535)]
 Tls = Annotated[
     bool,
-    Option(
-        "--tls/--no-tls",
-        help="Have the certificate here; without, listen on this machine alone: for a proxy (deploy/nginx-https.conf)",
-    ),
+    Option("--tls/--no-tls", help="Have the certificate here; without, listen on this machine alone, for a proxy."),
 ]
-Strangers = Annotated[
-    float, Option(help="Requests a second of an address that has no session; more for a proxy of clients.", min=1)
-]
+Strangers = Annotated[float, Option(help="Requests a second of an address without session; more for a proxy.", min=1)]
 Data = Annotated[str, Option(help="File of this client's own examples: CSV, JSON, Parquet and more, see docs/data.md.")]
 Key = Annotated[Path, Option(help="This client's private key, as made by `fedkseed certs request`.")]
 Authority = Annotated[Path, Option(help="The authority's certificate: ca.pem of the server's owner.")]
 Model = Annotated[
-    str | None,
-    Option(help="The base model: a folder, a .gguf file, or owner/name on the hub. Not needed for a Python package's."),
+    str | None, Option(help="The base model: a folder, a .gguf file, or owner/name; not needed for a Python package's.")
 ]
 BasisFile = Annotated[Path | None, Option(help="The server's file of a basis, where the recipe needs one.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
@@ -112,9 +105,7 @@ def serve(
     tls: Tls = True,
     strangers: Strangers = 50,
     page: Annotated[bool, Option("--page", help="Serve a page by which browsers take part (docs/browser.md).")] = False,
-    model_files: Annotated[
-        Path | None, Option(help="Folder of the model, whose files the page's visitors, and anybody else, may get.")
-    ] = None,
+    model_files: Annotated[Path | None, Option(help="Folder of the model, whose files anybody may then get.")] = None,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -223,12 +214,8 @@ def peer(
     key: Key,
     cert: Annotated[Path, Option(help="The certificate for this key: client-K.pem of `fedkseed certs sign`.")],
     ca: Authority,
-    listen: Annotated[
-        str, Option(metavar="HOST:PORT", help="Address here; 0.0.0.0:8443 for other machines.")
-    ] = "127.0.0.1:8443",
-    until: Annotated[
-        float, Option(help="Seconds without a new upload, until it ends after the last round.", min=0)
-    ] = 60,
+    listen: Annotated[str, Option(metavar="HOST:PORT", help="0.0.0.0:8443 for other machines.")] = "127.0.0.1:8443",
+    until: Annotated[float, Option(help="Seconds without an upload, until it ends after the last round.", min=0)] = 60,
     model: Model = None,
     basis: BasisFile = None,
     device: Device = "auto",
@@ -284,7 +271,7 @@ def peer(
         say("stopped; the same command goes on, with all uploads that were here")
         raise Exit(INTERRUPTED) from None
     if as_json:
-        print_json(asdict(outcome))
+        print_json(outcome)
         return
     here = f"{outcome.from_here} of them trained from this very model"
     say(f"{outcome.uploads} uploads in {outcome.rounds} rounds, {here}")

@@ -20,21 +20,15 @@ if TYPE_CHECKING:
 Directory = Annotated[Path, Argument(help="The directory of a run, as made by `fedkseed run`.")]
 RecipeFile = Annotated[Path, Argument(help="The recipe of a run: a TOML file that names model, data and algorithm.")]
 Output = Annotated[Path | None, Option(help="Directory of the run; default runs/NAME, by the recipe's file name.")]
-AdapterFile = Annotated[
-    Path, Argument(help="The directory of a finished run, an adapter file, or a folder of `fedkseed export`.")
-]
+AdapterFile = Annotated[Path, Argument(help="A run's directory, an adapter file, or a folder of `fedkseed export`.")]
 Changes = Annotated[
     list[str] | None,
     Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A value in the recipe, as training.rounds=20, or without one, as training.eps=; may be repeated.",
+        "--set", metavar="KEY=VALUE", help="For the recipe, as training.rounds=20 or training.eps=; may be repeated."
     ),
 ]
 BaseModel = Annotated[str | None, Option("--model", help="The base model, if it has moved since the run.")]
-Json = Annotated[
-    bool, Option("--json", help="Print one JSON document on stdout in place of tables; all else goes to stderr.")
-]
+Json = Annotated[bool, Option("--json", help="Print one JSON document on stdout, not tables; all else goes to stderr.")]
 LEVELS = {
     "quiet": Annotated[bool, Option("--quiet", "-q", help="Show results and errors alone, no progress.")],
     "verbose": Annotated[bool, Option("--verbose", "-v", help="Show each step, and of an error where it arose.")],

@@ -72,16 +72,12 @@ def directions(
 
 def reproduce(
     name: Annotated[str, Argument(help="Name of an experiment, or all; --list shows the names.")] = "",
-    scale: Annotated[
-        str, Option(help="Size of the experiment: tiny (minutes), stories, small (hours) or full (the paper's).")
-    ] = "tiny",
+    scale: Annotated[str, Option(help="Size: tiny (minutes), stories, small (hours) or full (the paper's).")] = "tiny",
     output: Annotated[Path, Option(help="Directory for runs, tables and figures.")] = Path("results"),
     model: Annotated[str | None, Option(help="Folder of the model, needed by --scale stories.")] = None,
     dolly: Annotated[str | None, Option(help="File with the whole data set Dolly-15K, for --scale full.")] = None,
     natural_instructions: Annotated[str | None, Option(help="Folder of Super-NaturalInstructions.")] = None,
-    basis: Annotated[
-        str | None, Option(help="File of `fedkseed basis`, for informed directions; for `unlike` a folder of them.")
-    ] = None,
+    basis: Annotated[str | None, Option(help="Basis of informed directions; for `unlike` a folder of them.")] = None,
     public: Annotated[str | None, Option(help="Public data, of which such bases are made in place of --basis.")] = None,
     seeds: Annotated[int | None, Option(help="Number of seeds, instead of the experiment's own number.", min=1)] = None,
     only: Annotated[str, Option(help="Limit the experiment to runs whose label contains this text.")] = "",
@@ -129,7 +125,7 @@ def reproduce(
         else:
             command = ["fedkseed", *sys.argv[1:]]
             folder = run_experiment(Reproduction(experiment, output, paths, only, parts(part), records, text, command))
-        documents[each] = {"folder": None if folder is None else str(folder)}
+        documents[each] = {"folder": folder}
         if folder is None:
             console.print("this part is finished; once all parts are, the command without --part writes the table")
         else:

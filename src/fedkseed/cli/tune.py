@@ -16,7 +16,7 @@ from ..report.terminal import console, print_json, say
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
 
 TensorBoard = Annotated[
-    bool, Option("--tensorboard", help="Also write TensorBoard event files; for other trackers see [report] to.")
+    bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: [report] to.")
 ]
 
 
@@ -24,13 +24,9 @@ def run(
     recipe: RecipeFile,
     output: Output = None,
     tensorboard: TensorBoard = False,
-    engine: Annotated[
-        str, Option(help="What carries messages: own, or flower (on Ray), with the same tuned model, bit for bit.")
-    ] = "own",
+    engine: Annotated[str, Option(help="What carries messages: own or flower (Ray); the model is the same.")] = "own",
     changes: Changes = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Load all, measure a few local steps, print what the run would cost, and stop.")
-    ] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help="Measure a few steps, print what the run would cost.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a recipe with all its clients on this machine: tune the model, evaluate it before and after, save it.
@@ -106,7 +102,7 @@ def init(
         costs = forecast(recipe, bars) if estimate else None
     write_atomically(output, text.encode(), 0o666)
     if as_json:
-        print_json({"output": str(output), "data": asdict(summary), "costs": costs and asdict(costs)})
+        print_json({"output": output, "data": summary, "costs": costs})
         return
     say(text)
     if costs is not None:
@@ -132,29 +128,23 @@ def resume(
 
 def tune(
     recipe: RecipeFile,
-    minutes: Annotated[
-        float, Option(help="Time limit, loading included: no trial is begun that would pass it. 0: only eps.", min=0)
-    ] = 5.0,
+    minutes: Annotated[float, Option(help="Time limit of all, which no trial may pass; 0: only eps.", min=0)] = 5.0,
     steps: Annotated[
         int | None,
         Option(help="Local steps of a client in a trial; default the recipe's, at most 32 for all clients.", min=1),
     ] = None,
-    output: Annotated[
-        Path | None, Option(help="New file for the recipe with the values found in place of its own.")
-    ] = None,
+    output: Annotated[Path | None, Option(help="New file for the recipe with the values found.")] = None,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
     """Find the perturbation scale (eps) and learning rate (lr) for a recipe, in minutes.
 
-    eps: a scalar gradient (L(w + eps z) - L(w - eps z)) / 2 eps loses its precision to the rounding of the losses
-    where eps is small, and to curvature where eps is large. Both errors are measured on the base model for a series
-    of values; the best eps has the least error.
+    eps: scalar gradients lose their precision to the rounding of the losses where eps is small, and to curvature where
+    it is large. Both errors are measured on the base model for a series of values; the best eps has the least error.
 
-    lr: the curvature gives an upper limit for steps that can lower the loss. Short rounds from the base model then
-    try one learning rate after another, on the same batches and directions. Values within two standard errors of
-    the best are reported as equal. For algorithms that backpropagate, which have no eps, only learning rates are
-    tried. All losses are of the clients' training examples; held-out examples are not used.
+    lr: short rounds from the base model try one rate after another, below the limit that the curvature gives, on the
+    same batches and directions. Values within two standard errors of the best are reported as equal. Algorithms that
+    backpropagate have no eps. All losses are of the clients' training examples; held-out examples are not used.
 
     docs/algorithms.md has the formulas and an example.
     """
@@ -178,9 +168,7 @@ def tune(
 
 def compare(
     recipe: RecipeFile,
-    algorithm: Annotated[
-        list[str] | None, Option(help="Name of an algorithm to measure; may be repeated. Default: all.")
-    ] = None,
+    algorithm: Annotated[list[str] | None, Option(help="Algorithm to measure; may be repeated. Default: all.")] = None,
     changes: Changes = None,
     as_json: Json = False,
 ) -> None:
@@ -206,7 +194,7 @@ def compare(
                 say(f"{name}: measured")
             status.update(f"measured {name}" + (f", now {names[number]}" if number < len(names) else ""))
     if as_json:
-        print_json([asdict(costs) for costs in rows])
+        print_json(rows)
     else:
         print_costs(rows, parsed.training.steps)
 

@@ -102,12 +102,6 @@ def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
     return up if strategy.sized else None
 
 
-def _for_few_steps(message: Any) -> Any:
-    """The broadcast for training after the sync: with few steps, and without weights, which are in the model now."""
-    changes = {"steps": STEPS_TIMED, "values": np.empty(0, np.float32)}
-    return replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
-
-
 def _take_part(recipe: Recipe, shares: ClientShares, folder: Path, bytes_up: int | None) -> AlgorithmCosts:
     """Costs of client 0, which comes back after ROUNDS_AWAY rounds and takes part in the next round.
 
@@ -130,15 +124,16 @@ def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) ->
     simulation = Simulation(short, shares=shares, serves=False)
     strategy, watch = simulation.strategy, Stopwatch()
     client: Client = simulation.client(0, watch)
-    sizes, seconds = [], []
+    sizes, seconds, changes = [], [], {"steps": STEPS_TIMED, "values": np.empty(0, np.float32)}
     for name in ("back", "next"):
         data = (folder / name).read_bytes()
         sizes.append(len(data))
         begin = time.perf_counter()
-        message = decode(data, strategy.client.message)
+        message: Any = decode(data, strategy.client.message)
         strategy.client.sync(message, client.weights)
         seconds.append(time.perf_counter() - begin)
-        message = _for_few_steps(message)
+        # for training: with few steps, and without weights, which are in the model now
+        message = replace(message, **{f.name: changes[f.name] for f in fields(message) if f.name in changes})
         del data
     upload = encode(strategy.client.train(message, client))
     return AlgorithmCosts(

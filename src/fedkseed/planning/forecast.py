@@ -62,12 +62,10 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
     """
     simulation = Simulation(recipe.absolute(), progress)
     recipe, shares = simulation.recipe, simulation.shares
-    cohort = simulation.cohort(0)
-    number, settings = cohort[0], recipe.evaluation
+    cohort, every = simulation.cohort(0), recipe.evaluation.every
     down, up = _bytes(simulation, cohort)
-    step_seconds, evaluation_seconds = _step_seconds(simulation, number), _evaluation_seconds(simulation)
+    step_seconds, evaluation_seconds = _step_seconds(simulation, cohort[0]), _evaluation_seconds(simulation)
     sizes = sorted(len(share) for share in shares.clients)
-    between = (recipe.training.rounds - 1) // settings.every if settings.every else 0
     return Forecast(
         algorithm=recipe.training.algorithm,
         weights=simulation.setup.weights.layout.size,
@@ -78,12 +76,12 @@ def forecast(recipe: Recipe, progress: Progress | None = None) -> Forecast:
         too_long=shares.too_long,
         rounds=recipe.training.rounds,
         cohort=len(cohort),
-        steps=simulation.steps(number),
+        steps=simulation.steps(cohort[0]),
         bytes_down=down,
         bytes_up=up,
         peak_memory=peak_memory(),
         step_seconds=step_seconds,
-        evaluations=2 + between,
+        evaluations=2 + ((recipe.training.rounds - 1) // every if every else 0),
         evaluation_seconds=evaluation_seconds,
     )
 
@@ -137,8 +135,7 @@ def _evaluation_seconds(simulation: Simulation) -> float:
     setup.load(simulation.strategy.server.init())
     begin = time.perf_counter()
     setup.score(batch, "held-out examples", False, simulation.metrics)
-    seconds = time.perf_counter() - begin
-    return seconds * _held_out_examples(shares) / len(batch)
+    return (time.perf_counter() - begin) * _held_out_examples(shares) / len(batch)
 
 
 def _held_out_examples(shares: ClientShares) -> int:

@@ -147,13 +147,7 @@ def _words(column: str) -> set[str]:
 
 
 def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int | None = None) -> str:
-    """The text of a recipe, with comments.
-
-    Args:
-        task: one of TASKS.
-        algorithm: a name of ALGORITHMS.
-        clients: number of them; None: by the number of rows.
-    """
+    """The text of a recipe, with comments; see `first_recipe`."""
     named = data.owners[1] if data.owners and "client" in data.columns and clients is None else 0
     count = data.files or clients or named or max(2, min(MAX_CLIENTS, data.rows // ROWS_A_CLIENT))
     usual, long, longest = data.tokens
@@ -167,32 +161,26 @@ def draft(data: DataSummary, model: str, task: str, algorithm: str, clients: int
         "dirichlet": "clients have uneven shares of the categories, see alpha",
         "even": "clients have equal shares",
     }
+    kinds = f" in {len(data.categories)} categories" if data.categories else ""
     lines = [
-        f"# A first recipe for {data.source}: {data.rows:,} rows"
-        + (f" in {len(data.categories)} categories" if data.categories else "")
-        + ". Every key: fedkseed init --keys",
+        f"# A first recipe for {data.source}: {data.rows:,} rows{kinds}. Every key: fedkseed init --keys",
         "seed = 1",
-        "",
-        "[model]",
+        "\n[model]",
         f"name = {_toml(model)}",
-        "",
-        "[data]",
+        "\n[data]",
         f"source = {_toml(data.source)}",
         *([f"columns = {_toml(data.columns)}"] if data.columns else []),
         f"max_tokens = {limit} # examples have {usual} tokens as the median, {long} at 95 %, {longest} at most",
         f"held_out = {HELD_OUT} # share of the rows that no client trains on; or the name of a category",
-        "",
-        "[clients]",
+        "\n[clients]",
         f"split = {_toml(split)} # {splits[split]}",
         *([] if split in ("files", "column") else [f"count = {count}"]),
         *([] if named else _owners_as_clients(data)),
         f"cohort = {min(4, count)} # clients of a round",
         *(["alpha = 0.5 # smaller is more uneven"] if split == "dirichlet" else []),
         "min_examples = 1",
-        "",
         *_training(algorithm),
-        "",
-        "[evaluation]",
+        "\n[evaluation]",
         f"examples = {_toml('all') if held_out < 64 else 64} # of the held-out rows",
         "every = 5 # rounds",
         "# patience = 2 # end after 2 evaluations without a better one, with the best round's model: half of the rows",
@@ -212,22 +200,20 @@ def _training(algorithm: str) -> list[str]:
     """The lines of [training], and of [derivatives] where the algorithm's learning rate is there."""
     row = algorithm_of(algorithm)
     zeroth_order = row.local in (ONE, TWO)
-    if zeroth_order or row.local == OUTPUT:
-        why = "clients run the model forward only"
-    else:
-        why = "with a pass back through the model; fedkseed-plus needs none"
+    backward = "with a pass back through the model; fedkseed-plus needs none"
+    why = "clients run the model forward only" if zeroth_order or row.local == OUTPUT else backward
+    steps, papers = (200, "; the paper's number") if zeroth_order else (4, "")
     searched = "`fedkseed tune RECIPE` finds a better one in minutes"
     of_derivatives, rate = algorithm in RATES, f"lr = {RATES.get(algorithm, row.lr):g}".replace("e-0", "e-")
     return [
-        "[training]",
+        "\n[training]",
         f"algorithm = {_toml(algorithm)} # {why}; docs/algorithms.md compares them",
         "rounds = 10",
-        f"steps = {200 if zeroth_order else 4} # of a client in a round"
-        + ("; the paper's number" if zeroth_order else ""),
+        f"steps = {steps} # of a client in a round{papers}",
         "batch_size = 4",
         *([] if of_derivatives else [f"{rate} # the paper's; {searched}"]),
         'schedule = "linear"',
-        *(["", "[derivatives]", f"{rate} # {searched}"] if of_derivatives else []),
+        *(["\n[derivatives]", f"{rate} # {searched}"] if of_derivatives else []),
     ]
 
 

@@ -5,7 +5,6 @@ random ones do. The loss is far steeper along some of them than along others, an
 of all; so each is made shorter the steeper it is on the same text.
 """
 
-import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from ..data.batches import Encoded, collate
 from ..data.natural_instructions import subsample
-from ..data.sources import Example, read
+from ..data.sources import read
 from ..data.wording import Wording, encode_all, packed
 from ..directions.factors import Basis, Factor, Matrix
 from ..directions.pool import Pool
@@ -128,7 +127,8 @@ def basis_of(
         FedKSeedError: the data or the model can't be read, or see `make_basis` and `rescaled`.
     """
     options, tokenizer = recipe.model, tokenizer_of(recipe, progress)
-    rows = tasks(data, recipe.seed) if ".tar" in Path(data).name else read(data)
+    is_archive = ".tar" in Path(data).name
+    rows = [first for first, *_ in subsample(data, recipe.seed).clients.values()] if is_archive else read(data)
     order = generator(recipe.seed, Purpose.BASIS).permutation(len(rows))[: OVERDRAWN * examples]
     drawn = encode_all([rows[k] for k in order], tokenizer, Wording(recipe.data.template, recipe.data.separator))
     limit, texts = recipe.data.max_tokens, [encoded for encoded in drawn if encoded.example.plain]
@@ -164,11 +164,6 @@ def basis_of(
         slopes.append(slope if isfinite(loss) else np.full_like(slope, np.nan))
         progress.advance(1)
     return rescaled(basis, np.stack(slopes))
-
-
-def tasks(archive: str, seed: int) -> list[Example]:
-    """The first example of each training task of Super-NaturalInstructions that has enough."""
-    return [examples[0] for examples in subsample(archive, seed).clients.values()]
 
 
 def gradients(
@@ -219,26 +214,20 @@ def shared_out(values: dict[str, NDArray[np.float64]], size: int, rank: int | No
     """The rank of each tensor; tensors without one are left out.
 
     Args:
-        values: singular values of each tensor, in descending order.
+        values: singular values of each tensor, in descending order, MAX_RANK at most.
+        size: coefficients of all tensors together, at most.
     """
-    ranks = dict.fromkeys(sorted(values), 0)
-    unspent = size  # coefficients
-
-    def gain(name: str) -> float:
-        r = ranks[name]
-        return float(values[name][r]) ** 2 / (2 * r + 1) if rank is None else -r * 1e6 - list(ranks).index(name)
-
-    queue = [(-gain(name), name) for name in ranks]
-    heapq.heapify(queue)
-    while queue:
-        _, name = heapq.heappop(queue)
-        price = 2 * ranks[name] + 1
-        if price > unspent:
-            continue  # a smaller one may still fit
-        ranks[name], unspent = ranks[name] + 1, unspent - price
-        if ranks[name] < min(len(values[name]), rank or MAX_RANK):
-            heapq.heappush(queue, (-gain(name), name))
-    return {name: r for name, r in ranks.items() if r}
+    # The gain of a tensor's next rank falls with each rank, and its price grows: in sorted order no rank is skipped.
+    queue = sorted(
+        (r if rank else -(float(value) ** 2) / (2 * r + 1), name, r)
+        for name, of_tensor in values.items()
+        for r, value in enumerate(of_tensor[:rank])
+    )
+    ranks = dict[str, int]()
+    for _, name, r in queue:
+        if 2 * r + 1 <= size:  # else a smaller one may still fit
+            ranks[name], size = r + 1, size - (2 * r + 1)
+    return ranks
 
 
 def quantised(columns: NDArray[np.float64]) -> tuple[NDArray[np.int8], NDArray[np.float32]]:

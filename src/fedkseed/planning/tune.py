@@ -90,10 +90,8 @@ class Tuning:
     @property
     def table(self) -> str | None:
         """The table of the recipe that has the norm of a client's change; None if none has."""
-        if self.recipe.secure is not None:
-            return "secure"
-        privacy = self.recipe.privacy
-        return "privacy" if privacy is not None and privacy.unit == "client" else None
+        privacy = "privacy" if self.recipe.privacy is not None and self.recipe.privacy.unit == "client" else None
+        return privacy if self.recipe.secure is None else "secure"
 
     @property
     def best(self) -> Trial:
@@ -133,10 +131,8 @@ class Tuning:
 
     @property
     def recipe_lr(self) -> float:
-        """The recipe's learning rate."""
-        if derives(self.recipe):
-            return self.recipe.derivatives.lr
-        return self.recipe.training.lr or algorithm_of(self.recipe.training.algorithm).lr
+        training, derivatives = self.recipe.training, self.recipe.derivatives
+        return derivatives.lr if derives(self.recipe) else training.lr or algorithm_of(training.algorithm).lr
 
 
 def tune(
@@ -167,9 +163,8 @@ def tune(
         if not algorithm_of(training.algorithm).differentiates:
             scalars = tuning.scalars = measure(simulation, begin + 30 * minutes, clock)
             size = scalars.best.scalar if training.wire == "sign" else 1.0
-            tuning.client_limit, tuning.cohort_limit = limits(
-                scalars.curvature, training.probes, simulation, cohort, size
-            )
+            alone, together = limits(scalars.curvature, training.probes, simulation, cohort, size)
+            tuning.client_limit, tuning.cohort_limit = alone, together
         try_rates(simulation, tuning, begin + 60 * minutes, clock)
     return tuning
 
@@ -195,9 +190,9 @@ def limits(
 
 def try_rates(simulation: Simulation, tuning: Tuning, until: float, clock: Clock = time.monotonic) -> None:
     """Add trials to the results until `rates` ends or the time is over; the model is w₀ afterwards."""
-    training, bench, longest = simulation.recipe.training, Bench(simulation), 0.0
-    recipe = simulation.recipe
-    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=tuning.eps or training.eps)
+    recipe, bench, longest = simulation.recipe, Bench(simulation), 0.0
+    eps = tuning.eps or recipe.training.eps
+    strategy = _with_settings(recipe, simulation.strategy, steps=tuning.steps, eps=eps)
     tuning.before = bench.losses(strategy.server.init(), "training examples, base model")
     for lr in rates(tuning, tuning.recipe_lr):
         begin = clock()
@@ -251,23 +246,17 @@ class Bench:
             losses = self.losses(state, f"training examples, lr {lr:g}")
         except FedKSeedError as error:  # a round raises it where numbers are out of range
             return Trial(lr, [], str(error))
-        finally:
-            self._reset_remembered_model()
+        finally:  # the model that clients of replaying algorithms remember: each trial begins before the first round
+            if self._base is not None:
+                self.simulation.setup.weights.rewind(self._base)
         return Trial(lr, losses) if all(map(math.isfinite, losses)) else Trial(lr, [], "the loss is not finite")
 
     def losses(self, state: Any, what: str) -> list[float]:
         simulation, size = self.simulation, self.simulation.recipe.evaluation.batch_size
         simulation.setup.load(state)
         simulation.progress.begin(what, len(self.examples))
-        advance = simulation.progress.advance
-        return evaluate(
-            simulation.setup.model, simulation.setup.tokenizer, self.examples, batch_size=size, on_progress=advance
-        ).losses
-
-    def _reset_remembered_model(self) -> None:
-        """Reset the model that clients of replaying algorithms remember: each trial begins before the first round."""
-        if self._base is not None:
-            self.simulation.setup.weights.rewind(self._base)
+        setup, advance = simulation.setup, simulation.progress.advance
+        return evaluate(setup.model, setup.tokenizer, self.examples, batch_size=size, on_progress=advance).losses
 
 
 def derives(recipe: Recipe) -> bool:

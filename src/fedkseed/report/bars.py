@@ -1,14 +1,14 @@
 """Progress bars of a run on the terminal, with a line for each round and each note."""
 
 import time
-from collections.abc import Collection
 from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
+from ..run.progress import Silent
 from ..run.round_metrics import line
 from ..run.time_left import RoundPace
 from .terminal import QUIET, VERBOSE, console, shown_level
@@ -31,26 +31,18 @@ class TimeLeft(ProgressColumn):
         return Text(str(remaining), style="progress.remaining")
 
 
-class Bars:
+class Bars(Silent):
     """Progress on the terminal: one bar for the rounds, if there are any, and one for the present activity."""
 
     def __init__(self, rounds: int) -> None:
         self.level = shown_level.get()
-        columns = (
-            TextColumn("{task.description:34}", markup=False),
-            BarColumn(24),
-            MofNCompleteColumn(),
-            TimeLeft(),
-        )
-        self.bars = Progress(
-            *columns, TextColumn("{task.fields[extra]}", markup=False), console=console, transient=True,
-            disable=self.level == QUIET,
-        )  # fmt: skip
+        what, extra = (TextColumn(text, markup=False) for text in ("{task.description:34}", "{task.fields[extra]}"))
+        columns = what, BarColumn(24), MofNCompleteColumn(), TimeLeft(), extra
+        self.bars = Progress(*columns, console=console, transient=True, disable=self.level == QUIET)
         self.rounds = self.bars.add_task("rounds", total=rounds, extra="", ends=None, visible=rounds > 0)
         self.now = self.bars.add_task("", total=1, extra="", ends=None, visible=False)
         self.pace, self.began = RoundPace(), 0.0  # the second: when the present activity began
-        self.total = rounds
-        self.bytes = 0
+        self.total, self.bytes = rounds, 0
 
     def __enter__(self) -> "Bars":
         self.bars.start()
@@ -71,10 +63,9 @@ class Bars:
 
     def advance(self, count: int = 1, loss: float | None = None) -> None:
         self.bars.update(self.now, advance=count)
-        done, now = self._of(self.now).completed, time.time()
-        if done:
-            steps = (self._of(self.now).total or done) - done
-            self.bars.update(self.now, ends=now + (now - self.began) / done * steps)
+        task, now = self.bars.tasks[self.now], time.time()
+        if done := task.completed:
+            self.bars.update(self.now, ends=now + (now - self.began) / done * ((task.total or done) - done))
         if loss is not None:
             self.bars.update(self.now, extra=f"loss {loss:.3f}")
 
@@ -82,23 +73,16 @@ class Bars:
         self.bytes += report.bytes_total
         self.bars.update(self.rounds, completed=report.round, extra=f"{self.bytes / 1000:.1f} kB so far")
         self.count_round(report.seconds)
-        text = f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"
         if self.level != QUIET:
-            self._say(Text(text))
-
-    def clients(self, numbers: Collection[int], standing: str) -> None:
-        """Show nothing: the bar of the present activity says enough, and `fedkseed watch` says more."""
+            self._say(Text(f"round {report.round + 1:3} of {self.total}   {line(asdict(report))}"))
 
     def count_round(self, seconds: float) -> None:
         """Advance the bar of the rounds by one, which took some seconds."""
         self.pace.round_done(seconds)
         self.bars.update(self.rounds, advance=1)
-        task = self._of(self.rounds)
+        task = self.bars.tasks[self.rounds]
         self.bars.update(self.rounds, ends=self.pace.end(int((task.total or 0) - task.completed)))
 
     def _say(self, text: Text) -> None:
         """Print a line above the bars: on a terminal as wide as that, in a log in one piece."""
         self.bars.console.print(text, highlight=False, soft_wrap=not console.is_terminal)
-
-    def _of(self, number: TaskID) -> Task:
-        return self.bars.tasks[self.bars.task_ids.index(number)]

@@ -2,31 +2,14 @@
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Column, Table
 from rich.text import Text
 
-from ..evaluation.statistics import (
-    BALANCED,
-    NOT_EVALUATED,
-    Answer,
-    Choice,
-    Confusion,
-    Estimate,
-    Evaluation,
-    Gain,
-    McNemar,
-    counted,
-    estimate,
-    gain_of_all,
-    gains_table,
-    most_frequent,
-    named,
-    paired_change,
-    title_of,
-)
+from ..evaluation import statistics as stats
+from ..recipe.schema import HELD_OUT
 from .terminal import console, print_json, say
 
 if TYPE_CHECKING:
@@ -41,39 +24,37 @@ class SetScores:
     """The scores of two models on one held-out set."""
 
     set: str  # its name; empty: the set that is always there
-    before: Evaluation  # NOT_EVALUATED where the first model has none on this set
-    after: Evaluation
+    before: stats.Evaluation  # NOT_EVALUATED where the first model has none on this set
+    after: stats.Evaluation
 
     def name(self, metric: str) -> str:
         """A metric's name or title, with that of the set."""
-        return named(self.set, metric)
+        return stats.named(self.set, metric)
 
     @property
-    def changes(self) -> dict[str, Estimate]:
+    def changes(self) -> dict[str, stats.Estimate]:
         """The paired changes of those metrics that both models have on the same examples."""
         return {
-            metric: paired_change(values, self.after.measures[metric])
+            metric: stats.paired_change(values, self.after.measures[metric])
             for metric, values in self.before.measures.items()
             if len(self.after.measures.get(metric, ())) == len(values)
         }
 
     @property
-    def test(self) -> McNemar | None:
+    def test(self) -> stats.McNemar | None:
         """McNemar's test of the two models' choices; None where one of them made none."""
         if not (self.before.choices and self.after.choices):
             return None
-        return McNemar.of(self.before.scores["choice"], self.after.scores["choice"])
+        return stats.McNemar.of(self.before.scores["choice"], self.after.scores["choice"])
 
 
-def set_by_set(before: Evaluation, after: Evaluation) -> list[SetScores]:
+def set_by_set(before: stats.Evaluation, after: stats.Evaluation) -> list[SetScores]:
     """The scores of two models, held-out set by held-out set."""
-    return [SetScores(name, before.every.get(name, NOT_EVALUATED), scores) for name, scores in after.every.items()]
+    return [SetScores(name, before.every.get(name, stats.NOT_EVALUATED), now) for name, now in after.every.items()]
 
 
-def sets_table(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+def sets_table(before: stats.Evaluation, after: stats.Evaluation) -> dict[str, Any]:
     """The means and paired changes of each held-out set, for JSON."""
-    from ..recipe.schema import HELD_OUT  # not at the top, see `counted`
-
     if not after.losses:
         return {}
     return {
@@ -81,65 +62,66 @@ def sets_table(before: Evaluation, after: Evaluation) -> dict[str, Any]:
             "examples": len(scores.after.losses),
             "before": replace(scores.before, sets={}).means,
             "after": replace(scores.after, sets={}).means,
-            "change": {metric: asdict(change) for metric, change in scores.changes.items()},
+            "change": scores.changes,
         }
         for scores in set_by_set(before, after)
-    }
-
-
-def result_table(result: "Result") -> dict[str, Any]:
-    """The results of a run, for JSON."""
-    fields = ("peak_memory", "step_seconds", "sync_seconds", "weights", "lora", "digest")
-    return {
-        "sets": sets_table(result.before, result.after),
-        "clients": gains_table(result.gains),
-        "rounds": len(result.reports),
-        "bytes_down": max((report["bytes_down"] for report in result.reports), default=0),
-        "bytes_up": max((report["bytes_up"] for report in result.reports), default=0),
-        "bytes_total": sum(report["bytes_total"] for report in result.reports),
-        **{field: getattr(result, field) for field in fields},
-        "output": None if result.output is None else str(result.output),
-        **{field: getattr(result, field) for field in ("best", "stopped", "diverged")},
     }
 
 
 def show_result(result: "Result", as_json: bool) -> None:
     """Print the result of a run as tables, or as one JSON document."""
     if as_json:
-        print_json(result_table(result))
+        print_json(_result_table(result))
         return
     weights = "tuned without a model" if result.weights is None else f"{result.weights:,} weights tuned"
     if result.before.losses:
         _print_measures(result, weights)
         for name, evaluation in result.after.every.items():
             print_confusion(evaluation.choices, name)
-        print_gains(result.gains)
-        _print_answers(result.before.answers, result.after.answers)
-        print_tuned_round(result.best, result.stopped)
     else:
         say(f"{weights}; nothing was evaluated here")
-        print_gains(result.gains)
+    print_gains(result.gains)
+    if result.before.answers and result.after.answers:
+        table = Table("request", "right answer", "before", "after", show_lines=True)
+        for before, after in zip(result.before.answers, result.after.answers, strict=True):
+            table.add_row(*(Text(_cut(text.strip(), ANSWER_LENGTH) or "(nothing)") for text in (*before, after[2])))
+        console.print(table)
+    print_tuned_round(result.best, result.stopped)
     _print_costs(result)
     if result.output is not None:
         say(f"the tuned model is {result.output}")
 
 
+def _result_table(result: "Result") -> dict[str, Any]:
+    """The results of a run, for JSON."""
+    fields = "peak_memory step_seconds sync_seconds weights lora digest output best stopped diverged"
+    return {
+        "sets": sets_table(result.before, result.after),
+        "clients": stats.gains_table(result.gains),
+        "rounds": len(result.reports),
+        "bytes_down": max((report["bytes_down"] for report in result.reports), default=0),
+        "bytes_up": max((report["bytes_up"] for report in result.reports), default=0),
+        "bytes_total": sum(report["bytes_total"] for report in result.reports),
+        **{field: getattr(result, field) for field in fields.split()},
+    }
+
+
 def _print_measures(result: "Result", title: str) -> None:
     table = Table("measure", "before", "after", "change", title=title)
     for scores in set_by_set(result.before, result.after):
-        before, after = scores.before, scores.after
+        both = scores.before, scores.after
         for metric, change in scores.changes.items():
-            values = before.measures[metric]
             unit = " (nats a token)" if metric == "loss" else ""
-            name = scores.name(f"{title_of(metric)}, {counted(metric, len(values))}{unit}")
-            table.add_row(name, f"{estimate(values)}", f"{estimate(after.measures[metric])}", change.text("+"))
-        if before.empty:
-            rates = [f"{sum(each.empty) / len(each.empty):.0%}" for each in (before, after)]
+            count = stats.counted(metric, len(scores.before.measures[metric]))
+            means = (str(stats.estimate(each.measures[metric])) for each in both)
+            table.add_row(scores.name(f"{stats.title_of(metric)}, {count}{unit}"), *means, change.text("+"))
+        if scores.before.empty:
+            rates = (f"{sum(each.empty) / len(each.empty):.0%}" for each in both)
             table.add_row(scores.name("empty outputs"), *rates, "")
         if scores.test is not None:
-            means = [each.means[BALANCED] for each in (before, after)]
-            shares = [Text(_most_frequent(each.choices)) for each in (before, after)]
-            table.add_row(scores.name(BALANCED), *(f"{mean:.4f}" for mean in means), f"{means[1] - means[0]:+.4f}")
+            before, after = (each.means[stats.BALANCED] for each in both)
+            table.add_row(scores.name(stats.BALANCED), f"{before:.4f}", f"{after:.4f}", f"{after - before:+.4f}")
+            shares = (Text(_most_frequent(each.choices)) for each in both)
             table.add_row(scores.name("most frequent choice"), *shares, "")
             table.add_row(scores.name("McNemar's exact test"), "", "", _in_words(scores.test))
     console.print(table)
@@ -166,25 +148,26 @@ def _print_costs(result: "Result") -> None:
     console.print(table)
 
 
-def print_scores(evaluation: Evaluation, base: Evaluation) -> None:
+def print_scores(evaluation: stats.Evaluation, base: stats.Evaluation) -> None:
     """Print the scores of a model on all sets, and their changes from those of the base model that are known."""
     for scores in set_by_set(base, evaluation):
         changes = scores.changes
         for metric, values in scores.after.measures.items():
-            console.print(f"{scores.name(title_of(metric))} {estimate(values)} ({counted(metric, len(values))})")
+            count = stats.counted(metric, len(values))
+            console.print(f"{scores.name(stats.title_of(metric))} {stats.estimate(values)} ({count})")
             if metric in changes:
                 console.print(f"change from the base model: {changes[metric].text('+')}")
         if blank := scores.after.empty:
             console.print(f"{scores.name('empty outputs')} {sum(blank)} of {len(blank)}")
         if choices := scores.after.choices:
-            balanced = f"{scores.name(BALANCED)} {scores.after.means[BALANCED]:.4f}"
+            balanced = f"{scores.name(stats.BALANCED)} {scores.after.means[stats.BALANCED]:.4f}"
             console.print(f"{balanced}, most frequent choice {_most_frequent(choices)}")
             if scores.test is not None:
                 console.print(f"McNemar's exact test against the base model: {_in_words(scores.test)}")
             print_confusion(choices, scores.set)
 
 
-def print_gains(gains: Sequence[Gain]) -> None:
+def print_gains(gains: Sequence[stats.Gain]) -> None:
     """Print a table with a row a client: the loss of the base model and of the tuned one on the client's own rows."""
     if not gains:
         return
@@ -192,7 +175,7 @@ def print_gains(gains: Sequence[Gain]) -> None:
     scored = bool(gains[0].before)
     table = Table(title="each client's own held-out rows, which it did not train on")
     losses = ("loss before", "after") if scored else ()
-    for name in ("client", "rows", *losses, "change", "", *map(title_of, metrics)):
+    for name in ("client", "rows", *losses, "change", "", *map(stats.title_of, metrics)):
         table.add_column(name, justify="left" if name in ("client", "") else "right")
     rows: list[tuple[Text | str, ...]] = [
         (
@@ -214,19 +197,8 @@ def print_gains(gains: Sequence[Gain]) -> None:
     counts = ", ".join(f"{verdicts[word]:,} {word}" for word in ("gained", "lost", "unclear") if verdicts[word])
     say(
         f"{counts} of {len(gains):,} clients (unclear: within two standard errors); over all rows the loss changed by "
-        f"{gain_of_all(gains):+.4f}"
+        f"{stats.gain_of_all(gains):+.4f}"
     )
-
-
-def _print_answers(before: Sequence[Answer], after: Sequence[Answer]) -> None:
-    """Print answers of the base model and of the tuned one to the same requests."""
-    if not before or not after:
-        return
-    table = Table("request", "right answer", "before", "after", show_lines=True)
-    for (request, right, answer_before), (_, _, answer_after) in zip(before, after, strict=True):
-        texts = (request, right, answer_before, answer_after)
-        table.add_row(*(Text(_cut(text.strip(), ANSWER_LENGTH) or "(nothing)") for text in texts))
-    console.print(table)
 
 
 def print_tuned_round(best: int | None, stopped: str | None) -> None:
@@ -238,12 +210,12 @@ def print_tuned_round(best: int | None, stopped: str | None) -> None:
         say(f"the tuned model is that after {best} rounds" if best else base)
 
 
-def print_confusion(choices: Sequence[Choice], set_: str = "") -> None:
+def print_confusion(choices: Sequence[stats.Choice], set_: str = "") -> None:
     """Print how often each true response got each choice on a set, if there are few enough different ones."""
-    confusion = Confusion.of(choices)
+    confusion = stats.Confusion.of(choices)
     if confusion is None:
         return
-    table = Table("true response", title=Text(named(set_, "choices of the model (columns)")))
+    table = Table("true response", title=Text(stats.named(set_, "choices of the model (columns)")))
     for label in confusion.labels:
         table.add_column(Text(_label(label)), justify="right")
     for label, counts in zip(confusion.labels, confusion.counts, strict=True):
@@ -251,13 +223,13 @@ def print_confusion(choices: Sequence[Choice], set_: str = "") -> None:
     console.print(table)
 
 
-def _in_words(test: McNemar) -> str:
+def _in_words(test: stats.McNemar) -> str:
     return f"{test.gained} gained, {test.lost} lost, p = {test.p:.2g}"
 
 
-def _most_frequent(choices: Sequence[Choice]) -> str:
+def _most_frequent(choices: Sequence[stats.Choice]) -> str:
     """The most frequent choice with its share."""
-    label, share = most_frequent(choices)
+    label, share = stats.most_frequent(choices)
     return f"{_label(label)}: {share:.0%}"
 
 

@@ -18,19 +18,14 @@ from .terminal import console, say, short
 
 def print_costs(rows: Sequence[AlgorithmCosts], steps: int) -> None:
     """Print a table of costs with one row an algorithm."""
-    table = Table(
-        title=f"A client and round, {steps} local steps; back: after {ROUNDS_AWAY} rounds away", box=SIMPLE_HEAD
-    )
-    table.add_column("algorithm")
+    title = f"A client and round, {steps} local steps; back: after {ROUNDS_AWAY} rounds away"
+    table = Table("algorithm", title=title, box=SIMPLE_HEAD)
     for name in ("tuned", "down", "down, back", "up", "memory", "sync", "sync, back", "a step"):
         table.add_column(name, justify="right")
     for costs in rows:
-        memory, seconds = costs.peak_memory, (costs.sync_seconds, costs.back_seconds, costs.step_seconds)
-        table.add_row(
-            costs.algorithm,
-            *(short(n) for n in (costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, memory)),
-            *(f"{value:.2g} s" for value in seconds),
-        )
+        sizes = costs.trainable, costs.bytes_down, costs.bytes_back, costs.bytes_up, costs.peak_memory
+        seconds = costs.sync_seconds, costs.back_seconds, costs.step_seconds
+        table.add_row(costs.algorithm, *map(short, sizes), *(f"{time:.2g} s" for time in seconds))
     console.print(table)
 
 
@@ -100,19 +95,13 @@ def tuning_table(tuning: Tuning) -> dict[str, Any]:
     trials = [
         {"lr": trial.lr, "failure": trial.failure, **asdict(trial.change(tuning.before))} for trial in tuning.trials
     ]
-    scalars = [] if tuning.scalars is None else [asdict(rung) for rung in tuning.scalars.rungs]
     return {
         "table": "derivatives" if derives(tuning.recipe) else "training",
-        "eps": tuning.eps,
-        "lr": tuning.lr,
-        "clip": tuning.clip,
-        "norm": tuning.norm,
-        "steps": tuning.steps,
+        **{name: getattr(tuning, name) for name in ("eps", "lr", "clip", "norm", "steps", "spent")},
         "clients": tuning.cohort,
         "examples": len(tuning.before),
         "trials": trials,
-        "scalars": scalars,
-        "spent": tuning.spent,
+        "scalars": tuning.scalars.rungs if tuning.scalars else [],
     }
 
 
@@ -130,11 +119,8 @@ def _print_scalars(tuning: Tuning, scalars: Scalars) -> None:
         f"tr H = {scalars.curvature.mean:.3g} ± {scalars.curvature.error:.1g}"
     )
     if tuning.cohort_limit is not None:
-        n = len(tuning.cohort)
-        say(
-            f"steps can't lower the loss above lr = {tuning.client_limit:.1e}, averaged over {n} clients "
-            f"{tuning.cohort_limit:.1e}"
-        )
+        limits = f"{tuning.client_limit:.1e}, averaged over {len(tuning.cohort)} clients {tuning.cohort_limit:.1e}"
+        say(f"steps can't lower the loss above lr = {limits}")
     if scalars.eps is None:
         better = "use float32" if recipe.model.dtype != "float32" else "use larger batches"
         say(f"rounding and curvature spoil half of a scalar or more at every eps: {better}")

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from contextvars import ContextVar
+from dataclasses import asdict, is_dataclass
 from io import StringIO
 from typing import Any
 
@@ -54,7 +55,7 @@ def print_json(document: Any) -> None:
 
 
 def finite(value: Any) -> Any:
-    """A value for JSON, with None in place of NaN and infinities, which JSON lacks."""
+    """A value for JSON, with None in place of NaN and infinities, which JSON lacks, and records as tables."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -62,7 +63,7 @@ def finite(value: Any) -> Any:
             return {str(key): finite(member) for key, member in value.items()}
         case list() | tuple():
             return [finite(member) for member in value]
-    return value
+    return finite(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
 
 
 def short(number: float) -> str:

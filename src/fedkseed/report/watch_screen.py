@@ -86,25 +86,19 @@ class Screen(App[None]):
         groups = moment.clients.items() if moment else ()
         self._say("clients", "   ".join(f"{kind}: {_named(numbers)}" for kind, numbers in groups))
         self._say("notes", "\n".join(view.notes[-8:]))
-        if view.version != self._drawn:
-            self._drawn = view.version
-            self._draw_curves(view)
-            self._draw_table(view)
-
-    def _draw_curves(self, view: RunView) -> None:
+        if view.version == self._drawn:
+            return
+        self._drawn = view.version
         held_out = [means["loss"] for means in view.means.values() if "loss" in means]
         local = [report["loss"] for report in view.reports if report["loss"] is not None]
         for name, values in (("held-out", held_out), ("local", local)):
             ends = f"{values[0]:.4f} to {values[-1]:.4f}" if values else "none yet"
             self._say(f"{name}-loss", f"{name} loss: {ends}")
             self.query_one(f"#{name}-curve", Sparkline).data = [value for value in values if value == value]
-
-    def _draw_table(self, view: RunView) -> None:
-        """The latest round comes first, the base model last."""
         table, columns = self.query_one(DataTable), [*score_columns(view), *metric_columns(view)]
         table.clear(columns=True)
         table.add_columns(*(Text(title, justify="right") for title in ("round", *(title for title, _ in columns))))
-        for done in numbers(view)[: -ROUNDS_SHOWN - 1 : -1]:
+        for done in numbers(view)[: -ROUNDS_SHOWN - 1 : -1]:  # the latest round comes first, the base model last
             cells = (str(done) if done else "base", *(cells.get(done, "") for _, cells in columns))
             table.add_row(*(Text(cell, justify="right") for cell in cells))
 

@@ -5,6 +5,7 @@ Nothing here writes into the directory or takes the run's lock, and the store is
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -74,7 +75,10 @@ class Watched:
         """The run's present state. A store that can't be read now, as amid a rollback, is read at the next look."""
         directory, trouble = self.directory, ""
         if (directory / "recipe.toml").is_file():
-            version = _version(directory / "run.sqlite")  # before reading: a commit between makes the next look read
+            version = "new"
+            with suppress(FileNotFoundError):
+                status = (directory / "run.sqlite").stat()  # before reading: a commit between makes the next look read
+                version = f"{status.st_mtime_ns} {status.st_size}"
             if version != self._last_read.version:
                 try:
                     self._last_read = RunView.of(Store(directory, looks=True), version)
@@ -82,7 +86,21 @@ class Watched:
                     trouble = f" (it can't be read at this moment: {error})"
         else:
             self._last_read = RunView(self._last_read.name)
-        return _with_state(self._last_read, directory, trouble)
+        view, moment = self._last_read, moment_of(directory)
+        if not view.planned:
+            return replace(view, text=f"{directory} holds no run yet{trouble}")
+        if locked(directory / "lock"):
+            left = remaining(view, moment, time.time())
+            return replace(view, state="running", text=f"running{trouble}", moment=moment, left=left)
+        if moment is None and (view.stopped or view.done == view.planned):
+            text = f"ended early: {view.stopped}" if view.stopped else "ended"
+            return replace(view, state="ended", text=text + trouble)
+        if view.version == "new" or (not view.reports and moment is None):
+            return replace(view, text=f"not begun{trouble}")
+        why = f": {moment.error}" if moment and moment.error else ""
+        served = any((directory / transport / "server.lock").exists() for transport in ("flower", "https"))
+        how = "the same command of the server goes on" if served else f"it goes on with: fedkseed resume {directory}"
+        return replace(view, state="stopped", text=f"stopped{why}; {how}{trouble}", moment=moment)
 
 
 def remaining(view: RunView, moment: Activity | None, now: float) -> float | None:
@@ -109,30 +127,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
-
-
-def _version(database: Path) -> str:
-    try:
-        status = database.stat()
-    except FileNotFoundError:
-        return "new"
-    return f"{status.st_mtime_ns} {status.st_size}"
-
-
-def _with_state(view: RunView, directory: Path, trouble: str) -> RunView:
-    """The view with its state in words, what the process that works on the run does, and the time that is left."""
-    if not view.planned:
-        return replace(view, text=f"{directory} holds no run yet{trouble}")
-    moment = moment_of(directory)
-    if locked(directory / "lock"):
-        left = remaining(view, moment, time.time())
-        return replace(view, state="running", text=f"running{trouble}", moment=moment, left=left)
-    if moment is None and (view.stopped or view.done == view.planned):
-        text = f"ended early: {view.stopped}" if view.stopped else "ended"
-        return replace(view, state="ended", text=text + trouble)
-    if view.version == "new" or (not view.reports and moment is None):
-        return replace(view, text=f"not begun{trouble}")
-    why = f": {moment.error}" if moment and moment.error else ""
-    served = any((directory / transport / "server.lock").exists() for transport in ("flower", "https"))
-    how = "the same command of the server goes on" if served else f"it goes on with: fedkseed resume {directory}"
-    return replace(view, state="stopped", text=f"stopped{why}; {how}{trouble}", moment=moment)

@@ -1,4 +1,4 @@
-// The page: one section a question. Its data is `account` of report.py, one a run.
+// The page: one section a question. Its data is `account` of page.py, one a run.
 
 let page, runs, several;
 let FAR; // Do some runs send so much more than others that one scale can't show both?
@@ -29,7 +29,7 @@ const most = (values) => extent(values)[1];
 const AXES = {
   rounds: { of: (e) => e.done, label: "rounds", show: (v) => `after ${plural(v, "round")}`, integers: true },
   bytes: { of: (e) => e.bytes, label: "sent by all clients together", show: bytes, units: BYTES },
-  seconds: { of: (e) => e.seconds_total ?? e.seconds, label: "of training", show: duration, units: SECONDS },
+  seconds: { of: (e) => e.seconds_total, label: "of training", show: duration, units: SECONDS },
   clock: { of: (e) => e.clock, label: "virtual time, in local steps", show: (v) => `at ${whole(v)}`, integers: true },
 };
 
