@@ -45,9 +45,8 @@ def test_eval_of_an_exported_folder_on_the_held_out_rows_gives_the_runs_numbers(
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     evaluations = {done: found["losses"] for done, found in Store(finished).evaluations().items()}
     mean = sum(evaluations[3]) / 8
-    assert fedkseed("export", finished, tmp_path / "hf").exit_code == 0
-    assert fedkseed("export", finished, tmp_path / "gguf", "--format", "gguf", "--kind", "f32").exit_code == 0
-    assert fedkseed("export", finished, tmp_path / "own", "--format", "fedkseed").exit_code == 0
+    for name, asked in (("hf", "hf"), ("gguf", "gguf --kind f32"), ("own", "fedkseed")):
+        assert fedkseed("export", finished, tmp_path / name, "--format", *asked.split()).exit_code == 0
     for tuned in (finished, tmp_path / "hf", tmp_path / "gguf", tmp_path / "own", finished / "adapter.safetensors"):
         printed = fedkseed("eval", tuned, "--data", tmp_path / "rows.jsonl", "--metrics", "accuracy").output
         assert f"held-out loss {mean:.4f} ±" in printed, printed
@@ -67,9 +66,8 @@ def test_eval_refuses_what_it_would_not_read(finished, data_file):
     assert "go with --data FILE" in refused("eval", finished, "--metrics", "accuracy")
     assert "leave it out, or --data" in refused("eval", finished, "--data", data_file, "--after", 1)
     assert "metrics are 'loss'" in refused("eval", finished, "--data", data_file, "--metrics", "bleu")
-    assert "the metric 'rouge' scores written answers" in refused(
-        "eval", finished, "--data", data_file, "--metrics", "rouge"
-    )
+    line = refused("eval", finished, "--data", data_file, "--metrics", "rouge")
+    assert "the metric 'rouge' scores written answers" in line
 
 
 def test_eval_by_the_harness_shows_tasks_and_the_change_from_the_base_model(finished, tmp_path):
@@ -87,19 +85,16 @@ def test_eval_by_the_harness_shows_tasks_and_the_change_from_the_base_model(fini
 
 
 def test_generate_shows_base_and_tuned(finished):
-    output = fedkseed(
-        "generate", finished / "adapter.safetensors", "How many legs has a cat?", "--max-new-tokens", 4
-    ).output
+    asked = ("How many legs has a cat?", "--max-new-tokens", 4)
+    output = fedkseed("generate", finished / "adapter.safetensors", *asked).output
     assert output.index("--- base ---") < output.index("--- tuned ---")
 
 
 def test_generate_and_export_of_a_run_that_was_rolled_back_say_how_to_end_it(copy, tmp_path):
     assert fedkseed("rollback", copy, "--to", 1).exit_code == 0
+    line = f"has no tuned model yet, or its recipe says save = false; go on with: fedkseed resume {copy}"
     for command in (("generate", copy, "hello"), ("export", copy, tmp_path / "out")):
-        assert (
-            f"has no tuned model yet, or its recipe says save = false; go on with: fedkseed resume {copy}"
-            in refused(*command)
-        )
+        assert line in refused(*command)
 
 
 def test_an_adapter_for_another_base_is_refused_with_both_digests(finished, tmp_path, model_folder):
@@ -154,9 +149,7 @@ def test_verify_says_which_signatures_it_could_not_check(copy):
     """The attack: a server that takes the keys away, so that nobody sees that uploads are not its clients'."""
     synthetic.change(Store(copy), "UPDATE uploads SET signature = x'01' WHERE done = 3")
     synthetic.mend(Store(copy))
-    result = fedkseed("verify", copy)
-    assert result.exit_code == 0, result.output
-    assert "2 signatures NOT checked" in result.output
+    assert "2 signatures NOT checked" in fedkseed("verify", copy).stdout
 
 
 def test_verify_does_not_ignore_what_a_client_has_seen_where_the_run_has_no_keys(copy, tmp_path):

@@ -19,9 +19,8 @@ def test_commands_that_print_tables_print_json_alone(finished, recipe_file, tmp_
     listed = documented("rounds", finished)
     assert [one["done"] for one in listed["rounds"]] == [0, 1, 2, 3]
     assert listed["rounds"][0]["evaluation"]["loss"] == pytest.approx(np.mean(losses[0]["losses"]))
-    assert documented("eval", finished)["sets"]["held-out"]["after"]["loss"] == pytest.approx(
-        np.mean(losses[3]["losses"])
-    )
+    after = documented("eval", finished)["sets"]["held-out"]["after"]
+    assert after["loss"] == pytest.approx(np.mean(losses[3]["losses"]))
     assert documented("resume", tmp_path / "run")["digest"] == run["digest"]
     assert documented("verify", finished)["rounds"] == 3
     shares = documented("preview", recipe_file)

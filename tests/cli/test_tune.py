@@ -20,6 +20,14 @@ from ..commands import documented, fedkseed, refused
 from ..conftest import recipe_text
 
 
+def refusal(folder: Path, model: object, data: object, **changes: str) -> str:
+    """The one line with which a run of a recipe is refused, which leaves nothing."""
+    (folder / "r.toml").write_text(recipe_text(model, data, **changes))
+    line = refused("run", folder / "r.toml", "--output", folder / "run")
+    assert not (folder / "run").exists()
+    return line
+
+
 def test_run_prints_what_was_gained_and_what_it_cost(finished):
     printed = (finished.parent / "printed.txt").read_text()
     for text in ("held-out loss, 8 examples", "Rouge-L, 2 answers", "empty outputs", "±", "round   3 of 3"):
@@ -30,13 +38,8 @@ def test_run_prints_what_was_gained_and_what_it_cost(finished):
 
 
 def test_run_leaves_recipe_metrics_and_adapter(finished):
-    assert {p.name for p in finished.iterdir()} == {
-        "recipe.toml",
-        "run.sqlite",
-        "metrics.jsonl",
-        "adapter.safetensors",
-        "lock",
-    }
+    files = {"recipe.toml", "run.sqlite", "metrics.jsonl", "adapter.safetensors", "lock"}
+    assert {p.name for p in finished.iterdir()} == files
     metrics = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert [m["round"] for m in metrics] == [0, 1, 2]
 
@@ -126,9 +129,8 @@ def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(
     assert fedkseed("resume", tmp_path / "run").exit_code == 3
     assert store.adapter.read_bytes() == kept
     assert "rounds follow from" in fedkseed("verify", tmp_path / "run").output
-    whole = fedkseed(
-        "run", recipe_file, *wild, "--set", "evaluation.stop_when_diverged=false", "--output", tmp_path / "all"
-    )
+    wild += ["--set", "evaluation.stop_when_diverged=false"]
+    whole = fedkseed("run", recipe_file, *wild, "--output", tmp_path / "all")
     assert whole.exit_code == 0
     assert "the run diverges: after" in whole.output
     assert Store(tmp_path / "all").rounds == 9
@@ -146,31 +148,21 @@ def test_a_run_that_diverges_is_ended_with_the_best_model_and_a_code_of_its_own(
         ({"source": 'source = "no.jsonl"'}, "no data file at no.jsonl"),
         ({"held_out": 'held_out = "poetry"'}, "'poetry'; it has capital, colour, number"),
         ({"examples": "examples = 500"}, "asks for 500 held-out examples, 12 are there"),
+        ({"[data]": 'tuned = ["*.attention.*"]\n[data]'}, "no parameter's name fits"),
     ],
 )
 def test_a_recipe_that_cannot_be_run_is_refused_and_leaves_nothing(tmp_path, model_folder, data_file, change, message):
-    (tmp_path / "r.toml").write_text(recipe_text(model_folder, data_file, **change))
-    assert message in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_model_with_no_tuned_tensors_is_refused(tmp_path, model_folder, data_file):
-    text = recipe_text(model_folder, data_file).replace("[data]", 'tuned = ["*.attention.*"]\n[data]')
-    (tmp_path / "r.toml").write_text(text)
-    assert "no parameter's name fits" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
-    assert not (tmp_path / "run").exists()
+    assert message in refusal(tmp_path, model_folder, data_file, **change)
 
 
 def test_a_broken_data_line_is_refused_with_its_number(tmp_path, model_folder, data_file):
     (tmp_path / "rows.jsonl").write_text(data_file.read_text() + "{broken\n")
-    (tmp_path / "r.toml").write_text(recipe_text(model_folder, tmp_path / "rows.jsonl"))
-    assert "rows.jsonl, line 37: not valid JSON" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "rows.jsonl, line 37: not valid JSON" in refusal(tmp_path, model_folder, tmp_path / "rows.jsonl")
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path, data_file):
     (tmp_path / "empty").mkdir()
-    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "empty", data_file))
-    assert "can't be loaded" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "can't be loaded" in refusal(tmp_path, tmp_path / "empty", data_file)
 
 
 def test_a_model_that_sees_later_tokens_is_refused(tmp_path, model_folder, data_file):
@@ -180,10 +172,8 @@ def test_a_model_that_sees_later_tokens_is_refused(tmp_path, model_folder, data_
         BertLMHeadModel(config).save_pretrained(tmp_path / "bert")
     for file in model_folder.glob("tokenizer*"):
         shutil.copy(file, tmp_path / "bert")
-    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "bert", data_file))
-    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    line = refusal(tmp_path, tmp_path / "bert", data_file)
     assert "is not causal: BertLMHeadModel sees the tokens that it should predict" in line
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_model_that_would_rescale_its_weights_keeps_those_of_its_file(tmp_path, model_folder, data_file):
@@ -211,8 +201,7 @@ def test_a_model_that_would_rescale_its_weights_keeps_those_of_its_file(tmp_path
 
 def test_a_folder_without_a_tokenizer_is_refused_in_one_clear_line(tmp_path, model_folder, data_file):
     shutil.copytree(model_folder, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
-    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "bare", data_file))
-    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    line = refusal(tmp_path, tmp_path / "bare", data_file)
     assert "the folder has no tokenizer.json, no tokenizer*.model" in line
     assert "put the files of the model's tokenizer beside its weights" in line
 
@@ -225,8 +214,7 @@ def test_one_answer_has_no_error(recipe_file, tmp_path):
 
 
 def test_data_that_is_not_dolly_needs_no_settings_for_what_is_held_out(tmp_path, model_folder, data_file):
-    text = recipe_text(model_folder, data_file, held_out="", examples="")
-    (tmp_path / "r.toml").write_text(text)
+    (tmp_path / "r.toml").write_text(recipe_text(model_folder, data_file, held_out="", examples=""))
     result = fedkseed("run", tmp_path / "r.toml", "--output", tmp_path / "run")
     assert result.exit_code == 0, result.output
     assert "the data has no category 'summarization': a share of 0.1 of its rows is held out" in result.output
@@ -244,9 +232,8 @@ def test_a_run_is_not_run_over(finished, copy):
 
 def test_a_run_directory_below_a_file_is_refused(tmp_path, finished):
     (tmp_path / "file").write_text("")
-    assert "can't make the run's directory" in refused(
-        "run", finished / "recipe.toml", "--output", tmp_path / "file" / "run"
-    )
+    line = refused("run", finished / "recipe.toml", "--output", tmp_path / "file" / "run")
+    assert "can't make the run's directory" in line
 
 
 def test_a_run_does_not_go_on_with_other_data(copy, data_file, model_folder, tmp_path):
@@ -266,8 +253,7 @@ def test_a_model_folder_that_lacks_weights_is_refused(tmp_path, model_folder, da
     tensors = load_file(tmp_path / "part" / "model.safetensors")
     del tensors["model.layers.1.mlp.up_proj.weight"]
     save_file(tensors, tmp_path / "part" / "model.safetensors", metadata={"format": "pt"})
-    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "part", data_file))
-    line = refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    line = refusal(tmp_path, tmp_path / "part", data_file)
     assert "lacks 1 of its weights, the first is model.layers.1.mlp.up_proj.weight" in line
 
 
@@ -275,8 +261,7 @@ def test_a_model_file_that_is_cut_short_is_refused(tmp_path, model_folder, data_
     shutil.copytree(model_folder, tmp_path / "cut")
     path = tmp_path / "cut" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
-    (tmp_path / "r.toml").write_text(recipe_text(tmp_path / "cut", data_file))
-    assert "can't be loaded" in refused("run", tmp_path / "r.toml", "--output", tmp_path / "run")
+    assert "can't be loaded" in refusal(tmp_path, tmp_path / "cut", data_file)
 
 
 def test_compare_prints_a_row_an_algorithm_and_knows_their_names(recipe_file):

@@ -13,7 +13,7 @@ from fedkseed.recipe.reading import own_recipe
 from fedkseed.recipe.rules import checked_algorithm
 from fedkseed.run.store import Store
 
-from ..commands import fedkseed, refused
+from ..commands import documented, fedkseed, refused
 from ..conftest import rows
 
 
@@ -40,11 +40,8 @@ def test_labels_columns_and_a_folder_are_seen(model_folder, tmp_path):
         (tmp_path / "parts" / f"{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
     named = ["--column", "instruction=q", "--column", "response=a"]
     path = tmp_path / "r.toml"
-    result = fedkseed(
-        "init", path, "--data", tmp_path / "parts", "--model", model_folder, *named, "--no-estimate", "--json"
-    )
-    assert result.exit_code == 0, result.output
-    document = json.loads(result.stdout)
+    asked = ["--data", tmp_path / "parts", "--model", model_folder, "--no-estimate"]
+    document = documented("init", path, *asked, *named)
     assert (document["data"]["rows"], document["data"]["labels"], document["data"]["files"]) == (60, 2, 3)
     assert document["costs"] is None
     recipe = own_recipe(path)
@@ -90,14 +87,12 @@ def test_lengths_are_those_of_the_tokens(data_file, model_folder):
         (["--model", "M"], "--data is missing: a file with your rows; it is asked for on a terminal alone"),
         (["--data", "D"], "--model is missing"),
         (["--data", "D", "--model", "M", "--task", "poems"], "no task is called 'poems'; choose answers or labels"),
-        (
-            ["--data", "D", "--model", "M", "--column", "q"],
-            "--column takes FIELD=NAME, as instruction=question, got 'q'",
-        ),
+        (["--data", "D", "--model", "M", "--column", "q"], "takes FIELD=NAME, as instruction=question, got 'q'"),
         (["--data", "D", "--model", "M", "--algorithm", "fedkseed-pluss"], "did you mean 'fedkseed-plus'?"),
+        (["--data", "QA", "--model", "M"], "do: --column instruction=question --column response=answer"),
         (
-            ["--data", "QA", "--model", "M"],
-            "`fedkseed init` do: --column instruction=question --column response=answer",
+            ["--data", "D", "--model", "M", "--column", "response=a"],
+            "no column 'a'; found: instruction, context, response",
         ),
         (["--data", "no.jsonl", "--model", "M"], "no data file at no.jsonl"),
         (["--data", "FEW", "--model", "M"], "has 3 rows; a federation of two clients needs 20 at least"),
@@ -151,10 +146,3 @@ def test_clients_by_column_are_proposed_in_comments_and_written_if_named(tmp_pat
         assert share_out(recipe, tokenizer).names == ["d0", "d1", "d2"], name
     assert own_recipe(tmp_path / "more.toml").evaluation.best == "loss"
     assert len(share_out(own_recipe(tmp_path / "more.toml"), tokenizer).sets) == 2
-
-
-def test_a_column_that_is_not_there_is_refused(tmp_path, data_file, model_folder):
-    asked = ["--data", data_file, "--model", model_folder, "--column", "response=answer"]
-    assert "has no column 'answer'; found: instruction, context, response" in refused(
-        "init", tmp_path / "r.toml", *asked
-    )

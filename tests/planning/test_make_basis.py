@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from typer.testing import CliRunner
 
 from fedkseed import FedKSeedError, Pool, hold
-from fedkseed.cli import app
 from fedkseed.data.batches import Encoded, collate
 from fedkseed.data.sources import Example, read
 from fedkseed.data.wording import Wording, encode_all
@@ -21,6 +19,7 @@ from fedkseed.run.progress import Silent
 from fedkseed.run.setup import tokenizer_of
 from fedkseed.weights.basis_file import load_basis
 
+from ..commands import fedkseed, refused
 from ..conftest import CONFIGS, recipe_text
 from ..weights.test_streamed import model_of
 
@@ -104,18 +103,17 @@ def test_the_command_writes_a_basis_that_a_run_tunes_along(tmp_path, model_folde
     table = tomllib.loads(recipe_text(model_folder, data_file))
     table["directions"] = {"size": 64}
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
-    command = ["basis", str(tmp_path / "recipe.toml"), "--data", str(data_file), "--examples", "4"]
-    command += ["--output", str(tmp_path / "basis")]
-    assert CliRunner().invoke(app, command).exit_code == 0
+    command = ["basis", tmp_path / "recipe.toml", "--data", data_file, "--output", tmp_path / "basis", "--examples"]
+    assert fedkseed(*command, 4).exit_code == 0
     made = load_basis(tmp_path / "basis")
     assert 32 <= made.size <= 64
     assert made.about["examples"] == 4
-    assert CliRunner().invoke(app, command).exit_code != 0, "a file that exists is kept"
-    other = [*command[:-3], "900", "--output", str(tmp_path / "other")]
-    assert "900 examples were asked for" in CliRunner().invoke(app, other).output
+    assert "exists already" in refused(*command, 4), "a file that exists is kept"
+    command[5] = tmp_path / "other"
+    assert "900 examples were asked for" in fedkseed(*command, 900).output
     table["directions"] |= {"family": "mixed", "basis": str(tmp_path / "basis")}
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(table))
-    done = CliRunner().invoke(app, ["run", str(tmp_path / "recipe.toml"), "--output", str(tmp_path / "run")])
+    done = fedkseed("run", tmp_path / "recipe.toml", "--output", tmp_path / "run")
     assert done.exit_code == 0, done.output
     assert load_recipe(tmp_path / "run" / "recipe.toml").directions.basis_digest == made.digest().hex()
 

@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -45,6 +47,13 @@ def losses(noise: float, slope: float, curvature: float, cubic: float, samples: 
     noisy = np.stack(exact, -1) + noise * rng.normal(size=(samples, eps.size, 3))
     noisy[..., 2] = noisy[:, :1, 2]  # the loss at w is computed once
     return noisy
+
+
+def tuned_by_command(recipe_file: Path, output: Path, *options: object) -> tuple[str, Recipe]:
+    """What `fedkseed tune` says, and the recipe that it writes."""
+    ran = fedkseed("tune", recipe_file, "--minutes", 60, "--output", output, *options)
+    assert ran.exit_code == 0, ran.output
+    return ran.output, load_recipe(output)
 
 
 # eps
@@ -125,10 +134,7 @@ def test_coarser_weights_ask_for_a_larger_eps(recipe):
 
 
 def test_a_base_model_without_finite_losses_is_refused(recipe, model_folder, tmp_path):
-    broken = tmp_path / "broken"
-    broken.mkdir()
-    for file in model_folder.iterdir():
-        (broken / file.name).write_bytes(file.read_bytes())
+    broken = shutil.copytree(model_folder, tmp_path / "broken")
     tensors = load_file(broken / "model.safetensors")
     tensors["model.norm.weight"][0] = math.nan
     save_file(tensors, broken / "model.safetensors", {"format": "pt"})
@@ -184,12 +190,10 @@ def test_a_norm_is_suggested_that_clients_changes_hardly_pass(recipe_file, tmp_p
     recipe_file.write_text(recipe_file.read_text().replace("cohort = 2", "cohort = 4") + "[secure]\n")
     with pytest.raises(FedKSeedError, match=r"\[secure\] norm.*`fedkseed tune` prints one"):
         Simulation(load_recipe(recipe_file))
-    ran = fedkseed("tune", recipe_file, "--minutes", 60, "--output", tmp_path / "new.toml")
-    assert ran.exit_code == 0, ran.output
-    found = load_recipe(tmp_path / "new.toml")
+    printed, found = tuned_by_command(recipe_file, tmp_path / "new.toml")
     assert found.secure is not None
     assert found.secure.norm is not None
-    assert f"[secure]\nnorm = {found.secure.norm:g} #" in ran.output
+    assert f"[secure]\nnorm = {found.secure.norm:g} #" in printed
     with closing(Simulation(found)) as simulation:
         strategy, norms = simulation.strategy, []
         message = strategy.server.broadcast(strategy.server.init())
@@ -205,12 +209,11 @@ def test_a_norm_is_suggested_for_noise_by_the_server(recipe_file, tmp_path):
     recipe_file.write_text(recipe_file.read_text() + "[privacy]\nepsilon = 8.0\n")
     with pytest.raises(FedKSeedError, match=r"\[privacy\] norm.*`fedkseed tune` prints it"):
         Simulation(load_recipe(recipe_file))
-    ran = fedkseed("tune", recipe_file, "--minutes", 60, "--output", tmp_path / "new.toml")
-    assert ran.exit_code == 0, ran.output
-    found = load_recipe(tmp_path / "new.toml").privacy
+    printed, tuned = tuned_by_command(recipe_file, tmp_path / "new.toml")
+    found = tuned.privacy
     assert found is not None
     assert found.norm is not None
-    assert f"[privacy]\nnorm = {found.norm:g} #" in ran.output
+    assert f"[privacy]\nnorm = {found.norm:g} #" in printed
     assert (found.epsilon, found.noise) == (8.0, None)
 
 
@@ -345,17 +348,15 @@ def test_rates_of_a_recipe_that_protects_examples_are_those_of_clear_steps(recip
 
 def test_the_command_prints_the_lines_and_writes_the_recipe(recipe_file, tmp_path):
     text, output = recipe_file.read_text(), tmp_path / "tuned.toml"
-    result = fedkseed("tune", recipe_file, "--minutes", 60, "--steps", 8, "--output", output)
-    assert result.exit_code == 0, result.output
-    lines = result.output.splitlines()
+    said, tuned = tuned_by_command(recipe_file, output, "--steps", 8)
+    lines, given = said.splitlines(), load_recipe(recipe_file)
     printed = dict(line.split(" #")[0].split(" = ") for line in lines[lines.index("[training]") + 1 :][:2])
-    given, tuned = load_recipe(recipe_file), load_recipe(output)
     assert (tuned.training.eps, tuned.training.lr) == (float(printed["eps"]), float(printed["lr"]))
     assert tuned.training.lr != given.training.lr
     assert training(tuned, eps=given.training.eps, lr=given.training.lr, clip=None) == given
     assert recipe_file.read_text() == text
     for part in ("mean |rho|", "tr H", "the error is within 10%", "change of the loss", "best"):
-        assert part in result.output
+        assert part in said
 
 
 def test_what_was_not_found_stays_and_is_said(recipe_file, tmp_path):

@@ -1,6 +1,5 @@
 """A headless Chromium over its DevTools pipe: opens a page, looks at it, keeps what it complains about."""
 
-import base64
 import json
 import os
 import select
@@ -73,11 +72,6 @@ class Browser:
         self.send("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
         self.session = session
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        shot = self.send("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
-
     @property
     def complaints(self) -> list[dict[str, Any]]:
         """Exceptions, console messages, and what the browser itself logged."""
@@ -106,11 +100,7 @@ class Browser:
 
 @contextmanager
 def browser(profile: Path, *flags: str) -> Iterator[Browser]:
-    """Start a browser with a profile of its own, and end it.
-
-    Args:
-        flags: beside those of every test.
-    """
+    """Start a browser with a profile and flags of its own, and end it."""
     theirs_in, ours_out = os.pipe()
     ours_in, theirs_out = os.pipe()
     command = ["bash", "-c", f'exec "$@" 3<&{theirs_in} 4>&{theirs_out}', "-", CHROMIUM or "chromium", *FLAGS]

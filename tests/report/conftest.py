@@ -1,6 +1,7 @@
 """A real run in a process of its own, which can be halted at any point and looked at."""
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -17,6 +18,7 @@ from fedkseed.run.store import Store
 from fedkseed.run.workers import processes
 
 from ..conftest import recipe_text
+from .browser import CHROMIUM, browser
 
 SECONDS = 120  # for anything to happen on a busy machine; far more than it needs
 ENV = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "", "LINES": ""}
@@ -112,6 +114,19 @@ def finished(watched_recipe, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("watch") / "finished"
     start(str(watched_recipe), str(directory))
     return directory
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory):
+    if CHROMIUM is None:
+        pytest.skip("no chromium, chromium-browser or google-chrome on PATH to open the page with")
+    with browser(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
 
 
 @contextmanager

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
-from fedkseed.cli import app
 from fedkseed.evaluation.statistics import (
     Confusion,
     Estimate,
@@ -31,18 +29,23 @@ from fedkseed.run.start_and_resume import start
 from fedkseed.run.store import GAINS, Store
 from fedkseed.strategies.kseed import State, importance
 
+from ..commands import fedkseed, refused
 from ..conftest import recipe_text, rows
-from .browser import CHROMIUM, Browser, browser
+from .browser import Browser
 
 HOSTILE = ["<script>document.title = 'broken into'</script>", "</script><img src=x onerror=alert(1)>", "capital"]
 LEARNING = ["Held-out loss", "Change of held-out loss", "Local loss", "Rouge-L"]
 TRAFFIC = ["A client's messages", "Sent in all", "Time of a round"]
 DIRECTIONS = ["Probabilities", "Draws", "Size of a scalar gradient", "Coefficients"]
 CLIENTS = ["Examples", "Participation"]
+FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))"
+
+
+def write(path: Path, made: list[dict[str, str]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in made))
 
 
 def make(folder: Path, text: str, name: str) -> Path:
-    folder.mkdir(exist_ok=True)
     (folder / "recipe.toml").write_text(text)
     start(load_recipe(folder / "recipe.toml"), folder / name)
     return folder / name
@@ -73,8 +76,7 @@ def hostile(tmp_path_factory, model_folder) -> Path:
     """A run whose categories and name look like HTML."""
     folder = tmp_path_factory.mktemp("report")
     names = dict(zip(("colour", "number", "capital"), HOSTILE, strict=True))
-    data = [row | {"category": names[row["category"]]} for row in rows()]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    write(folder / "rows.jsonl", [row | {"category": names[row["category"]]} for row in rows()])
     return make(folder, recipe_text(model_folder, folder / "rows.jsonl"), '<i>"run"&')
 
 
@@ -88,8 +90,7 @@ def averaged(tmp_path_factory, model_folder, data_file) -> Path:
 def choosing(tmp_path_factory, model_folder) -> Path:
     """A run that measures choices among labels that look like HTML."""
     folder = tmp_path_factory.mktemp("report")
-    data = [row | {"response": f"<b>{k % 3}</b>"} for k, row in enumerate(rows())]
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
+    write(folder / "rows.jsonl", [row | {"response": f"<b>{k % 3}</b>"} for k, row in enumerate(rows())])
     names = 'every = 2\nexamples = 8\nmetrics = ["choice", "rouge", "exact match"]'
     return make(folder, recipe_text(model_folder, folder / "rows.jsonl", examples=names), "choosing")
 
@@ -99,7 +100,7 @@ def early(tmp_path_factory, model_folder, data_file) -> Path:
     """A run with a further set that ends early, with a model that is not its last."""
     folder = tmp_path_factory.mktemp("report")
     sizes = [{"instruction": f"How large is number {k}?", "response": ("Small.", "Large.")[k % 2]} for k in range(6)]
-    (folder / "sizes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in sizes))
+    write(folder / "sizes.jsonl", sizes)
     changes = {
         "count": "count = 2", "alpha": 'split = "even"', "lr": "lr = 2e-3", "rounds": "rounds = 6",
         "examples": 'every = 1\nexamples = 10\nvalidation = 0.4\nbest = "loss"\npatience = 2\nmetrics = ["choice"]',
@@ -115,8 +116,7 @@ def departments(tmp_path_factory, model_folder) -> Path:
     folder = tmp_path_factory.mktemp("report")
     (folder / "parts").mkdir()
     for name, count in (("<i>hr", 30), ("it", 5)):
-        text = "".join(json.dumps(row) + "\n" for row in rows()[:count])
-        (folder / "parts" / f"{name}.jsonl").write_text(text)
+        write(folder / "parts" / f"{name}.jsonl", rows()[:count])
     changes = {
         "count": 'split = "files"', "held_out": "held_out = 0.2", "examples": "examples = 4\nclients = 0.25",
         "alpha": "", "rounds": "rounds = 2",
@@ -195,26 +195,23 @@ def test_rounds_and_totals_are_those_of_the_store(plain):
 
 def test_scores_and_paired_changes_are_those_of_the_store(plain):
     (run,), known = embedded(report.page([plain]))["runs"], Store(plain).evaluations()
-    assert [e["done"] for e in run["evaluations"]] == list(known) == [0, 1, 2, 3]
-    for shown, kept in zip(run["evaluations"], known.values(), strict=True):
+    evaluations = run["evaluations"]
+    assert [e["done"] for e in evaluations] == list(known) == [0, 1, 2, 3]
+    for shown, kept in zip(evaluations, known.values(), strict=True):
         assert shown["loss"]["mean"] == pytest.approx(np.mean(kept["losses"]))
         assert shown["loss"]["error"] == pytest.approx(np.std(kept["losses"], ddof=1) / np.sqrt(8))
         assert (shown["rouge"] is None) == (not kept["rouge"])
-    assert run["evaluations"][0]["loss_change"] is None
-    last = paired_change(known[0]["losses"], known[3]["losses"])
-    assert run["evaluations"][3]["loss_change"] == {"mean": last.mean, "error": last.error}
-    assert run["evaluations"][3]["answers"] == 2
-    assert {e["examples"] for e in run["evaluations"]} == {8}
-    assert run["evaluations"][3]["bytes"] == run["rounds"][-1]["bytes"]
-    assert [e["clock"] for e in run["evaluations"]] == [0, 3, 6, 9]  # three local steps a round
+    last = asdict(paired_change(known[0]["losses"], known[3]["losses"]))
+    assert (evaluations[0]["loss_change"], evaluations[3]["loss_change"]) == (None, last)
+    assert (evaluations[3]["answers"], evaluations[3]["bytes"]) == (2, run["rounds"][-1]["bytes"])
+    assert {e["examples"] for e in evaluations} == {8}
+    assert [e["clock"] for e in evaluations] == [0, 3, 6, 9]  # three local steps a round
 
 
 def test_metrics_and_choices_are_those_of_the_store(choosing):
     data = embedded(report.page([choosing]))
-    assert data["scores"] == [
-        {"name": "choice", "title": "choice accuracy", "good": 1},
-        {"name": "exact match", "title": "exact match", "good": 1},
-    ]  # fmt: skip
+    titles = {"choice": "choice accuracy", "exact match": "exact match"}
+    assert data["scores"] == [{"name": name, "title": title, "good": 1} for name, title in titles.items()]
     known = {done: Evaluation(**found) for done, found in Store(choosing).evaluations().items()}
     (run,) = data["runs"]
     assert [sorted(e["others"]) for e in run["evaluations"]] == [
@@ -223,19 +220,16 @@ def test_metrics_and_choices_are_those_of_the_store(choosing):
     for shown, (done, kept) in zip(run["evaluations"], known.items(), strict=True):
         assert shown["others"]["choice"]["mean"]["mean"] == np.mean(kept.scores["choice"])
         assert shown["others"]["choice"]["count"] == "8 examples"
-        matrix = Confusion.of(kept.choices)
+        choices, matrix = shown["others"]["choice"]["choices"], Confusion.of(kept.choices)
         assert matrix is not None
-        choices = shown["others"]["choice"]["choices"]
-        assert choices["confusion"] == {"labels": matrix.labels, "counts": matrix.counts}
+        assert choices["confusion"] == asdict(matrix)
         assert choices["balanced"] == balanced_accuracy(kept.choices)
         test = McNemar.of(known[0].scores["choice"], kept.scores["choice"])
-        expected = {"gained": test.gained, "lost": test.lost, "p": test.p} if done else None
-        assert choices["test"] == expected
+        assert choices["test"] == ({"gained": test.gained, "lost": test.lost, "p": test.p} if done else None)
         assert shown["written"] == kept.answers
     assert [len(e["written"]) for e in run["evaluations"]] == [2, 0, 2]  # an evaluation between rounds writes none
-    assert run["evaluations"][0]["others"]["choice"]["change"] is None
-    last = paired_change(known[0].scores["choice"], known[3].scores["choice"])
-    assert run["evaluations"][2]["others"]["choice"]["change"] == {"mean": last.mean, "error": last.error}
+    last = asdict(paired_change(known[0].scores["choice"], known[3].scores["choice"]))
+    assert [run["evaluations"][k]["others"]["choice"]["change"] for k in (0, 2)] == [None, last]
 
 
 def test_directions_are_those_of_the_latest_state(plain):
@@ -258,8 +252,7 @@ def test_several_runs_are_compared_on_the_same_examples(plain, pro):
     assert [run["name"] for run in data["runs"]] == ["plain", "pro"]
     first, second = (Store(run).evaluations() for run in (plain, pro))
     change = paired_change(first[3]["losses"], second[4]["losses"])
-    assert data["runs"][0]["against_first"] is None
-    assert data["runs"][1]["against_first"] == {"mean": change.mean, "error": change.error}
+    assert [run["against_first"] for run in data["runs"]] == [None, asdict(change)]
     assert data["differences"] == {
         "training.algorithm": ["fedkseed", "fedkseed-pro"],
         "training.rounds": [3, 4],
@@ -311,16 +304,13 @@ def test_no_asset_names_an_address():
 
 
 def test_the_command_writes_the_page_and_refuses_what_is_no_run(plain, pro, tmp_path):
-    runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
-    result = runner.invoke(app, ["report", str(plain), str(pro), "-o", str(tmp_path / "r.html")])
+    result = fedkseed("report", plain, pro, "-o", tmp_path / "r.html")
     assert result.exit_code == 0, result.output
     assert (tmp_path / "r.html").read_text() == report.page([plain, pro])
-    result = runner.invoke(app, ["report", str(plain), str(tmp_path / "none"), "-o", str(tmp_path / "no.html")])
-    assert result.exit_code == 2
-    assert "is not a run's directory" in result.stderr
+    line = refused("report", plain, tmp_path / "none", "-o", tmp_path / "no.html")
+    assert "is not a run's directory" in line
     assert not (tmp_path / "no.html").exists()
-    result = runner.invoke(app, ["report", str(plain), "-o", "."])
-    assert "name the file to write, as report.html" in result.stderr
+    assert "name the file to write, as report.html" in refused("report", plain, "-o", ".")
 
 
 def test_what_clients_have_sent_is_their_gain(plain, tmp_path):
@@ -333,14 +323,6 @@ def test_what_clients_have_sent_is_their_gain(plain, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------ in a browser
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH to open the page with")
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -363,6 +345,20 @@ def marks(page: Browser) -> dict[str, int]:
     return page.run("""Object.fromEntries([...document.querySelectorAll('figure')].map(figure => [
         figure.querySelector('h3').textContent,
         [...figure.querySelectorAll('.plot path')].filter(path => path.getTotalLength() > 0).length]))""")
+
+
+def cells(page: Browser, section: str) -> list[list[str]]:
+    """The texts of a section's tables, row by row."""
+    return page.run(f"""[...document.querySelectorAll('#{section} tr')].map(
+        row => [...row.children].map(cell => cell.textContent))""")
+
+
+def turned(page: Browser, kind: str) -> str:
+    """The label of the curves' axis once they turn to another, with something in every chart."""
+    page.run(f"document.querySelector('input[value={kind}]').click()")
+    page.run(FRAMES)
+    assert min(marks(page).values()) >= 1
+    return page.run("document.querySelector('#learning .label').textContent")
 
 
 def test_the_page_of_one_run_has_every_chart(show, plain):
@@ -396,9 +392,8 @@ def test_further_sets_have_tiles_curves_and_tables_and_the_tuned_model_is_that_o
 def test_each_client_has_a_row_with_its_name(show, departments, plain):
     gains = report.gains_of(Store(departments))
     assert [(one.client, one.rows) for one in gains][1] == ("it", 1)
-    cells = "[...document.querySelectorAll('#each-client tr')].map(r => [...r.children].map(c => c.innerText.trim()))"
     page = show(departments)
-    head, *shown = page.run(cells)
+    head, *shown = cells(page, "each-client")
     assert head == ["client", "rows", "loss before", "loss after", "change of the loss", "Rouge-L"]
     for one, row in zip(gains, shown, strict=True):
         assert row[:4] == [one.client, str(one.rows), f"{one.before['loss']:.4f}", f"{one.after['loss']:.4f}"]
@@ -413,8 +408,7 @@ def test_each_client_has_a_row_with_its_name(show, departments, plain):
 
 
 def test_answers_of_the_base_and_the_tuned_model_stand_beside_each_request(show, plain):
-    cells = "[...document.querySelectorAll('#answers tr')].map(r => [...r.children].map(c => c.textContent))"
-    head, *shown = show(plain).run(cells)
+    head, *shown = cells(show(plain), "answers")
     assert head == ["request", "right answer", "base model", "after 3 rounds"]
     known = Store(plain).evaluations()
     assert len(shown) == len(known[3]["answers"]) > 0
@@ -431,9 +425,8 @@ def test_choices_have_a_tile_a_curve_and_a_table(show, choosing, plain):
     assert "McNemar's p = " in tiles
     matrix = Confusion.of(kept.choices)
     assert matrix is not None
-    cells = "[...document.querySelectorAll('#choices tr')].map(r => [...r.children].map(c => c.textContent))"
     expected = [[label, *map(str, counts)] for label, counts in zip(matrix.labels, matrix.counts, strict=True)]
-    assert page.run(cells) == [["true response", *matrix.labels], *expected]
+    assert cells(page, "choices") == [["true response", *matrix.labels], *expected]
     head = "[...document.querySelectorAll('#rounds thead th')].map(c => c.textContent)"
     assert page.run(head)[:5] == ["round", "held-out loss", "Rouge-L", "choice accuracy", "exact match"]
     assert page.run("document.querySelectorAll('#page b').length") == 0  # labels are texts
@@ -453,9 +446,7 @@ def test_the_headline_shows_the_numbers_of_the_store(show, plain):
 
 
 def test_the_table_has_a_row_a_round(show, plain):
-    head, *rows = show(plain).run(
-        "[...document.querySelectorAll('#rounds tr')].map(r => [...r.children].map(c => c.innerText.trim()))"
-    )
+    head, *rows = cells(show(plain), "rounds")
     assert [row[0] for row in rows] == ["base model", "1", "2", "3"]
     at = next(k for k, title in enumerate(head) if title.startswith("local loss"))
     assert [row[at] for row in rows[1:]] == [f"{r['loss']:.4f}" for r in Store(plain).reports()]
@@ -477,25 +468,19 @@ def test_a_metric_that_a_program_adds_is_a_column(show, plain):
 def test_curves_turn_to_bytes_and_seconds(show, plain):
     page = show(plain)
     for kind, label in (("bytes", "bytes sent by all clients together"), ("seconds", "seconds of training")):
-        page.run(f"document.querySelector('input[value={kind}]').click()")
-        page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
-        assert page.run("document.querySelector('#learning .label').textContent") == label
-        assert min(marks(page).values()) >= 1
+        assert turned(page, kind) == label
 
 
 def test_curves_turn_to_virtual_time_where_rounds_are_asynchronous(show, plain, late):
     page = show(plain, late)
-    page.run("document.querySelector('input[value=clock]').click()")
-    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
-    assert page.run("document.querySelector('#learning .label').textContent") == "virtual time, in local steps"
-    assert min(marks(page).values()) >= 1
+    assert turned(page, "clock") == "virtual time, in local steps"
     assert show(plain).run("document.querySelector('input[value=clock]')") is None
 
 
 def test_a_pointer_and_the_arrow_keys_show_values(show, plain):
     page, losses = show(plain), [np.mean(scores["losses"]) for scores in Store(plain).evaluations().values()]
     page.run("document.querySelector('.plot svg').scrollIntoView({block: 'center'})")
-    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
+    page.run(FRAMES)
     box = "(r => [r.right - 15, r.top + r.height / 2])(document.querySelector('.plot svg').getBoundingClientRect())"
     x, y = page.run(box)
     page.send("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
@@ -521,9 +506,8 @@ def test_several_runs_have_a_table_legends_and_a_curve_each(show, plain, pro):
 def test_hostile_texts_are_shown_as_texts(show, hostile):
     page = show(hostile)
     assert page.run("document.querySelector('h1').textContent") == '<i>"run"&'
-    assert set(page.run("[...document.querySelectorAll('#clients .keys li')].map(li => li.textContent)")) == set(
-        HOSTILE[:2]
-    )
+    names = page.run("[...document.querySelectorAll('#clients .keys li')].map(li => li.textContent)")
+    assert set(names) == set(HOSTILE[:2])
     assert page.run("document.querySelectorAll('img, i').length") == 0
     assert page.run("document.title") == '<i>"run"& – fedkseed report'
 
@@ -531,10 +515,7 @@ def test_hostile_texts_are_shown_as_texts(show, hostile):
 def test_unfinished_runs_are_shown(show, unfinished, empty):
     page = show(unfinished, empty)
     notices = page.run("[...document.querySelectorAll('.notice')].map(notice => notice.textContent)")
-    assert notices == [
-        "stopped: not finished, 1 of 3 rounds so far",
-        "empty: not finished, 0 of 3 rounds so far",
-    ]
+    assert notices == ["stopped: not finished, 1 of 3 rounds so far", "empty: not finished, 0 of 3 rounds so far"]
     assert min(marks(page).values()) >= 1
 
 
@@ -556,24 +537,17 @@ def test_a_large_run_is_drawn_whole(show, large):
     title = "[...document.querySelectorAll('figure')].find(f => f.querySelector('h3').textContent === '{}')"
     curve = page.run(title.format("Probabilities") + ".querySelector('.c0.line').getAttribute('d')")
     assert len(re.findall("[ML]", curve)) == 4096
-    columns = page.run(
-        f"[...{title.format('Examples')}.querySelectorAll('.plot .block')].map(p => p.getAttribute('d'))"
-    )
+    blocks = f"[...{title.format('Examples')}.querySelectorAll('.plot .block')]"
+    columns = page.run(f"{blocks}.map(block => block.getAttribute('d'))")
     assert [column.count("M") for column in columns] == [738] * 9
     assert "2 other categories" in page.run("document.querySelector('#clients .keys').innerText")
 
 
 def test_runs_that_send_far_more_than_others_share_a_log_scale(show, plain, large):
     page = show(plain, large)
-    page.run("document.querySelector('input[value=bytes]').click()")
-    page.run("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(0))))")
-    label = page.run("document.querySelector('#learning .label').textContent")
-    assert label == "sent by all clients together, on a log scale"
-    assert min(marks(page).values()) >= 1
-    ticks = page.run(
-        "[...document.querySelectorAll('#traffic-and-time figure:nth-child(2) .tick')].map(t => t.textContent)"
-    )
-    assert {"10 kB", "100 kB"} <= set(ticks)
+    assert turned(page, "bytes") == "sent by all clients together, on a log scale"
+    ticks = "[...document.querySelectorAll('#traffic-and-time figure:nth-child(2) .tick')].map(t => t.textContent)"
+    assert {"10 kB", "100 kB"} <= set(page.run(ticks))
 
 
 def test_the_comparison_is_whole_in_a_small_window(show, plain, pro):

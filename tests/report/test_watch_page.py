@@ -14,7 +14,7 @@ from fedkseed.errors import FedKSeedError
 from fedkseed.report.watch_page import Server, serve
 from fedkseed.run.store import Store
 
-from .browser import CHROMIUM, browser, ended
+from .browser import ended
 from .conftest import command, contents_kept, environment, trains, wait_until
 
 
@@ -71,14 +71,6 @@ def test_without_a_host_only_this_machine_is_served(finished):
         serve(finished, "no.host.invalid", 0, print)
     with Server(finished, "0.0.0.0", 0) as server:  # noqa: S104 - a moment, and nobody is served
         assert server.names is None
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory):
-    if CHROMIUM is None:
-        pytest.skip("no chromium, chromium-browser or google-chrome on PATH to open the page with")
-    with browser(tmp_path_factory.mktemp("profile")) as opened:
-        yield opened
 
 
 def test_the_page_follows_a_run_to_its_end_without_being_loaded_again(chromium, begin, tmp_path):

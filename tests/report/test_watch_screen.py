@@ -55,13 +55,11 @@ class Terminal:
             assert time.monotonic() < end, f"no {words}, or still {gone}, on the screen:\n{self.text}"
         return self.text
 
-    def press(self, keys: bytes) -> None:
-        os.write(self.ours, keys)
-
-    def end(self) -> int:
+    def leave(self, key: bytes = b"q") -> None:
+        os.write(self.ours, key)
         while self.read():
             pass
-        return self.process.wait(SECONDS)
+        assert self.process.wait(SECONDS) == 0
 
 
 @contextmanager
@@ -95,8 +93,7 @@ def test_the_screen_follows_a_run_from_before_its_beginning_to_its_end(begin, tm
         run.end()
         shown.until("ended", "4 of 4 rounds", gone="training")  # lines reach a terminal one after the other
         assert shown.process.poll() is None  # the end of a run stays to be read
-        shown.press(b"q")
-        assert shown.end() == 0
+        shown.leave()
 
 
 @pytest.mark.parametrize("key", [b"\x03", b"q"], ids=["Ctrl-C", "q"])
@@ -106,16 +103,14 @@ def test_a_key_ends_the_screen_of_a_run_that_has_ended(finished, key):
         words = [line.split()[0] for line in text.splitlines() if line.strip()]
         head = words.index("round")
         assert words[head + 1 : head + 6] == ["4", "3", "2", "1", "base"]
-        shown.press(key)
-        assert shown.end() == 0
+        shown.leave(key)
 
 
 def test_a_name_with_brackets_stays_text(finished, tmp_path):
     named = shutil.copytree(finished, tmp_path / "[red]run[b]")
     with terminal("watch", named) as shown:
         shown.until("[red]run[b]   ended")
-        shown.press(b"q")
-        assert shown.end() == 0
+        shown.leave()
 
 
 def test_a_terminal_that_is_gone_ends_the_screen(finished):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import shutil
-from pathlib import Path
 
 import pytest
 
@@ -53,8 +51,7 @@ def test_a_run_that_was_killed_has_stopped_and_names_the_command_that_goes_on(be
     assert view.moment is not None and "training" in view.moment.clients  # noqa: PT018
 
 
-def test_a_run_that_was_refused_says_why(finished, tmp_path):
-    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+def test_a_run_that_was_refused_says_why(copy):
     Store(copy).rollback(1)
     assert Watched(copy).look().state == "stopped"
     with pytest.raises(FedKSeedError), ActivityFile(Silent()).shown_in(copy):
@@ -62,8 +59,7 @@ def test_a_run_that_was_refused_says_why(finished, tmp_path):
     assert Watched(copy).look().text.startswith("stopped: the disk is full; it goes on with")
 
 
-def test_an_ended_run_is_not_read_again_and_a_rollback_is_seen(finished, tmp_path, monkeypatch):
-    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+def test_an_ended_run_is_not_read_again_and_a_rollback_is_seen(copy, monkeypatch):
     watched, read = Watched(copy), []
     reports = Store.reports
     monkeypatch.setattr(Store, "reports", lambda self: read.append(1) or reports(self))
@@ -75,8 +71,7 @@ def test_an_ended_run_is_not_read_again_and_a_rollback_is_seen(finished, tmp_pat
     assert (view.state, view.done, sorted(view.means)) == ("stopped", 1, [0])
 
 
-def test_a_store_that_cannot_be_read_now_leaves_the_last_view(finished, tmp_path):
-    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+def test_a_store_that_cannot_be_read_now_leaves_the_last_view(copy):
     watched = Watched(copy)
     watched.look()
     database = (copy / "run.sqlite").read_bytes()
@@ -88,14 +83,12 @@ def test_a_store_that_cannot_be_read_now_leaves_the_last_view(finished, tmp_path
     assert watched.look().text == "ended"
 
 
-def test_a_file_of_the_present_activity_that_is_broken_is_as_none(finished, tmp_path):
-    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+def test_a_file_of_the_present_activity_that_is_broken_is_as_none(copy):
     (copy / FILE).write_text('{"activity": ')
     assert Watched(copy).look().state == "ended"
 
 
-def test_a_link_in_the_place_of_the_activity_is_replaced_and_not_followed(finished, tmp_path):
-    copy = Path(shutil.copytree(finished, tmp_path / "run"))
+def test_a_link_in_the_place_of_the_activity_is_replaced_and_not_followed(copy, tmp_path):
     (tmp_path / "other").write_text("mine")
     (copy / FILE).symlink_to(tmp_path / "other")
     with ActivityFile(Silent()).shown_in(copy):

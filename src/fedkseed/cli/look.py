@@ -166,7 +166,7 @@ def preview(
     from ..models.load import load_tokenizer
     from ..randomness import Purpose, generator
     from ..recipe.reading import load_recipe
-    from ..report.preview import preview_table, print_example, print_shares
+    from ..report.preview import preview_table, print_preview
 
     parsed = load_recipe(recipe, changes or ())
     tokenizer = load_tokenizer(parsed.model.name)
@@ -178,8 +178,7 @@ def preview(
     if as_json:
         print_json(preview_table(first, shares))
     else:
-        print_example(first, client, tokenizer)
-        print_shares(shares)
+        print_preview(first, shares, client, tokenizer)
 
 
 def eval(

@@ -88,7 +88,7 @@ def _require_https() -> None:
 
 
 def _address(host: str, port: int, tls: bool, strangers: float, page: "Page | None" = None) -> "Address":
-    """Where a server listens; without a certificate on this machine alone."""
+    """The place at which a server listens; without a certificate on this machine alone."""
     from ..network.https.server import Address
 
     if not tls and not is_loopback(host):

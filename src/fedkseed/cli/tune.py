@@ -173,7 +173,6 @@ def compare(
     as_json: Json = False,
 ) -> None:
     """Measure the costs of each algorithm to a client, on a recipe's model and data: bytes, memory, seconds."""
-    from ..planning.compare import AlgorithmCosts
     from ..planning.compare import compare as measure_all
     from ..recipe.algorithms import ALGORITHMS
     from ..recipe.own_code import is_own
@@ -184,7 +183,7 @@ def compare(
     names = algorithm or list(dict.fromkeys([*ALGORITHMS, parsed.training.algorithm]))
     if unknown := [name for name in names if name not in ALGORITHMS and not is_own(name)]:
         raise FedKSeedError(f"no algorithm is called {unknown[0]!r}; choose from {', '.join(ALGORITHMS)}")
-    rows: list[AlgorithmCosts] = []
+    rows = []
     with console.status("sharing out the data") as status:
         for number, (name, outcome) in enumerate(measure_all(parsed, names), 1):
             if isinstance(outcome, FedKSeedError):

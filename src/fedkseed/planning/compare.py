@@ -17,7 +17,6 @@ import numpy as np
 
 from ..data.federated import ClientShares, share_out
 from ..errors import FedKSeedError
-from ..local.client import Client
 from ..models.load import load_tokenizer
 from ..recipe.schema import Recipe
 from ..round import Round
@@ -62,11 +61,7 @@ def compare(recipe: Recipe, names: Sequence[str]) -> Iterator[tuple[str, Algorit
 
 
 def measure(recipe: Recipe, algorithm: str, shares: ClientShares | None = None) -> AlgorithmCosts:
-    """Costs of one algorithm on a recipe's model, data and settings.
-
-    Raises:
-        FedKSeedError: the recipe can't be run with it.
-    """
+    """Costs of one algorithm on a recipe's model, data and settings; refused where the recipe can't be run with it."""
     training = recipe.training.model_copy(update={"algorithm": algorithm, "rounds": ROUNDS_AWAY + 2})
     recipe = recipe.model_copy(update={"training": training, "save": False, "asynchronous": None})
     shares = shares or share_out(recipe, load_tokenizer(recipe.model.name))
@@ -81,15 +76,12 @@ def _in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
 
 
 def _serve(recipe: Recipe, shares: ClientShares, folder: Path) -> int | None:
-    """Write the broadcasts of a server after ROUNDS_AWAY rounds and after one more, as files.
+    """Write the broadcasts of a server after ROUNDS_AWAY rounds and after one more; returns the bytes of an upload.
 
-    No client trains: uploads hold random numbers in place of training results.
-
-    Returns:
-        Bytes of an upload; None if its size is only known by training.
+    No client trains: uploads hold random numbers in place of training results. None: their size is known by training.
     """
     simulation = Simulation(recipe, shares=shares)
-    strategy, state, up = simulation.strategy, simulation.strategy.server.init(), None
+    strategy, state, up = simulation.strategy, simulation.strategy.server.init(), 0
     for round_ in range(ROUNDS_AWAY + 1):
         if round_ == ROUNDS_AWAY:
             (folder / "back").write_bytes(encode(strategy.server.broadcast(state)))
@@ -123,7 +115,7 @@ def _costs_without_memory(recipe: Recipe, shares: ClientShares, folder: Path) ->
     short = recipe.model_copy(update={"training": few, "derivatives": as_many})
     simulation = Simulation(short, shares=shares, serves=False)
     strategy, watch = simulation.strategy, Stopwatch()
-    client: Client = simulation.client(0, watch)
+    client = simulation.client(0, watch)
     sizes, seconds, changes = [], [], {"steps": STEPS_TIMED, "values": np.empty(0, np.float32)}
     for name in ("back", "next"):
         data = (folder / name).read_bytes()

@@ -82,11 +82,7 @@ def first_recipe(
 
 
 def summary(source: str, columns: dict[str, str], tokenizer: Any) -> DataSummary:
-    """Read the data and measure it.
-
-    Raises:
-        FedKSeedError: the data can't be read, or has fewer than 20 rows.
-    """
+    """Read the data and measure it; refused where it can't be read, or has fewer than ROWS_A_CLIENT rows."""
     reader, path = Reader(columns), Path(source).expanduser()
     is_folder = path.is_dir() and not is_saved(path)
     clients = [*reader.folder(source).values()] if is_folder else [[reader.file(source)]]

@@ -16,14 +16,10 @@ STATUS = Path("/proc/self/status")  # Linux
 
 
 class Meter:
-    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU.
-
-    Attributes:
-        peak: bytes, the most inside the last `watch`.
-    """
+    """A meter of memory in use: resident memory of this process, or that of PyTorch's tensors on a GPU."""
 
     def __init__(self, device: str = "cpu") -> None:
-        self.on_gpu, self.peak = device != "cpu", 0
+        self.on_gpu, self.peak = device != "cpu", 0  # the second: bytes, the most inside the last `watch`
 
     def now(self) -> int:
         """Bytes in use, once Python's garbage and the free parts of the C library are given back to the system."""

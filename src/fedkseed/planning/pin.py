@@ -14,20 +14,16 @@ from ..run.setup import build, tokenizer_of
 
 
 def pin(path: Path, progress: Progress | None = None) -> dict[str, dict[str, object]]:
-    """Load the model of a recipe's file, and write `digest` into the file's table [model].
+    """Load the model of a recipe's file, and write `digest` into its table [model]; returns what is written, by table.
 
     Where the algorithm tunes the output layer, the names of that layer's weights are written, too, as `tuned`; where
     a basis has the directions, its digest, as `basis_digest` of [directions]. Comments and order of the file stay.
-
-    Returns:
-        The keys written, and their values, by table.
 
     Raises:
         FedKSeedError: the recipe can't be read or written, or its model can't be loaded.
     """
     recipe, progress = load_recipe(path), progress or Silent()
-    algorithm, model = checked_algorithm(recipe), recipe.model
-    directions = recipe.directions
+    algorithm, model, directions = checked_algorithm(recipe), recipe.model, recipe.directions
     unpinned = {
         "model": model.model_copy(update={"digest": None}),
         "directions": directions.model_copy(update={"basis_digest": None}) if directions.basis else directions,

@@ -198,7 +198,7 @@ def directions(store: Store, algorithm: str) -> dict[str, list[float]] | None:
 
 
 def holdings(store: Store, done: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """What the clients hold, as the store has it, and the number of rounds in which each took part."""
+    """The clients' data, as the store has it, and the number of rounds in which each took part."""
     clients = store.recall("clients")
     rounds_of = Counter(client for r in done for client in r["clients"])
     return clients and {"names": [], **clients, "taken": [rounds_of[k] for k in range(len(clients["examples"]))]}

@@ -26,8 +26,8 @@ def preview_table(example: Encoded, shares: ClientShares) -> dict[str, Any]:
     }
 
 
-def print_example(example: Encoded, client: int, tokenizer: Any) -> None:
-    """Print an example's text with the tokens that the loss counts in bold, its tokens, and the mask."""
+def print_preview(example: Encoded, shares: ClientShares, client: int, tokenizer: Any) -> None:
+    """Print an example's text with the tokens that the loss counts in bold, its tokens, the mask, and the clients."""
     text, mask, end = Text(""), "", 0
     for first, stop in example.counted:
         text.append(tokenizer.decode(example.tokens[end:first]), style="dim")
@@ -38,15 +38,10 @@ def print_example(example: Encoded, client: int, tokenizer: Any) -> None:
     console.print(text)
     console.print("tokens:", " ".join(map(str, example.tokens)), highlight=False)
     console.print("mask:  ", mask, highlight=False)
-
-
-def print_shares(shares: ClientShares) -> None:
-    """Print how many examples the clients hold and, of the first clients, in which categories."""
     sizes = sorted(len(share) for share in shares.clients)
     console.print(
-        f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, "
-        f"median {sizes[len(sizes) // 2]}; "
-        f"{shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
+        f"\n{len(sizes)} clients hold {sum(sizes)} examples, {sizes[0]} to {sizes[-1]} each, median "
+        f"{sizes[len(sizes) // 2]}; {shares.too_long} are too long and left out; {len(shares.held_out)} are held out"
         + "".join(f", {len(held_out.examples)} in the set {name}" for name, held_out in shares.sets.items())
         + (f"; {shares.too_small} tasks are too small for a client" if shares.too_small else "")
     )

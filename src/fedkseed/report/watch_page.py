@@ -23,15 +23,13 @@ from ..errors import FedKSeedError
 from ..files import border
 from ..run.store import Store
 from .page import content, document
-from .watch_state import RunView, Watched
+from .watch_state import Watched
+
+JSON = "application/json"
 
 
 class Server(ThreadingHTTPServer):
-    """The server of one run's page.
-
-    Raises:
-        FedKSeedError: the address can't be used.
-    """
+    """The server of one run's page; an address that can't be used is refused."""
 
     daemon_threads = True
 
@@ -42,26 +40,18 @@ class Server(ThreadingHTTPServer):
         local = ip_address(str(self.server_address[0])).is_loopback
         self.names = {host, "localhost", "127.0.0.1"} if local else None  # by which browsers may call; None: any
 
-    @property
-    def address(self) -> str:
-        """The page's address for a browser."""
-        return f"http://{self.server_address[0]}:{self.server_address[1]}/"
-
-    def look(self) -> RunView:
-        """The run's state; one request after the other looks."""
-        with self._looking:
-            return self.watched.look()
-
-    def page(self) -> bytes:
-        return document(self.look().name, "null", live=True).encode()
-
-    def now(self) -> bytes:
-        """The state without what the report has too."""
-        view = self.look()
-        return json.dumps(asdict(replace(view, reports=(), means={})) | {"notes": view.notes}).encode()
-
-    def report(self) -> bytes:
-        return content([Store(self.directory, looks=True)], [self.look().name]).encode()
+    def page(self, path: str) -> tuple[str, str] | None:
+        """The type and text that a path has; None for any other."""
+        with self._looking:  # one request after the other
+            view = self.watched.look()
+        match path:
+            case "/":
+                return "text/html", document(view.name, "null", live=True)
+            case "/now.json":  # without what the report has too
+                return JSON, json.dumps(asdict(replace(view, reports=(), means={})) | {"notes": view.notes})
+            case "/report.json":
+                return JSON, content([Store(self.directory, looks=True)], [view.name])
+        return None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -72,24 +62,19 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = cast(Server, self.server)
-        pages: dict[str, tuple[str, Callable[[], bytes]]] = {
-            "/": ("text/html", server.page),
-            "/now.json": ("application/json", server.now),
-            "/report.json": ("application/json", server.report),
-        }
         called = urlsplit(f"//{self.headers.get('Host', '')}").hostname
         if server.names is not None and called not in server.names:
             self.send_error(HTTPStatus.FORBIDDEN, explain="this page answers to localhost alone")
             return
-        kind, make = pages.get(urlsplit(self.path).path, ("", None))
-        if make is None:
-            self.send_error(HTTPStatus.NOT_FOUND)
-            return
         try:
-            body = make()
+            page = server.page(urlsplit(self.path).path)
         except FedKSeedError as error:  # the store is being written; the page asks again
             self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, explain=str(error))
             return
+        if page is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+            return
+        kind, body = page[0], page[1].encode()
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))
@@ -105,5 +90,5 @@ class Handler(BaseHTTPRequestHandler):
 def serve(directory: Path, host: str, port: int, say: Callable[[str], None]) -> None:
     """Serve the page of a run until the process is stopped."""
     with Server(directory, host, port) as server:
-        say(f"{server.address} shows {directory}; Ctrl-C ends it")
+        say("http://{}:{}/ shows {}; Ctrl-C ends it".format(*server.server_address[:2], directory))
         server.serve_forever()
