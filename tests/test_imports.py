@@ -38,7 +38,7 @@ report.page network.flower.compat network.flower.client_app network.flower.serve
 cli.network network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.protocol.server.rounds network.protocol.server.clients network.protocol.server.client_numbers
 network.protocol.server.request_limits network.protocol.signatures network.protocol.masking_keys
-network.protocol.client.recipe_consent network.protocol.client.policy network.protocol.client.worker_socket
+network.protocol.client.recipe_consent network.protocol.client.policy
 network.protocol.client.worker_process network.protocol.client.task_handler network.protocol.server.serving
 network.protocol network.protocol.carrier network.https network.https.task_files network.https.connections
 network.https.app network.https.browser_page network.https.registered_keys network.https.server network.https.join
@@ -70,7 +70,6 @@ TESTED_IN = {
     "network.protocol.client.task_handler": "network/protocol/client/test_worker.py",
     "network.protocol.client.training_client": "network/protocol/client/test_worker.py",
     "network.protocol.client.worker_process": "network/protocol/client/test_worker.py",
-    "network.protocol.client.worker_socket": "network/protocol/client/test_worker.py",
     "network.flower.grid_carrier": "network/flower/test_server_app.py",
     "network.flower.messages": "network/flower/test_client_app.py",
     "network.protocol.server.serving": "network/protocol/server/test_clients.py",

@@ -11,10 +11,10 @@ from fedkseed.network.protocol.certs import request
 from fedkseed.network.protocol.masking_keys import (
     MASKED_ROUNDS,
     MOST_RUNS,
-    MaskedRoundsFile,
     masking_comment,
     masking_key,
     masking_key_in,
+    note_masked,
     require_member,
 )
 from fedkseed.network.protocol.signatures import private_key
@@ -39,34 +39,33 @@ def test_a_line_without_a_key_has_none(line):
 
 
 def test_a_client_answers_each_leg_of_a_round_once_also_after_a_restart(tmp_path):
-    MaskedRoundsFile(tmp_path, RUN).once(3, "upload", b"numbers")
-    again = MaskedRoundsFile(tmp_path, RUN)
-    again.once(3, "upload", b"numbers")
-    again.once(3, "set of survivors", b"all")
+    note_masked(tmp_path, RUN, 3, "upload", b"numbers")
+    note_masked(tmp_path, RUN, 3, "upload", b"numbers")
+    note_masked(tmp_path, RUN, 3, "set of survivors", b"all")
     with pytest.raises(FedKSeedError, match="round 3 was answered with another set of survivors"):
-        MaskedRoundsFile(tmp_path, RUN).once(3, "set of survivors", b"fewer")
+        note_masked(tmp_path, RUN, 3, "set of survivors", b"fewer")
     with pytest.raises(FedKSeedError, match="round 3 was answered with another upload"):
-        MaskedRoundsFile(tmp_path, RUN).once(3, "upload", b"other numbers")
-    again.once(4, "upload", b"other numbers")
+        note_masked(tmp_path, RUN, 3, "upload", b"other numbers")
+    note_masked(tmp_path, RUN, 4, "upload", b"other numbers")
     with pytest.raises(FedKSeedError, match="round 3 of this run is over: round 4"):
-        MaskedRoundsFile(tmp_path, RUN).once(3, "upload", b"numbers")
-    MaskedRoundsFile(tmp_path, bytes(16)).once(3, "upload", b"of another run")
+        note_masked(tmp_path, RUN, 3, "upload", b"numbers")
+    note_masked(tmp_path, bytes(16), 3, "upload", b"of another run")
 
 
 def test_a_run_is_not_forgotten_for_runs_without_end(tmp_path):
     """A server that could drive a run out of the memory could ask its rounds again."""
     for number in range(MOST_RUNS):
-        MaskedRoundsFile(tmp_path, number.to_bytes(16, "big")).once(0, "upload", b"x")
+        note_masked(tmp_path, number.to_bytes(16, "big"), 0, "upload", b"x")
     with pytest.raises(FedKSeedError, match=f"{MOST_RUNS} runs"):
-        MaskedRoundsFile(tmp_path, b"?" * 16).once(0, "upload", b"x")
+        note_masked(tmp_path, b"?" * 16, 0, "upload", b"x")
     with pytest.raises(FedKSeedError, match="another upload"):
-        MaskedRoundsFile(tmp_path, bytes(16)).once(0, "upload", b"y")
+        note_masked(tmp_path, bytes(16), 0, "upload", b"y")
 
 
 def test_a_memory_that_was_damaged_is_no_empty_one(tmp_path):
     (tmp_path / MASKED_ROUNDS).write_text("{")
     with pytest.raises(FedKSeedError, match=MASKED_ROUNDS):
-        MaskedRoundsFile(tmp_path, RUN).once(0, "upload", b"x")
+        note_masked(tmp_path, RUN, 0, "upload", b"x")
 
 
 def test_masks_are_made_for_the_keys_of_the_clients_own_list_alone(tmp_path):

@@ -23,9 +23,8 @@ from ...errors import FedKSeedError
 from ...files import border, exclusive
 from ...weights.adapter import NAME as TUNED
 from ..protocol.carrier import MAX_MESSAGE
-from ..protocol.client import worker_socket as sockets
 from ..protocol.client.recipe_consent import OwnerSettings
-from ..protocol.client.worker_process import GiveUp, ask_worker, stop_worker
+from ..protocol.client.worker_process import LOG, GiveUp, ask_worker, socket_path, stop_worker
 from ..protocol.client_gain import GainFile
 from ..protocol.envelope import Reply, Status, Task
 from ..protocol.signatures import fingerprint, private_key, sign
@@ -68,9 +67,9 @@ class WorkerDesk:
     def __init__(self, directory: Path, settings: OwnerSettings) -> None:
         self.directory, self.settings = directory.resolve(), settings
         self.kept = f"its tuned model is {self.directory / TUNED}"
-        self.log: Path | str = self.directory / sockets.LOG
+        self.log: Path | str = self.directory / LOG
         settings.signing(self.directory)  # a key of another kind is refused now, and not by each worker
-        sockets.socket_path(self.directory)
+        socket_path(self.directory)
 
     def open(self) -> None:
         self.settings.write(self.directory)

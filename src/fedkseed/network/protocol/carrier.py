@@ -51,14 +51,8 @@ class Carrier(Protocol):
     name: str  # for people
     largest: int  # bytes of the largest parcel
 
-    def nodes(self) -> list[int]:
-        """The clients that are connected now."""
-        ...
+    def nodes(self) -> list[int]: ...  # the clients that are connected now
 
-    def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
-        """Send parcels, and return the key of each; None for one that was not taken."""
-        ...
+    def send(self, parcels: Sequence[Parcel]) -> list[str | None]: ...  # a key for each; None: it was not taken
 
-    def arrived(self, keys: Collection[str]) -> list[Arrival]:
-        """The replies to these parcels that have arrived since the last call."""
-        ...
+    def arrived(self, keys: Collection[str]) -> list[Arrival]: ...  # the replies that have come since the last call

@@ -80,11 +80,7 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
 
 
 def request(path: Path) -> Path:
-    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it.
-
-    Raises:
-        FedKSeedError: one of the two files exists, or can't be written.
-    """
+    """Make a client's key pair on the client's own machine, and return the public file: `path` with .pub after it."""
     public = path.with_name(path.name + ".pub")
     for file in (path, public):
         if file.exists():
@@ -105,9 +101,7 @@ def _make_pair(own: Path, public: Path) -> list[Path]:
 def add(directory: Path, file: Path) -> Path:
     """Give the owner of a public key the next number, and return the key's file in a server's directory.
 
-    Raises:
-        FedKSeedError: the file holds no public key on P-256, or one that has a number already; or the directory lacks
-            the key of a client, or can't be written.
+    A key that is not on P-256 or has a number already is refused, and a directory that lacks the key of a client.
     """
     with border(f"can't read {file}"):
         line = file.read_bytes()
@@ -124,9 +118,6 @@ def revoke(directory: Path, number: int) -> Path:
     """Take a client's public key out of a server's directory, and return the place where it is kept.
 
     A server with a round under way refuses the key within seconds, and takes it never again for its run.
-
-    Raises:
-        FedKSeedError: there is no such key, or it can't be moved.
     """
     path = directory / f"client-{number}.pub"
     if not path.is_file():
@@ -175,11 +166,7 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
 
 
 def check(directory: Path, now: datetime | None = None) -> str | None:
-    """Check that the server's certificate is valid now; returns a warning if it expires within 30 days.
-
-    Raises:
-        FedKSeedError: files are missing, or a certificate has expired or is not valid yet.
-    """
+    """Refuse a server's certificate or authority that is not valid now; returns a warning for the last 30 days."""
     for name in ("ca.pem", "server.pem", "server.key"):
         if not (directory / name).is_file():
             raise FedKSeedError(f"there is no {directory / name}; make it with: fedkseed certs {directory} --host NAME")
@@ -192,11 +179,7 @@ def check(directory: Path, now: datetime | None = None) -> str | None:
 
 
 def public_keys(directory: Path) -> list[Path]:
-    """The public keys of clients 0, 1, … in the order of their numbers.
-
-    Raises:
-        FedKSeedError: there is no key, or the key of one client is missing.
-    """
+    """The public keys of clients 0, 1, … in the order of their numbers; a gap is refused, and none at all."""
     found = {path.name for path in directory.glob("client-*.pub")}
     ordered = [f"client-{number}.pub" for number in range(len(found))]
     if not found or set(ordered) != found:

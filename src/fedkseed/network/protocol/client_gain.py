@@ -22,8 +22,8 @@ from ...files import read_table, write_table
 
 GAIN_FILE = "gain.json"  # in the directory of a client
 LEAST_ROWS = 10  # rows: a sum over fewer says too much of each
-MAGIC, VERSION = b"FKSg", 1
-LAYOUT = struct.Struct("<4sBBId")
+BEGIN = b"FKSg\1\0"  # with the version
+LAYOUT = struct.Struct("<6sId")
 THIS_CLIENT = "this client"
 
 
@@ -41,16 +41,16 @@ class GainSum:
             )
 
     def encode(self) -> bytes:
-        return LAYOUT.pack(MAGIC, VERSION, 0, self.rows, self.change)
+        return LAYOUT.pack(BEGIN, self.rows, self.change)
 
     @classmethod
     def decode(cls, data: bytes) -> "GainSum":
         """The sum encoded in `data`; bytes of something else are refused."""
         if len(data) != LAYOUT.size:
             raise FedKSeedError(f"a gain has {LAYOUT.size} bytes, got {len(data)}")
-        magic, version, zero, rows, change = LAYOUT.unpack(data)
-        if (magic, version, zero) != (MAGIC, VERSION, 0):
-            raise FedKSeedError(f"no gain of version {VERSION}: it begins with {data[:6]!r}; use one release")
+        begin, rows, change = LAYOUT.unpack(data)
+        if begin != BEGIN:
+            raise FedKSeedError(f"no gain of version 1: it begins with {begin!r}, not {BEGIN!r}; use one release")
         return cls(rows, change)
 
     def gain(self, client: int) -> Gain:
@@ -82,15 +82,11 @@ class GainFile:
         write_table(self.path, table | {"runs": runs})
         return True
 
-    def in_words(self) -> str | None:
-        """The latest gain in words; None: there is none."""
-        table = self._table()
-        return gain_in_words(Gain.of(table["gain"]), table["sent"]) if "gain" in table else None
-
     def news(self) -> str | None:
         """The latest gain in words, if it was written since this was last asked."""
         seen, self._seen = self._seen, self._changed()
-        return self.in_words() if self._seen != seen else None
+        table = self._table() if self._seen != seen else {}
+        return gain_in_words(Gain.of(table["gain"]), table["sent"]) if "gain" in table else None
 
     def _changed(self) -> int:
         return self.path.stat().st_mtime_ns if self.path.exists() else 0

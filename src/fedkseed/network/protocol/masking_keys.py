@@ -5,7 +5,6 @@ stands as the comment in the line of its public file: `ecdsa-sha2-nistp256 AAAAâ
 """
 
 import hashlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
@@ -43,39 +42,32 @@ def masking_key_in(line: str) -> bytes | None:
     return key if len(key) == KEY else None
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedRoundsFile:
-    """The last masked round of each run, in a file of a client's directory."""
+def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes) -> None:
+    """Note a value for a leg of a round of the run with a nonce, before what follows from it leaves this machine.
 
-    directory: Path
-    run: bytes  # nonce
-
-    def once(self, round_: int, leg: str, value: bytes) -> None:
-        """Note a value for a leg of a round, before anything that follows from it leaves this machine.
-
-        Another value for the same leg is refused, and one for a round before the run's last.
-        """
-        path, name = self.directory / MASKED_ROUNDS, self.run.hex()
-        table = read_table(path) if path.exists() else {}
-        if name not in table and len(table) >= MOST_RUNS:  # a run that is forgotten could be asked again
-            raise FedKSeedError(
-                f"this client has masked uploads in {MOST_RUNS} runs, and forgets none: {path}; start it with a new "
-                "--state and a new key, since with this key the old rounds could be asked again"
-            )
-        last = table.get(name, {"round": -1})
-        if last["round"] > round_:
-            raise FedKSeedError(
-                f"round {round_} of this run is over: round {last['round']} was masked since; {path} has what was"
-            )
-        digest = hashlib.sha256(value).hexdigest()
-        legs = last["legs"] if last["round"] == round_ else {}
-        if legs.get(leg, digest) != digest:
-            raise FedKSeedError(
-                f"round {round_} was answered with another {leg}: from both answers the server could tell this "
-                f"client's numbers; it must go on with the first, or begin a new run; {path} has what was answered"
-            )
-        table[name] = {"round": round_, "legs": legs | {leg: digest}}
-        write_table(path, table)
+    Another value for the same leg is refused, and one for a round before the run's last.
+    """
+    path, name = directory / MASKED_ROUNDS, run.hex()
+    table = read_table(path) if path.exists() else {}
+    if name not in table and len(table) >= MOST_RUNS:  # a run that is forgotten could be asked again
+        raise FedKSeedError(
+            f"this client has masked uploads in {MOST_RUNS} runs, and forgets none: {path}; start it with a new "
+            "--state and a new key, since with this key the old rounds could be asked again"
+        )
+    last = table.get(name, {"round": -1})
+    if last["round"] > round_:
+        raise FedKSeedError(
+            f"round {round_} of this run is over: round {last['round']} was masked since; {path} has what was"
+        )
+    digest = hashlib.sha256(value).hexdigest()
+    legs = last["legs"] if last["round"] == round_ else {}
+    if legs.get(leg, digest) != digest:
+        raise FedKSeedError(
+            f"round {round_} was answered with another {leg}: from both answers the server could tell this "
+            f"client's numbers; it must go on with the first, or begin a new run; {path} has what was answered"
+        )
+    table[name] = {"round": round_, "legs": legs | {leg: digest}}
+    write_table(path, table)
 
 
 def require_member(file: Path, number: int, key: bytes) -> None:

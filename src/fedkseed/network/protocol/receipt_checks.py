@@ -18,11 +18,7 @@ Keys: TypeAlias = Mapping[int, Iterable[EllipticCurvePublicKey]]  # client -> th
 
 
 def held_keys(places: Iterable[Path]) -> Keys:
-    """The clients' public keys in folders and files that whoever verifies a run holds, by the names client-K.pub.
-
-    Raises:
-        FedKSeedError: a folder has none, a file has another name, or can't be read, or holds none.
-    """
+    """The clients' public keys in folders and files that whoever verifies a run holds, by the names client-K.pub."""
     keys: dict[int, list[EllipticCurvePublicKey]] = {}
     for place in places:
         files = sorted(place.glob("client-*.pub")) if place.is_dir() else [place]

@@ -102,11 +102,7 @@ def _plain(field: int | bytes) -> int | str:
 
 
 def read_history(path: Path) -> dict[str, SeenRun]:
-    """The last that a client has seen of each run: by its nonce, hexadecimal.
-
-    Raises:
-        FedKSeedError: the file can't be read, or is no such table.
-    """
+    """The last that a client has seen of each run: by its nonce, hexadecimal."""
     table, fromhex = read_table(path), bytes.fromhex
     try:
         return {

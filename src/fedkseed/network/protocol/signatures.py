@@ -77,11 +77,7 @@ def fingerprint(key: ec.EllipticCurvePublicKey) -> bytes:
 
 
 def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
-    """The public key in a line of OpenSSH's format, which stands at a place `where`.
-
-    Raises:
-        FedKSeedError: the text is no public key on the curve P-256.
-    """
+    """The public key in a line of OpenSSH's format, at a place `where`; only the curve P-256 is taken."""
     try:
         return _on_p256(serialization.load_ssh_public_key(text), where, ec.EllipticCurvePublicKey)
     except (ValueError, UnsupportedAlgorithm) as error:
@@ -91,11 +87,7 @@ def public_key(text: bytes, where: object) -> ec.EllipticCurvePublicKey:
 
 
 def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
-    """The private key in a file, in PEM or OpenSSH's format.
-
-    Raises:
-        FedKSeedError: the file can't be read, or holds no private key on the curve P-256, or a locked one.
-    """
+    """The private key in a file, in PEM or OpenSSH's format; only the curve P-256 is taken, and no locked key."""
     with border(f"can't read {path}"):
         data = path.read_bytes()
     openssh = b"BEGIN OPENSSH" in data
@@ -115,11 +107,7 @@ def _on_p256(key: object, where: object, kind: type[Key]) -> Key:
 
 
 def certificate(path: Path) -> x509.Certificate:
-    """The certificate in a PEM file.
-
-    Raises:
-        FedKSeedError: the file can't be read, or holds none.
-    """
+    """The certificate in a PEM file."""
     try:
         with border(f"can't read {path}"):
             return x509.load_pem_x509_certificate(path.read_bytes())
@@ -137,13 +125,9 @@ class ServerSigning:
     """
 
     def __init__(
-        self,
-        key: ec.EllipticCurvePrivateKey,
-        certificate: x509.Certificate,
-        clients: Sequence[ec.EllipticCurvePublicKey | None],
-        nonce: bytes,
-        masks: Mapping[int, bytes] | None = None,
-    ) -> None:
+        self, key: ec.EllipticCurvePrivateKey, certificate: x509.Certificate,
+        clients: Sequence[ec.EllipticCurvePublicKey | None], nonce: bytes, masks: Mapping[int, bytes] | None = None,
+    ) -> None:  # fmt: skip
         self.key, self.clients, self.nonce, self.masks = key, tuple(clients), nonce, masks or {}
         self.certificate = certificate.public_bytes(serialization.Encoding.DER)
         self._fingerprints = [fingerprint(client) if client else b"" for client in self.clients]
@@ -167,11 +151,7 @@ class ServerSigning:
 
     @classmethod
     def read(cls, folder: Path, nonce: bytes) -> "ServerSigning | None":
-        """The signing that `write` has written down; None if it has not: tasks then travel unsigned.
-
-        Raises:
-            FedKSeedError: a file can't be read, or a key is of another kind.
-        """
+        """The signing that `write` has written down; None if it has not: tasks then travel unsigned."""
         if not (folder / SIGNING).exists():
             return None
         table = read_table(folder / SIGNING)
@@ -215,16 +195,11 @@ def keys_of_run(directory: Path) -> list[list[ec.EllipticCurvePublicKey]]:
 
 @dataclass(slots=True)
 class ClientSigning:
-    """The verification of a server's tasks, and the signing of a client's answers.
-
-    Args:
-        ca: the authority that must have signed the server's certificate.
-        history: what the client knows of the runs that it took part in; None: tasks' histories are not checked.
-    """
+    """The verification of a server's tasks, and the signing of a client's answers."""
 
     key: ec.EllipticCurvePrivateKey
-    ca: x509.Certificate
-    history: RunHistory | None = None
+    ca: x509.Certificate  # of the authority that must have signed the server's
+    history: RunHistory | None = None  # None: tasks' histories are not checked
     _server: x509.Certificate | None = None  # of the last task that was accepted with one
     _issued: dict[bytes, int] = field(default_factory=dict)  # nonce of a run -> `issued` of its last accepted task
 

@@ -20,10 +20,10 @@ import pytest
 from fedkseed import FedKSeedError, Simulation, decode, encode
 from fedkseed.files import locked, read_table
 from fedkseed.network.protocol.certs import make
-from fedkseed.network.protocol.client import training_client, worker_process
-from fedkseed.network.protocol.client import worker_socket as sockets
+from fedkseed.network.protocol.client import training_client
+from fedkseed.network.protocol.client import worker_process as process
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
+from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT
 from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
@@ -60,10 +60,10 @@ def directory(owner, tmp_path_factory):
     made = tmp_path_factory.mktemp("w") / "c"
     OwnerSettings(owner, idle=60.0).write(made)
     yield made
-    if locked(made / sockets.LOCK):
-        os.kill(int((made / sockets.LOCK).read_text()), signal.SIGKILL)
-    for process in worker_process._started:  # Python warns of those that nobody has waited for
-        process.wait(60)
+    if locked(made / process.LOCK):
+        os.kill(int((made / process.LOCK).read_text()), signal.SIGKILL)
+    for started in process._started:  # Python warns of those that nobody has waited for
+        started.wait(60)
 
 
 def longer(task: Task, steps: int) -> Task:
@@ -83,12 +83,12 @@ def test_one_worker_answers_task_after_task_and_only_its_user_can_reach_it(direc
     expected = TaskHandler(partial(load_client, owner)).reply(first.encode())
     assert expected.status is Status.DONE
     assert Reply.decode(ask_worker(first.encode(), directory)) == expected
-    pid = (directory / sockets.LOCK).read_text()
+    pid = (directory / process.LOCK).read_text()
     without = Task(first.client, first.seconds, first.digest, b"", first.message)
     assert Reply.decode(ask_worker(without.encode(), directory)) == expected
-    assert (directory / sockets.LOCK).read_text() == pid
+    assert (directory / process.LOCK).read_text() == pid
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE((directory / sockets.SOCKET).stat().st_mode) == 0o600
+    assert stat.S_IMODE((directory / process.SOCKET).stat().st_mode) == 0o600
     with pytest.raises(FedKSeedError, match="another worker runs in"):
         serve(directory)
 
@@ -105,17 +105,17 @@ def test_a_worker_with_keys_refuses_a_task_that_is_not_the_servers_and_loads_not
         for forged in (first, attacker.signed(first), genuine.signed(replace(first, client=0))):
             reply = Reply.decode(ask_worker(forged.encode(), tmp_path / "c"))
             assert (reply.status, reply.text) == (Status.REFUSED, "task")
-        assert "is not signed" in (tmp_path / "c" / sockets.LOG).read_text()
+        assert "is not signed" in (tmp_path / "c" / process.LOG).read_text()
         task = genuine.signed(first)
         reply = Reply.decode(ask_worker(task.encode(), tmp_path / "c"))
         genuine.require(1, task.head, task.message, reply.message, reply.signature)
         again = Reply.decode(ask_worker(task.encode(), tmp_path / "c"))
         assert (again.status, again.text) == (Status.FAILED, "task")
     finally:
-        lock = tmp_path / "c" / sockets.LOCK
+        lock = tmp_path / "c" / process.LOCK
         if locked(lock):
             os.kill(int(lock.read_text()), signal.SIGKILL)
-            worker_process._started[-1].wait(60)
+            process._started[-1].wait(60)
 
 
 def test_batches_are_drawn_by_a_secret_of_the_clients(owner, first, tmp_path):
@@ -162,7 +162,7 @@ def test_a_client_adds_its_own_noise_for_the_rounds_of_the_plan_and_no_others(se
 
     def replied(asked: Task, secret: int | None = 1) -> Reply:
         (folder := tmp_path / str(secret)).mkdir(exist_ok=True)
-        follow = partial(load_client, replace(owner, secret=secret), ledger=PrivacyLedger(folder))
+        follow = partial(load_client, replace(owner, secret=secret), ledger=folder)
         return TaskHandler(follow, disclose=lambda code, text: said.append(text) or text).reply(asked.encode())
 
     upload = decode(replied(task).message, Upload)
@@ -196,33 +196,33 @@ def test_a_worker_killed_at_work_is_told_and_the_next_task_starts_another(direct
     long, replies = longer(first, 100_000), []
     thread = threading.Thread(target=lambda: replies.append(Reply.decode(ask_worker(long.encode(), directory))))
     thread.start()
-    lock = directory / sockets.LOCK
-    wait_for(lambda: lock.exists() and locked(lock) and (directory / sockets.SOCKET).exists())
+    lock = directory / process.LOCK
+    wait_for(lambda: lock.exists() and locked(lock) and (directory / process.SOCKET).exists())
     time.sleep(0.5)
     os.kill(int(lock.read_text()), signal.SIGKILL)
     thread.join(60)
     assert replies[0].status is Status.FAILED
     assert replies[0].text == "worker"
-    assert "the worker ended in the middle of a task" in (directory / sockets.LOG).read_text()
+    assert "the worker ended in the middle of a task" in (directory / process.LOG).read_text()
     wait_for(lambda: not locked(lock))  # its socket may outlive its end by a moment
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
 
 
 def test_a_worker_turns_to_the_next_task_when_nobody_waits_for_this_one(directory, first):
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
-    pid = (directory / sockets.LOCK).read_text()
+    pid = (directory / process.LOCK).read_text()
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(sockets.socket_path(directory))
-        sockets.send(connection, longer(first, 1_000_000).encode(), 60)
+        connection.connect(process.socket_path(directory))
+        process.send(connection, longer(first, 1_000_000).encode(), 60)
         time.sleep(1)
     assert Reply.decode(ask_worker(first.encode(), directory)).status is Status.DONE
-    assert (directory / sockets.LOCK).read_text() == pid
+    assert (directory / process.LOCK).read_text() == pid
 
 
 def test_a_worker_ends_after_its_idle_time_and_leaves_no_socket(owner, tmp_path):
     OwnerSettings(owner, idle=0.2).write(tmp_path / "c")
     serve(tmp_path / "c")
-    assert not (tmp_path / "c" / sockets.SOCKET).exists()
+    assert not (tmp_path / "c" / process.SOCKET).exists()
 
 
 def test_a_task_whose_time_is_over_is_given_up(first, owner):
@@ -268,7 +268,7 @@ def test_a_worker_that_cannot_start_says_why(tmp_path):
     (tmp_path / "c").mkdir()
     reply = Reply.decode(ask_worker(Task(0, 1.0, bytes(16), b"", b"").encode(), tmp_path / "c"))
     assert (reply.status, reply.text) == (Status.FAILED, "worker")
-    assert "the worker ended with code 1: fedkseed: can't read" in (tmp_path / "c" / sockets.LOG).read_text()
+    assert "the worker ended with code 1: fedkseed: can't read" in (tmp_path / "c" / process.LOG).read_text()
 
 
 def test_a_directory_with_too_long_a_path_is_refused(tmp_path, first):
@@ -276,29 +276,29 @@ def test_a_directory_with_too_long_a_path_is_refused(tmp_path, first):
     deep = tmp_path / ("x" * 120)
     deep.mkdir()
     assert Reply.decode(ask_worker(first.encode(), deep)) == refused
-    assert "too long for a socket" in (deep / sockets.LOG).read_text()
+    assert "too long for a socket" in (deep / process.LOG).read_text()
 
 
 def test_frames_arrive_whole_or_are_refused():
     here, there = socket.socketpair()
     with here, there:
         data = np.random.default_rng(0).bytes(3 << 20)
-        sender = threading.Thread(target=sockets.send, args=(here, data, 10.0))
+        sender = threading.Thread(target=process.send, args=(here, data, 10.0))
         sender.start()
-        assert sockets.receive(there, 10.0) == data
+        assert process.receive(there, 10.0) == data
         sender.join()
-        here.sendall(struct.pack("<I", sockets.MAX_FRAME + 1))
+        here.sendall(struct.pack("<I", process.MAX_FRAME + 1))
         with pytest.raises(FedKSeedError, match="are announced"):
-            sockets.receive(there, 10.0)
+            process.receive(there, 10.0)
         here.sendall(struct.pack("<I", 5) + b"abc")
         with pytest.raises(TimeoutError):
-            sockets.receive(there, 0.05)
-        assert not sockets.gone(there)
+            process.receive(there, 0.05)
+        assert not process.gone(there)
         here.sendall(struct.pack("<I", 5))
         here.close()
         with pytest.raises(FedKSeedError, match="closed the connection after 0 of 5 bytes"):
-            sockets.receive(there, 10.0)
-        assert sockets.gone(there)
+            process.receive(there, 10.0)
+        assert process.gone(there)
 
 
 def asking(task: Task, **changes: object) -> Task:

@@ -23,7 +23,7 @@ from fedkseed.network.flower.messages import unpacked
 from fedkseed.network.protocol.carrier import Arrival, Parcel
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.client.policy import Policy
-from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT, PrivacyLedger
+from fedkseed.network.protocol.client.privacy_spent import PRIVACY_SPENT
 from fedkseed.network.protocol.client.recipe_consent import accepted_recipe
 from fedkseed.network.protocol.client.task_handler import TaskHandler
 from fedkseed.network.protocol.client.training_client import load_client
@@ -37,7 +37,6 @@ from fedkseed.network.protocol.server.clients import RemoteClients
 from fedkseed.network.protocol.server.rounds import (
     FIRST_LEG,
     NO_DATA,
-    FirstLegFile,
     NetworkRounds,
     federation,
     why_model,
@@ -299,7 +298,7 @@ def test_the_second_leg_needs_as_many_as_take_off_the_masks_and_not_the_whole_mi
         exchanges=lambda: legs, answered=set(), state=SimpleNamespace(round=0), whole={}, add_=None
     )
     strategy: Any = None
-    rounds = NetworkRounds(0, strategy, remote, 9, False, FirstLegFile(tmp_path / "first-leg.json"))
+    rounds = NetworkRounds(0, strategy, remote, 9, False, tmp_path / "first-leg.json")
     rounds._two_legs(round_, 9, 7)
     assert needed == [9, 7]
 
@@ -352,7 +351,7 @@ def test_clients_that_protect_their_examples_end_a_run_with_the_stated_epsilon(s
         signing = ClientSigning(private_key(keys / f"client-{number}"), ca)
         owner = Owner(str(setting.files[number]), str(setting.model), policy=OPEN, secret=number)
         masks = partial(masking_client, folder, signing, None)
-        worker = TaskHandler(partial(load_client, owner, masks=masks, ledger=PrivacyLedger(folder)), signing)
+        worker = TaskHandler(partial(load_client, owner, masks=masks, ledger=folder), signing)
         apps[node] = client_app(lambda task, _, worker=worker: worker.reply(task).encode())
     result = setting.serve(directory, to_apps(apps, {}))
     reports = Store(directory).reports()

@@ -171,11 +171,7 @@ class Policy(Table):
 
 
 def load_policy(path: Path) -> Policy:
-    """Read an owner's policy.
-
-    Raises:
-        FedKSeedError: the file is missing, is no TOML, has an unknown key or a value that is not allowed.
-    """
+    """The owner's policy in a file."""
     data = read_whole(path, MAX_BYTES, f"the policy {path}")
     try:
         return typed(Policy, tables(data))

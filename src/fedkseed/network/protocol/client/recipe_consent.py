@@ -53,11 +53,7 @@ class Owner:
 def owner_of(
     data: str, model: str | None, device: str, policy: Path | None, basis: Path | None, members: Path | None
 ) -> Owner:
-    """The settings that the owner of a client decides, with paths that hold in any directory.
-
-    Raises:
-        FedKSeedError: there is no such file, or the policy can't be read.
-    """
+    """The settings that the owner of a client decides, with paths that hold in any directory."""
     path = Path(data).expanduser()
     place = Path(model).expanduser() if model is not None else None
     return Owner(
@@ -93,11 +89,7 @@ class OwnerSettings:
 
     @classmethod
     def read(cls, directory: Path) -> "OwnerSettings":
-        """The settings that `write` has written, or a person.
-
-        Raises:
-            FedKSeedError: the file can't be read, is damaged, or holds something else.
-        """
+        """The settings that `write` has written, or a person."""
         table = read_table(directory / SETTINGS, by_hand=True)
         try:
             owner = table.pop("owner")

@@ -10,7 +10,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from ....errors import FedKSeedError
 from ..carrier import RoundStoppedError
@@ -38,9 +38,6 @@ class RecipeFollower(Protocol):
     def afterwards(self) -> None: ...
 
 
-Disclose: TypeAlias = Callable[[Code, str], str]  # reason in full -> what a server gets to know of it
-
-
 def log(text: str) -> None:
     """Write a line into the log of this process, for the client's owner."""
     print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", file=sys.stderr)
@@ -58,17 +55,14 @@ class TaskHandler:
     Args:
         follow: makes a client that follows a given recipe.
         signing: verifies tasks and signs answers; None: tasks are taken from whoever hands them in.
-        disclose: decides on the text of a reply without an answer.
+        disclose: a code and its reason in full -> what a server gets to know of it.
         remembers: whether the answer to a task is kept for the same task, should it come again.
     """
 
     def __init__(
-        self,
-        follow: Callable[[bytes], RecipeFollower],
-        signing: ClientSigning | None = None,
-        disclose: Disclose = code_alone,
-        remembers: Callable[[Task], bool] = lambda task: True,
-    ) -> None:
+        self, follow: Callable[[bytes], RecipeFollower], signing: ClientSigning | None = None,
+        disclose: Callable[[Code, str], str] = code_alone, remembers: Callable[[Task], bool] = lambda task: True,
+    ) -> None:  # fmt: skip
         self.follow, self.signing, self.disclose, self.remembers = follow, signing, disclose, remembers
         self._digest = b""
         self._follower: RecipeFollower | None = None

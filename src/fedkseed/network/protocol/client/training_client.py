@@ -38,7 +38,7 @@ from ....wire.records import Broadcast, Change, Run, Secured, Survivors
 from ..client_gain import LEAST_ROWS, THIS_CLIENT, GainFile, GainSum, gain_in_words
 from ..envelope import Code, RefusedError, Task, refusing
 from .policy import Policy
-from .privacy_spent import PrivacyLedger
+from .privacy_spent import spend_privacy
 from .recipe_consent import Owner, accepted_recipe
 from .task_handler import log
 
@@ -51,28 +51,18 @@ MakeMasking: TypeAlias = Callable[[int, bytes], "MaskingClient"]
 
 @dataclass(slots=True)
 class TrainingClient:
-    """A client, and what `load_client` has loaded for its recipe.
-
-    Args:
-        recipe: the server's, as the owner follows it.
-        examples: those that it trains on.
-        unseen: those that it never trains on.
-        masks: makes its side of masked uploads; None: it has no key.
-        ledger: its account of privacy; None: it answers no recipe with [privacy].
-        keeps: file for the tuned model of a finished run; None: it is not written.
-        begun: when the task began that has brought the recipe; None: that task is over.
-    """
+    """A client, and what `load_client` has loaded for its recipe."""
 
     owner: Owner
-    recipe: Recipe
+    recipe: Recipe  # the server's, as the owner follows it
     setup: Setup
-    examples: Sequence[Encoded]
-    unseen: HeldOut
+    examples: Sequence[Encoded]  # those that it trains on
+    unseen: HeldOut  # those that it never trains on
     threads: int
-    masks: MakeMasking | None = None
-    ledger: PrivacyLedger | None = None
-    keeps: Path | None = None
-    begun: float | None = None
+    masks: MakeMasking | None = None  # None: it has no key
+    ledger: Path | None = None  # folder of its account of privacy; None: it answers no recipe with [privacy]
+    keeps: Path | None = None  # file for the tuned model of a finished run; None: it is not written
+    begun: float | None = None  # when the task began that has brought the recipe; None: that task is over
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
     _later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
 
@@ -96,7 +86,11 @@ class TrainingClient:
         digest = broadcast_digest(message, whole)
         bound(digest)
         self._require_allowed(task, message)
-        masking = self._masking(task)
+        masking = None
+        if self.recipe.secure is not None:
+            if self.masks is None:
+                raise FedKSeedError("the recipe has masked uploads, and this client has no key: start it with --key")
+            masking = replace(self.masks(task.client, task.nonce), allow=self._require_steps)
         self._spend(task.nonce, digest)
         if pooled and self.recipe.secure is None:  # kilobytes
             self._broadcast = whole
@@ -118,11 +112,11 @@ class TrainingClient:
 
     def _require_allowed(self, task: Task, message: Any) -> None:
         """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps."""
-        count = self.recipe.clients.count
+        count, weights = self.recipe.clients.count, self.setup.weights
         if count is None or task.client >= count:
             raise FedKSeedError(f"the recipe has {count} clients, and the task is for client {task.client}")
         with refusing(Code.MODEL):
-            self._run.require(message.run)
+            Run(weights.pool, weights.base_digest).require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
         _require_recipes_steps(inside, self.recipe, self.setup.strategy.settings.work(False))
         _require_drawn(task.client, message, self.recipe, count)
@@ -130,17 +124,6 @@ class TrainingClient:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
             )
-
-    @property
-    def _run(self) -> Run:
-        return Run(self.setup.weights.pool, self.setup.weights.base_digest)
-
-    def _masking(self, task: Task) -> "MaskingClient | None":
-        if self.recipe.secure is None:
-            return None
-        if self.masks is None:
-            raise FedKSeedError("the recipe asks for masked uploads, and this client has no key: start it with --key")
-        return replace(self.masks(task.client, task.nonce), allow=self._require_steps)
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""
@@ -152,7 +135,7 @@ class TrainingClient:
             )
         limits = self.owner.policy.training
         with refusing(Code.POLICY):
-            self.ledger.spend(run, asked, noise**-2, limits.epsilon, limits.delta)
+            spend_privacy(self.ledger, run, asked, noise**-2, limits.epsilon, limits.delta)
 
     def _train(self, task: Task, whole: bytes, masking: "MaskingClient | None", tick: Callable[[float], None]) -> bytes:
         """The answer to a broadcast; `tick` is called between any two passes of the model."""
@@ -202,7 +185,7 @@ class TrainingClient:
         if message.round == task.done:
             bound(broadcast_digest(message, task.message))
         with refusing(Code.MODEL):
-            self._run.require(message.run)
+            Run(setup.weights.pool, setup.weights.base_digest).require(message.run)
             setup.strategy.client.sync(message, setup.weights)
             if self.keeps is not None:
                 setup.held(message.round).save(self.keeps)
@@ -248,12 +231,9 @@ class TrainingClient:
 
 
 def load_client(
-    owner: Owner,
-    recipe: bytes,
-    masks: MakeMasking | None = None,
-    ledger: PrivacyLedger | None = None,
+    owner: Owner, recipe: bytes, masks: MakeMasking | None = None, ledger: Path | None = None,
     keeps: Path | None = None,
-) -> TrainingClient:
+) -> TrainingClient:  # fmt: skip
     """Load what a client needs to follow a server's recipe: its arguments are those of `TrainingClient`.
 
     Raises:

@@ -22,11 +22,10 @@ from ....errors import FedKSeedError
 from ....files import exclusive, read_whole, write_atomically
 from ....weights.adapter import NAME as TUNED
 from ..envelope import Code, RefusedError, refusing
-from ..masking_keys import MaskedRoundsFile, masking_key, require_member
+from ..masking_keys import masking_key, note_masked, require_member
 from ..signatures import ClientSigning
-from . import worker_socket as sockets
+from . import worker_process as process
 from .policy import RowView
-from .privacy_spent import PrivacyLedger
 from .recipe_consent import Owner, OwnerSettings, RecipeJournal, accepted_recipe
 from .task_handler import AbandonedError, TaskHandler
 from .training_client import TrainingClient, load_client
@@ -35,37 +34,32 @@ if TYPE_CHECKING:
     from ....secure.member import MaskingClient
 
 BATCH_SEED = "batches.secret"  # in the directory of a client
-HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 
 
 def serve(directory: Path) -> None:
-    """Answer tasks until none has come for the idle time.
-
-    Raises:
-        FedKSeedError: another worker runs in this directory, or its settings can't be read.
-    """
+    """Answer tasks until none has come for the idle time; a directory has one worker."""
     settings = OwnerSettings.read(directory)
     with (
-        exclusive(directory / sockets.LOCK, f"another worker runs in {directory}"),
-        sockets.listening(directory) as listener,
+        exclusive(directory / process.LOCK, f"another worker runs in {directory}"),
+        process.listening(directory) as listener,
     ):
         owner, signing = settings.owner, settings.signing(directory)
         if owner.policy.data.secret_batches:
             owner = replace(owner, secret=batch_secret(directory))
         masks = None if signing is None else partial(masking_client, directory, signing, owner.members)
-        load = partial(load_client, masks=masks, ledger=PrivacyLedger(directory), keeps=directory / TUNED)
+        load = partial(load_client, masks=masks, ledger=directory, keeps=directory / TUNED)
         handler = TaskHandler(partial(follow_recipe, RecipeJournal(directory), owner, load=load), signing)
         listener.settimeout(settings.idle)
         while True:
             try:
                 connection, _ = listener.accept()
             except TimeoutError:
-                (directory / sockets.SOCKET).unlink(missing_ok=True)  # still locked: a successor's is not touched
+                (directory / process.SOCKET).unlink(missing_ok=True)  # still locked: a successor's is not touched
                 return
             with connection, suppress(AbandonedError, OSError, FedKSeedError):  # of this task; the next may succeed
-                task = sockets.receive(connection, HAND_IN)
-                reply = handler.reply(task, partial(sockets.gone, connection))
-                sockets.send(connection, reply.encode(), HAND_IN)
+                task = process.receive(connection, process.HAND_IN)
+                reply = handler.reply(task, partial(process.gone, connection))
+                process.send(connection, reply.encode(), process.HAND_IN)
                 connection.close()
                 handler.afterwards()
 
@@ -73,11 +67,7 @@ def serve(directory: Path) -> None:
 def follow_recipe(
     journal: RecipeJournal, owner: Owner, recipe: bytes, load: Callable[..., TrainingClient] = load_client
 ) -> TrainingClient:
-    """A client that follows a recipe, which is noted before, and the decision after.
-
-    Raises:
-        RefusedError: the recipe is not followed.
-    """
+    """A client that follows a recipe, or its refusal: the recipe is noted before, and the decision after."""
     with refusing(Code.WORKER):  # the disk may be full
         journal.asked(recipe)
         try:
@@ -94,9 +84,6 @@ def batch_secret(directory: Path) -> int:
     """The secret number by which a client draws its batches, made once for its directory.
 
     A server that knew which rows are in which batch could solve the scalars of a round for those of each row.
-
-    Raises:
-        FedKSeedError: the file can't be read or written, or holds something else.
     """
     path = directory / BATCH_SEED
     if not path.exists():
@@ -116,7 +103,7 @@ def masking_client(
     except ModuleNotFoundError as error:
         raise FedKSeedError(f"masked uploads need the package {error.name}: pip install 'fedkseed[secure]'") from error
     require = None if members is None else partial(require_member, Path(members))
-    once = MaskedRoundsFile(directory, nonce).once
+    once = partial(note_masked, directory, nonce)
     return MaskingClient(number, masking_key(signing.key), nonce, once, require=require)
 
 

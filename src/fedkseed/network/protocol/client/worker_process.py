@@ -1,7 +1,12 @@
-"""The way of a task to a client's worker, which is started if there is none, and of the reply back."""
+"""A client's worker as other processes reach it: a task and its reply, in frames on a Unix socket; its start and end.
+
+A frame is 4 bytes of length, then as many bytes.
+"""
 
 import os
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import time
@@ -10,17 +15,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from socket import AF_UNIX, SHUT_RDWR, socket
 from typing import TypeAlias
 
 from ....errors import FedKSeedError
-from ....files import locked, private
+from ....files import border, locked, private
+from ..carrier import MAX_MESSAGE
 from ..envelope import Code, RefusedError, Reply, Status, Task, refusing
-from . import worker_socket as sockets
 
 START = 120.0  # seconds until a worker listens: importing PyTorch from a cold disk
-HAND_IN = 60.0  # seconds to hand in a task, both sides on one machine
+HAND_IN = 60.0  # seconds to hand in a task or to take its answer, both sides on one machine
 MARGIN = 30.0  # seconds beyond the task's own, for a worker to notice that it is late
+LENGTH = struct.Struct("<I")
+MAX_FRAME = MAX_MESSAGE  # bytes: a task or a reply, as Flower carries it
+CHUNK = 1 << 20
+LONGEST = 100  # bytes of a socket's path; Linux takes 107, macOS 103
+SOCKET, LOCK, LOG = "worker.sock", "worker.lock", "worker.log"  # in the directory of a client
 
 GiveUp: TypeAlias = Callable[[], object]  # nobody waits for the answer to a task any more
 
@@ -36,7 +45,7 @@ def ask_worker(task: bytes, directory: Path, begun: Callable[[GiveUp], object] =
     """
     status, code = Status.REFUSED, Code.WORKER
     try:
-        sockets.socket_path(directory)
+        socket_path(directory)
         with refusing(Code.TASK):
             seconds = Task.decode(task).seconds + MARGIN
         status = Status.FAILED
@@ -45,7 +54,7 @@ def ask_worker(task: bytes, directory: Path, begun: Callable[[GiveUp], object] =
         code, text = error.code, str(error)
     except Exception as error:
         text = str(error) if isinstance(error, FedKSeedError) else traceback.format_exc()
-    with suppress(OSError), (directory / sockets.LOG).open("a") as log:
+    with suppress(OSError), (directory / LOG).open("a") as log:
         log.write(f"no answer ({code}): {text}\n")
     return Reply(status, text=code).encode()
 
@@ -55,18 +64,18 @@ def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp
     process: subprocess.Popen | None = None
     while True:
         try:
-            with socket(AF_UNIX) as connection:
+            with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(HAND_IN)
-                connection.connect(sockets.socket_path(directory))
+                connection.connect(socket_path(directory))
                 begun(partial(_shut, connection))
-                sockets.send(connection, task, HAND_IN)
-                return sockets.receive(connection, seconds)
+                send(connection, task, HAND_IN)
+                return receive(connection, seconds)
         except TimeoutError as error:
             raise FedKSeedError(f"the worker did not answer within {seconds:.0f} s") from error
         except (ConnectionRefusedError, FileNotFoundError) as error:  # no worker listens (yet)
-            log = directory / sockets.LOG
+            log = directory / LOG
             ended = process is not None and process.poll()
-            if ended and not locked(directory / sockets.LOCK):  # else another worker was faster
+            if ended and not locked(directory / LOCK):  # else another worker was faster
                 said = log.read_text(errors="replace").strip() or "it said nothing"
                 raise FedKSeedError(f"the worker ended with code {ended}: {said.splitlines()[-1]}") from error
             if time.monotonic() > end:
@@ -77,10 +86,10 @@ def _relay(task: bytes, directory: Path, seconds: float, begun: Callable[[GiveUp
             raise FedKSeedError(f"the worker ended in the middle of a task, for want of memory? {error}") from error
 
 
-def _shut(connection: socket) -> None:
+def _shut(connection: socket.socket) -> None:
     """End a connection; the worker gives its task up then."""
     with suppress(OSError):
-        connection.shutdown(SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is collected while its process lives
@@ -88,7 +97,7 @@ _started: list[subprocess.Popen] = []  # kept: Python warns of a Popen that is c
 
 def start_worker(directory: Path) -> subprocess.Popen:
     """Start a worker that outlives this process."""
-    with open(directory / sockets.LOG, "ab", opener=private) as log:
+    with open(directory / LOG, "ab", opener=private) as log:
         process = subprocess.Popen(  # noqa: S603 - this program itself
             [sys.executable, "-m", "fedkseed.network.protocol.client.worker", str(directory)],
             stdin=subprocess.DEVNULL,
@@ -103,7 +112,72 @@ def start_worker(directory: Path) -> subprocess.Popen:
 
 def stop_worker(directory: Path) -> None:
     """End the worker of a directory; its unfinished task is lost, which the server notices."""
-    path = directory / sockets.LOCK
+    path = directory / LOCK
     with suppress(OSError, ValueError):  # it has ended just now
         if path.exists() and locked(path):
             os.kill(int(path.read_text()), signal.SIGTERM)
+
+
+def socket_path(directory: Path) -> str:
+    """The path of a worker's socket; one that is longer than the system takes is refused."""
+    path = str(directory.resolve() / SOCKET)
+    if len(path.encode()) > LONGEST:
+        raise FedKSeedError(f"the path {path} is too long for a socket ({LONGEST} bytes): choose a shorter --state")
+    return path
+
+
+def listening(directory: Path) -> socket.socket:
+    """A socket that only this user can connect to, in a directory that only this user can enter."""
+    path = Path(socket_path(directory))
+    with border(f"can't listen at {path}"):
+        path.unlink(missing_ok=True)  # of a worker that was killed; the caller holds the lock
+        listener = socket.socket(socket.AF_UNIX)
+        try:
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen()
+        except OSError:
+            listener.close()
+            raise
+    return listener
+
+
+def send(connection: socket.socket, data: bytes, seconds: float) -> None:
+    """Send a frame; an OSError if the other side is gone, or does not take it in time."""
+    if len(data) > MAX_FRAME:
+        raise FedKSeedError(f"a frame has at most {MAX_FRAME:,} bytes, got {len(data):,}")
+    connection.settimeout(seconds)
+    connection.sendall(LENGTH.pack(len(data)))
+    connection.sendall(data)
+
+
+def receive(connection: socket.socket, seconds: float) -> bytes:
+    """The next frame, whole; a TimeoutError if it does not come in time."""
+    end = time.monotonic() + seconds
+    (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size, end))
+    if size > MAX_FRAME:
+        raise FedKSeedError(f"a frame has at most {MAX_FRAME:,} bytes, {size:,} are announced")
+    return _exactly(connection, size, end)
+
+
+def _exactly(connection: socket.socket, size: int, end: float) -> bytes:
+    """The next `size` bytes; memory grows only as they come, so that a large announced length alone costs nothing."""
+    data = bytearray()
+    while len(data) < size:
+        connection.settimeout(max(0.001, end - time.monotonic()))
+        part = connection.recv(min(CHUNK, size - len(data)))
+        if not part:
+            raise FedKSeedError(f"the other side closed the connection after {len(data)} of {size} bytes")
+        data += part
+    return bytes(data)
+
+
+def gone(connection: socket.socket) -> bool:
+    """Whether the other side has closed the connection; returns at once."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(1, socket.MSG_PEEK) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

@@ -53,21 +53,16 @@ class RemoteClient:
 
 @dataclass(slots=True)
 class Exchange:
-    """Messages to some clients, and who has answered.
-
-    Args:
-        signed: by client: the broadcast that it signs; differs from `sent` where that is a difference.
-        minimum: number of answers needed. Connected clients are waited for even if it is 0.
-        keep: whether clients are sent the tuned model, which they keep.
-        measuring: whether they may take a deadline for it, since some measure their gain.
-    """
+    """Messages to some clients, and who has answered."""
 
     round: int
     sent: Mapping[int, bytes]
-    signed: Mapping[int, bytes]
-    minimum: int
-    keep: bool = False
-    measuring: bool = False
+    signed: Mapping[
+        int, bytes
+    ]  # by client: the broadcast that it signs; differs from `sent` where that is a difference
+    minimum: int  # number of answers needed; connected clients are waited for even if it is 0
+    keep: bool = False  # whether clients are sent the tuned model, which they keep
+    measuring: bool = False  # whether they may take a deadline for it, since some measure their gain
     answered: set[int] = field(default_factory=set)
     lacking: set[int] = field(default_factory=set)  # those whose answer is a wish for the whole broadcast
     refused: dict[int, str] = field(default_factory=dict)  # client -> reason, also where an answer can't be used
@@ -112,25 +107,17 @@ class OpenTask:
 
 @dataclass(slots=True)
 class RemoteClients:
-    """The clients behind a carrier.
-
-    Args:
-        recipe: the clients' recipe as TOML; sent to each client once, and again to clients that have lost it.
-        minimum: number of connected clients with which the run can begin.
-        signing: signs tasks and verifies answers; None: both travel unsigned.
-        history: the links of the run's log, for each task; None: none is sent.
-        signatures: client -> signature of its accepted answer; the caller empties it.
-    """
+    """The clients behind a carrier."""
 
     carrier: Carrier
     numbers: ClientNumbers
-    recipe: bytes
-    minimum: int
+    recipe: bytes  # TOML; sent to each client once, and again to clients that have lost it
+    minimum: int  # number of connected clients with which the run can begin
     options: NetworkTable
     progress: Progress
-    signing: ServerSigning | None = None
-    history: History | None = None
-    signatures: dict[int, bytes] = field(default_factory=dict)
+    signing: ServerSigning | None = None  # None: tasks and answers travel unsigned
+    history: History | None = None  # the links of the run's log, for each task; None: none is sent
+    signatures: dict[int, bytes] = field(default_factory=dict)  # of accepted answers; the caller empties it
     _clients: defaultdict[int, RemoteClient] = field(default_factory=lambda: defaultdict(RemoteClient))
     _tasks: dict[str, OpenTask] = field(default_factory=dict)  # also of earlier rounds: late answers are reported
     _online: dict[int, int] = field(default_factory=dict)  # client -> node
@@ -140,11 +127,7 @@ class RemoteClients:
     _trouble: dict[str, Exception] = field(default_factory=dict)  # by kind of call: its error, if the last one failed
 
     def gather(self) -> None:
-        """Wait until all clients are connected; after [network] patience, the minimum of a round is enough.
-
-        Raises:
-            FedKSeedError: fewer clients than the minimum are connected.
-        """
+        """Wait until all clients are connected; after [network] patience, the minimum of a round is enough."""
         end, seen, total = time.monotonic() + self.options.patience, -1, self.numbers.count
         while not self.numbers.expected.issubset(online := self.online()):
             if len(online) != seen:

@@ -29,12 +29,9 @@ NO_DATA = hashlib.sha256(b"[[]]").hexdigest()
 
 
 def federation(
-    recipe: Recipe,
-    remote: RemoteClients,
-    progress: Progress | None = None,
-    signing: ServerSigning | None = None,
+    recipe: Recipe, remote: RemoteClients, progress: Progress | None = None, signing: ServerSigning | None = None,
     secret: bytes = b"",
-) -> Federation:
+) -> Federation:  # fmt: skip
     """The parts of a run with clients of a network.
 
     Held-out examples are the server's own, if there are any. A server without data needs no model either, if the
@@ -68,7 +65,7 @@ def federation(
         strategy = algorithm.strategy_of(replace(strategy.settings, secure=masking))
     strategy = over_shards(strategy, recipe)
     keeps = recipe.keeps_uploads and algorithm.pooled
-    first_leg = FirstLegFile(remote.numbers.path.with_name(FIRST_LEG))
+    first_leg = remote.numbers.path.with_name(FIRST_LEG)
     rounds = NetworkRounds(recipe.seed, strategy, remote, size, keeps, first_leg, recipe.clients.draw)
     clients = count if shards is None else sum(shards)
     identity = {
@@ -130,26 +127,17 @@ def why_model(recipe: Recipe, algorithm: Algorithm) -> str | None:
 
 @dataclass(slots=True)
 class NetworkRounds:
-    """The rounds of a run over a network, made of the answers that come in time.
-
-    Args:
-        size: number of clients in a cohort.
-        keeps: whether the uploads of a round are kept as receipts.
-        first_leg: keeps a round's masked uploads from its second leg on.
-        draw: see `cohort`.
-        receipts: the uploads of the last round, where they are kept.
-        held: client that answered in the last round -> that round's broadcast.
-    """
+    """The rounds of a run over a network, made of the answers that come in time."""
 
     seed: int
     strategy: Strategy[Any]
     remote: RemoteClients
-    size: int
-    keeps: bool
-    first_leg: "FirstLegFile"
-    draw: str = EACH_ROUND
-    receipts: dict[int, Receipt] = field(default_factory=dict)
-    held: dict[int, bytes] = field(default_factory=dict)
+    size: int  # of a cohort
+    keeps: bool  # whether the uploads of a round are kept as receipts
+    first_leg: Path  # file of a round's masked uploads from its second leg on
+    draw: str = EACH_ROUND  # see `cohort`
+    receipts: dict[int, Receipt] = field(default_factory=dict)  # of the last round, where they are kept
+    held: dict[int, bytes] = field(default_factory=dict)  # client that answered in the last round -> its broadcast
     gathered: bool = False
 
     def next(self, state: Any, state_after: Callable[[int], Any], broadcasts: Broadcasts[Any]) -> tuple[Any, Report]:
@@ -168,7 +156,7 @@ class NetworkRounds:
                 self._exchange(round_, messages, least)
         after, report = round_.finish()
         if second is not None:
-            self.first_leg.path.unlink(missing_ok=True)
+            self.first_leg.unlink(missing_ok=True)
         elif self.strategy.server.weights == COEFFICIENTS:
             self.held = dict.fromkeys(round_.answered, broadcasts.of(state))
         return after, report
@@ -197,38 +185,29 @@ class NetworkRounds:
         for message in {id(message): message for message in messages.values()}.values():
             digest.update(message)
         asked_by = digest.hexdigest()
-        if uploads := self.first_leg.uploads(asked_by):
+        if uploads := kept_uploads(self.first_leg, asked_by):
             self.remote.progress.note(f"round {round_.state.round + 1} goes on with its second leg")
             for client, upload in uploads.items():
                 round_.add_(client, upload)
         else:
             uploads = self._exchange(round_, messages, max(least, needed))
         for requests in exchanges:
-            self.first_leg.write(asked_by, uploads)
+            texts = {str(client): upload.hex() for client, upload in uploads.items()}
+            write_table(self.first_leg, {"asked by": asked_by, "uploads": texts})
             self._exchange(round_, requests, needed)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstLegFile:
-    """The masked uploads of a round whose second leg has begun.
+def kept_uploads(path: Path, asked_by: str) -> dict[int, bytes]:
+    """The masked uploads of a round whose second leg has begun, if they answer the message with this digest.
 
     Clients answer one set of survivors a round, and so a server that was stopped between the legs must go on with the
     same uploads.
     """
-
-    path: Path
-
-    def write(self, asked_by: str, uploads: Mapping[int, bytes]) -> None:
-        texts = {str(client): data.hex() for client, data in uploads.items()}
-        write_table(self.path, {"asked by": asked_by, "uploads": texts})
-
-    def uploads(self, asked_by: str) -> dict[int, bytes]:
-        """The uploads that are kept, if they answer the message with this digest."""
-        if not self.path.exists():
-            return {}
-        try:
-            table = read_table(self.path)
-            uploads = {int(client): bytes.fromhex(data) for client, data in table["uploads"].items()}
-            return uploads if table["asked by"] == asked_by else {}
-        except (KeyError, ValueError, TypeError, AttributeError) as error:
-            raise FedKSeedError(f"{self.path} holds no masked uploads: {error}; remove it") from error
+    if not path.exists():
+        return {}
+    try:
+        table = read_table(path)
+        uploads = {int(client): bytes.fromhex(data) for client, data in table["uploads"].items()}
+        return uploads if table["asked by"] == asked_by else {}
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise FedKSeedError(f"{path} holds no masked uploads: {error}; remove it") from error
