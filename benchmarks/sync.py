@@ -38,7 +38,7 @@ PAPER, EFFICIENT = "PyTorch: the paper's way", "PyTorch: the paper's more effici
 EVERYWHERE = [family.name for family in FAMILIES.values() if family.factored is None]  # no model's shapes needed
 STEP = 1e-6  # size of a coefficient: weights stay ordinary numbers however often they are moved
 
-# Instructions on 16 lanes that make 32 normals of 16 words and add them, counted from `philox.py`:
+# Instructions on 16 lanes that make 32 normals of 16 words and add them, counted from `kernels.py`:
 #   normals       44: u 3, shifted 1, exponent 2, t 3, p 8, radius 6, a 3, s 1, sine 5, cosine 4, products 4, signs 4
 #   accumulation   4: two multiplies and two adds
 #   Philox        24: 8 of its 10 rounds depend on position and direction; each is 2 multiplies, 2 shifts and 4

@@ -4,10 +4,10 @@ numba: CPUs. triton: NVIDIA and AMD GPUs, where Triton is installed. torch: ever
 none of a device's backends has kernels for; it is the definition, and slow.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,75 +20,8 @@ from .factors import Basis, Factor
 from .families import FAMILIES
 from .pool import Pool
 
-WIDENED = 4  # segments of 16-bit numbers that `Numba.project` holds in float32 at a time, at least: 16 MiB
+MODULES = {"numba": "numba_cpu", "triton": "triton_gpu", "torch": "torch_any", "numpy": "numpy_any"}
 FlatPiece = tuple[int, int, Tensor, Tensor, Tensor | None]  # tensor number, start, base, out, addend; all flat
-
-
-class Backend(Protocol):
-    """Operations on tensors of one device, whose arguments are already checked; values are those of `reference.py`."""
-
-    @property
-    def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
-        """The families that the backend has kernels for, by name."""
-        ...
-
-    def plan(
-        self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
-    ) -> Any:
-        """Prepare a sum for `combine`; one plan can be added to any number of tensors."""
-        ...
-
-    def combine(self, pieces: Sequence[FlatPiece], plan: Any) -> None: ...
-
-    def project(self, pieces: Sequence[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]: ...
-
-
-class Numba:
-    """The backend `numba_cpu`, whose functions take addresses instead of tensors."""
-
-    @property
-    def KERNELS(self) -> Mapping[str, Any]:  # noqa: N802 - a module's constant
-        from . import numba_cpu
-
-        return numba_cpu.KERNELS
-
-    def plan(
-        self, pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
-    ) -> Any:
-        from . import numba_cpu
-
-        return numba_cpu.plan(pool, directions, coefficients)
-
-    def combine(self, pieces: Sequence[FlatPiece], plan: Any) -> None:
-        from . import numba_cpu
-
-        by_type: dict[torch.dtype, list[tuple[int, int, int, int, int, int]]] = {}
-        for tensor, start, base, out, addend in pieces:
-            addresses = base.data_ptr(), out.data_ptr(), 0 if addend is None else addend.data_ptr()
-            by_type.setdefault(base.dtype, []).append((tensor, start, base.numel(), *addresses))
-        for dtype, rows in by_type.items():
-            numba_cpu.combine(rows, str(dtype).removeprefix("torch."), plan, torch.get_num_threads())
-
-    def project(self, pieces: Sequence[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-        from . import numba_cpu
-
-        threads = torch.get_num_threads()
-        each = max(WIDENED, threads) * numba_cpu.segment_size(pool)
-        rows = [(tensor, _widened(v, start, each)) for tensor, start, v in pieces]
-        return numba_cpu.project(rows, pool, threads)
-
-
-def _widened(v: Tensor, start: int, each: int) -> Iterator[tuple[int, int, int]]:
-    """The parts (start, count, address) of a vector in float32, cut at multiples of `each`; one lives at a time.
-
-    A copy of a whole output matrix would be twice as large as the matrix, in memory that the system has to clear first.
-    """
-    first, end = start, start + v.numel()
-    while first < end:
-        last = end if v.dtype == torch.float32 else min(end, (first // each + 1) * each)
-        part = v[first - start : last - start].float()
-        yield first, last - first, part.data_ptr()
-        first = last
 
 
 def names(device: torch.device) -> tuple[str, ...]:
@@ -108,23 +41,17 @@ def names(device: torch.device) -> tuple[str, ...]:
             return ("torch",)
 
 
-def load(name: str) -> Backend:
-    """The backend with the given name; its kernels are compiled when they are first used."""
-    match name:
-        case "triton":
-            from . import triton_gpu
+def load(name: str) -> Any:
+    """The backend with the given name, a module; its kernels are compiled when they are first used.
 
-            return triton_gpu
-        case "torch":
-            from . import torch_any
+        KERNELS                                        the families that it has kernels for
+        plan(pool, directions, coefficients, device)   a sum, prepared for `combine`
+        combine(pieces, plan)                          out = base + (addend + Σ_k c_k z_{j_k}) for each FlatPiece
+        project(pieces, pool)                          the K inner products summed over pieces (tensor, start, v)
 
-            return torch_any
-        case "numpy":
-            from . import numpy_any
-
-            return numpy_any
-        case _:
-            return Numba()
+    Arguments are checked before, and on one device. Values are those of `reference.py`.
+    """
+    return import_module(f".{MODULES[name]}", __package__)
 
 
 def chosen(device: torch.device, family: str) -> str:
@@ -132,7 +59,7 @@ def chosen(device: torch.device, family: str) -> str:
     return next((name for name in names(device) if family in load(name).KERNELS), "numpy")
 
 
-def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Backend:
+def trusted(device: torch.device, pool: Pool, dtype: torch.dtype | None) -> Any:
     """The backend for weights of one type on a device, or for `project` (None).
 
     Any device but a CPU makes a few numbers of the same kind first, once a process, which must have the bits of the
@@ -166,8 +93,7 @@ def require_bits(name: str, device: torch.device, family: str, size: int, dtype:
         coefficients = (scale * rng.normal(size=size)).astype(np.float32)
         total = reference.total(pool, directions, coefficients, tensor, start, stop)
         expected = reference.combine(base.float().numpy(), total, str(dtype).removeprefix("torch."))
-        w = base.to(device)
-        backend = load(name)
+        w, backend = base.to(device), load(name)
         backend.combine([(tensor, start, w, w, None)], backend.plan(pool, directions, coefficients, device))
         words, seen = {4: (np.uint32, torch.int32), 2: (np.uint16, torch.int16)}[w.element_size()]
         compare(name, device, pool, expected.view(words), w.cpu().view(seen).numpy().view(words))
@@ -175,16 +101,13 @@ def require_bits(name: str, device: torch.device, family: str, size: int, dtype:
 
 def example(family: str, size: int) -> Pool:
     """A pool with random bits and, for a factored family, with tensor 5 as a matrix of 128 x 80."""
-    key, record, rows, columns = 0x9E3779B97F4A7C15, FAMILIES[family], 128, 80
-    if record.factored is None:
-        return Pool(key, size, family)
-    shapes: dict[str, tuple[int, ...]] = {str(k): (1,) for k in range(5)} | {"5": (rows, columns)}
-    if not record.factored.informed:
+    key, rng = 0x9E3779B97F4A7C15, np.random.default_rng(1)
+    shapes: dict[str, tuple[int, ...]] = {str(k): (1,) for k in range(5)} | {"5": (128, 80)}
+    if not FAMILIES[family].informed:
         return Pool(key, size, family).fitted(shapes)
-    rng = np.random.default_rng(1)
-    u, v = (rng.integers(-127, 128, (n, r)).astype(np.int8) for n, r in ((rows, 5), (columns, 3)))
-    left_scale, right_scale = ((rng.random(r) / 64 + 2**-8).astype(np.float32) for r in (5, 3))
-    basis = Basis({"5": Factor(rows, columns, 0, u, v, left_scale, right_scale)})
+    u, v = (rng.integers(-127, 128, side).astype(np.int8) for side in ((128, 5), (80, 3)))
+    scales = ((rng.random(r) / 64 + 2**-8).astype(np.float32) for r in (5, 3))
+    basis = Basis({"5": Factor(128, 80, 0, u, v, *scales)})
     return Pool(key, size, family, basis.digest()).fitted(shapes, basis)
 
 

@@ -63,8 +63,7 @@ class Factor(Matrix):
     def __eq__(self, other: object) -> bool:
         return self is other  # two of one shape are two
 
-    def __hash__(self) -> int:
-        return id(self)
+    __hash__ = object.__hash__
 
     @property
     def ranks(self) -> tuple[int, int]:
@@ -114,10 +113,8 @@ class Basis:
         sha = hashlib.sha256()
         for name, factor in self.factors.items():
             sha.update(f"{name} {factor.rows} {factor.columns} {factor.ranks[0]} {factor.ranks[1]}\n".encode())
-            for part, kind in (
-                (factor.left, "i1"), (factor.right, "i1"), (factor.left_scale, "<f4"), (factor.right_scale, "<f4"),
-            ):  # fmt: skip
-                sha.update(np.ascontiguousarray(part, kind).tobytes())
+            for part in (factor.left, factor.right, factor.left_scale, factor.right_scale):
+                sha.update(np.ascontiguousarray(part, "i1" if part.ndim == 2 else "<f4").tobytes())
         return sha.digest()
 
     def __iter__(self) -> Iterator[tuple[str, Factor]]:

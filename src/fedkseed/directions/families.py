@@ -6,9 +6,24 @@ Without kernels its directions are made by the definition, slowly. A program add
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from ..errors import FedKSeedError
 from . import reference
+
+
+class Sums(NamedTuple):
+    """The definition of all directions of a family together, over whole blocks of K positions or rows of a tensor.
+
+    Args:
+        total: maps (pool, c, tensor, positions), c of shape (K,), to Σ_j c_j z_j at these positions; for factored
+            families (pool, core, tensor, rows, matrix, sums) to sums + Σ_j c_j z_j, (rows, columns).
+        products: maps (pool, v, tensor, positions) to the K inner products of every block, (blocks, K); for factored
+            families (pool, v, tensor, rows, matrix), v of shape (rows, columns), to the K inner products with the rows.
+    """
+
+    total: Callable[..., Any]
+    products: Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +39,10 @@ class Family:
         transform: the sums of a family whose sum over all directions is one Walsh–Hadamard transform, and whose K is a
             power of two; None for other families.
         factored: the sums of a family whose directions are outer products; None for other families.
+        at_end: whether the inner products are the transform of the sum of a segment's products.
+        core: maps c to the numbers that the sums of a factored family are made from: C in its order, or M.
+        require: raises an error unless a factored family allows a size K.
+        informed: whether a basis has the factors.
 
     Raises:
         FedKSeedError: the name or the number is not allowed.
@@ -32,8 +51,12 @@ class Family:
     name: str
     number: int
     elements: Callable[..., reference.Floats]
-    transform: reference.TransformDefinition | None = None
-    factored: reference.FactoredDefinition | None = None
+    transform: Sums | None = None
+    factored: Sums | None = None
+    at_end: bool = False
+    core: Callable[[reference.Floats], reference.Floats] = lambda c: c
+    require: Callable[[int], None] = lambda size: None
+    informed: bool = False
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -44,15 +67,6 @@ class Family:
     @property
     def transformed(self) -> bool:
         return self.transform is not None
-
-    @property
-    def informed(self) -> bool:
-        """Whether a basis has the factors."""
-        return self.factored is not None and self.factored.informed
-
-    def core(self, c: reference.Floats) -> reference.Floats:
-        """The numbers that the sums of a factored family are made from: C in its order, or M."""
-        return c if self.factored is None else self.factored.core(c)
 
 
 FAMILIES: dict[str, Family] = {}  # by name
@@ -76,17 +90,6 @@ def add_family(family: Family) -> Family:
     return family
 
 
-def named(name: str) -> Family:
-    """The family with the given name.
-
-    Raises:
-        FedKSeedError: no family has this name.
-    """
-    if name not in FAMILIES:
-        raise FedKSeedError(f"no family of directions is called {name!r}; choose one of {', '.join(FAMILIES)}")
-    return FAMILIES[name]
-
-
 def numbered(number: int) -> Family:
     """The family with the given number on the wire.
 
@@ -100,55 +103,22 @@ def numbered(number: int) -> Family:
     raise FedKSeedError(f"the message names direction family number {number}; this program knows {numbered}")
 
 
-add_family(Family("gaussian", 0, reference.gaussian))
-add_family(Family("rademacher", 1, reference.rademacher))
-add_family(
+_tiled = Sums(reference.separable_total, reference.separable_products)
+_of_factors = Sums(reference.informed_total, reference.informed_products)
+_mixed = Sums(reference.informed_total, reference.mixed_products)
+for _family in (
+    Family("gaussian", 0, reference.gaussian),
+    Family("rademacher", 1, reference.rademacher),
+    Family("hadamard", 2, reference.hadamard, Sums(reference.hadamard_total, reference.hadamard_products)),
+    Family("hashed", 3, reference.hashed, Sums(reference.hashed_total, reference.hashed_products), at_end=True),
     Family(
-        "hadamard",
-        2,
-        reference.hadamard,
-        reference.TransformDefinition(reference.hadamard_total, reference.hadamard_products),
-    )
-)
-add_family(
+        "separable", 4, reference.factored, None, _tiled,
+        core=reference.separable_core, require=reference.require_power_of_four,
+    ),
+    Family("informed", 5, reference.factored, None, _of_factors, informed=True),
     Family(
-        "hashed",
-        3,
-        reference.hashed,
-        reference.TransformDefinition(reference.hashed_total, reference.hashed_products, at_end=True),
-    )
-)
-add_family(
-    Family(
-        "separable",
-        4,
-        reference.factored,
-        factored=reference.FactoredDefinition(
-            reference.require_square, reference.separable_core, reference.separable_total, reference.separable_project
-        ),
-    )
-)
-add_family(
-    Family(
-        "informed",
-        5,
-        reference.factored,
-        factored=reference.FactoredDefinition(
-            lambda size: None, lambda c: c, reference.informed_total, reference.informed_project, informed=True
-        ),
-    )
-)
-add_family(
-    Family(
-        "mixed",
-        6,
-        reference.factored,
-        factored=reference.FactoredDefinition(
-            reference.require_power,
-            reference.transform,
-            reference.informed_total,
-            reference.mixed_project,
-            informed=True,
-        ),
-    )
-)
+        "mixed", 6, reference.factored, None, _mixed,
+        core=reference.transform, require=reference.require_power_of_two, informed=True,
+    ),
+):  # fmt: skip
+    add_family(_family)

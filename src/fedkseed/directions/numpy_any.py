@@ -1,7 +1,4 @@
-"""The definition as a backend: every family on every device, some hundred times slower than kernels.
-
-It serves families without kernels on a device, such as those that a program adds.
-"""
+"""The definition as a backend: every family on every device, some hundred times slower than kernels."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,15 +16,11 @@ KERNELS = FAMILIES
 CHUNK = 1 << 18  # positions made at a time: some temporary arrays of 1 MiB
 
 
-def plan(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
-) -> tuple[Any, ...]:
-    """Prepare a sum for `combine`."""
+def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: torch.device) -> tuple[Any, ...]:
     return pool, directions, coefficients
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
-    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, directions, coefficients = plan
     for tensor, start, base, out, addend in pieces:
         for begin in range(0, base.numel(), CHUNK):
@@ -40,7 +33,6 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
 
 
 def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
         total += ref.project(pool, v.float().cpu().numpy(), tensor, start)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import FedKSeedError
 from .backends import FlatPiece, trusted
-from .pool import MAX_POSITIONS, Pool
+from .pool import MAX_POSITIONS, Integers, Numbers, Pool
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -40,13 +40,7 @@ class Piece:
 
 
 def accumulate_(
-    w: Tensor,
-    pool: Pool,
-    directions: Sequence[int] | NDArray[np.integer],
-    coefficients: Sequence[float] | NDArray[np.floating],
-    *,
-    tensor: int = 0,
-    start: int = 0,
+    w: Tensor, pool: Pool, directions: Integers, coefficients: Numbers, *, tensor: int = 0, start: int = 0
 ) -> None:
     """Add Σ_k c_k z_{j_k} to w in place: one pass over w whatever the number of directions.
 
@@ -58,15 +52,7 @@ def accumulate_(
     combine([Piece(tensor, w, w, start)], pool, *pool.select(directions, coefficients))
 
 
-def materialize(
-    base: Tensor,
-    pool: Pool,
-    c: Sequence[float] | NDArray[np.floating],
-    out: Tensor,
-    *,
-    tensor: int = 0,
-    start: int = 0,
-) -> None:
+def materialize(base: Tensor, pool: Pool, c: Numbers, out: Tensor, *, tensor: int = 0, start: int = 0) -> None:
     """Write w_0 + Σ_j c_j z_j to `out`, with w_0 = base, which is left untouched; c has shape (K,).
 
     Source: Qin et al., 2024, Eq. 4, with c = −η A
@@ -125,8 +111,7 @@ def project_pieces(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDA
     """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,)."""
     total = np.zeros(pool.size)
     for tensor, start, v in pieces:
-        flat = _flat(v, start)
-        total += trusted(v.device, pool, None).project([(tensor, start, flat)], pool)
+        total += trusted(v.device, pool, None).project([(tensor, start, _flat(v, start))], pool)
     return total
 
 

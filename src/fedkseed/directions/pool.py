@@ -7,17 +7,22 @@ NumPy.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FedKSeedError
-from .factors import Basis, Factor, Matrix
-from .families import FAMILIES, Family, named
+from .factors import Basis, Matrix
+from .families import FAMILIES, Family
 from .reference import BLOCK
 
 MAX_TRANSFORMED = 1 << 20  # one block is held in cache: 4 MiB of float32
 MAX_POSITIONS = 1 << 34  # of one tensor: a 32-bit counter times the four words of a Philox call
+
+Integers: TypeAlias = Sequence[int] | NDArray[np.integer]
+Numbers: TypeAlias = Sequence[float] | NDArray[np.floating]
+Terms: TypeAlias = tuple[NDArray[np.uint32], NDArray[np.float32]]  # directions, ascending, and their coefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +48,21 @@ class Pool:
     tensors: Mapping[int, Matrix] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        record = named(self.family)
-        transformed = record.transformed
+        if self.family not in FAMILIES:
+            raise FedKSeedError(
+                f"no family of directions is called {self.family!r}; choose one of {', '.join(FAMILIES)}"
+            )
         if not 0 <= self.key < 1 << 64:
             raise FedKSeedError(f"a pool's key is a 64-bit number (0 to {(1 << 64) - 1}), got {self.key}")
-        most = MAX_TRANSFORMED if transformed or record.factored else 1 << 32
+        most = MAX_TRANSFORMED if self.transformed or self.factored else 1 << 32
         if not 1 <= self.size <= most:
             raise FedKSeedError(f"a {self.family} pool holds 1 to {most} directions, got {self.size}")
-        if transformed and self.size & (self.size - 1):
+        if self.transformed and self.size & (self.size - 1):
             raise FedKSeedError(
                 f"a {self.family} pool needs a power of two as its size K, got {self.size}; "
                 f"the next one is {1 << self.size.bit_length()}"
             )
-        if record.factored is not None:
-            record.factored.require(self.size)
+        self.record.require(self.size)
         if len(self.basis) != (32 if self.informed else 0):
             raise FedKSeedError(
                 f"a {self.family} pool is named by {'the SHA-256 of its basis' if self.informed else 'no basis'}, "
@@ -110,7 +116,7 @@ class Pool:
             )
         if basis.size > self.size:
             raise FedKSeedError(f"the basis has {basis.size} directions, the pool only {self.size}; set size to it")
-        numbers, tensors = {name: k for k, name in enumerate(shapes)}, dict[int, Matrix]()
+        numbers, factors = {name: k for k, name in enumerate(shapes)}, dict[int, Matrix]()
         for name, factor in basis:
             got = Matrix.of(shapes[name]) if name in shapes else None
             if got != Matrix(factor.rows, factor.columns):
@@ -118,8 +124,8 @@ class Pool:
                     f"the basis was made for a model whose {name} is {factor.rows} x {factor.columns}, this one has "
                     f"{'none' if got is None else f'{got.rows} x {got.columns}'}; make one: fedkseed basis"
                 )
-            tensors[numbers[name]] = factor
-        return replace(self, tensors=tensors)
+            factors[numbers[name]] = factor
+        return replace(self, tensors=factors)
 
     def matrix(self, tensor: int) -> Matrix | None:
         """A tensor as a factored family sees it; None: no direction touches it.
@@ -131,11 +137,6 @@ class Pool:
             raise FedKSeedError(f"{self.family} directions depend on the shapes of tensors; call Pool.fitted first")
         return self.tensors.get(tensor)
 
-    def factor(self, tensor: int) -> Factor | None:
-        """The factors of a tensor in a pool of the family `informed`; None: no direction touches it."""
-        matrix = self.matrix(tensor)
-        return matrix if isinstance(matrix, Factor) else None
-
     @property
     def key_words(self) -> tuple[int, int]:
         """The key as Philox takes it: low 32 bits, high 32 bits."""
@@ -146,9 +147,7 @@ class Pool:
         """The number of positions made together: a whole number of blocks of bits and of transforms."""
         return max(BLOCK, self.size) if self.transformed else BLOCK
 
-    def select(
-        self, directions: Sequence[int] | NDArray[np.integer], coefficients: Sequence[float] | NDArray[np.floating]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    def select(self, directions: Integers, coefficients: Numbers) -> Terms:
         """Check a sparse set of coefficients and return it without its zeros.
 
         The order of a sum is part of its value, so directions must ascend. Leaving a zero out
@@ -174,9 +173,7 @@ class Pool:
         kept = values != 0
         return wide[kept].astype(np.uint32), values[kept]
 
-    def dense(
-        self, coefficients: Sequence[float] | NDArray[np.floating]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:
+    def dense(self, coefficients: Numbers) -> Terms:
         """The non-zero coefficients of a whole vector c of shape (K,), checked and returned as by `select`."""
         values = np.asarray(coefficients).reshape(-1)
         if values.size != self.size:

@@ -7,9 +7,7 @@ the functions here that belong to each family.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,24 +30,7 @@ GAUSSIAN, RADEMACHER, HADAMARD_ROW, HADAMARD_BLOCK, HASHED_ROW, HASHED_BLOCK = r
 SEPARABLE_ROW, SEPARABLE_COLUMN = 6, 7
 
 
-class PoolNumbers(Protocol):
-    """The part of a `pool.Pool` that its directions are made from."""
-
-    @property
-    def key_words(self) -> tuple[int, int]: ...  # the key as Philox takes it
-
-    @property
-    def size(self) -> int: ...  # K
-
-    @property
-    def unit(self) -> int: ...  # positions that are made together
-
-    @property
-    def record(self) -> Any: ...  # the Family
-
-    def matrix(self, tensor: int) -> Matrix | None: ...  # for factored families
-
-    def factor(self, tensor: int) -> Factor | None: ...  # for those with a basis
+Pool: TypeAlias = Any  # a `pool.Pool`, whose families are made of the functions here
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -70,7 +51,7 @@ def philox(counter: tuple[NDArray[np.integer] | int, ...], key: tuple[int, int])
     return tuple(np.broadcast_arrays(*(x.astype(np.uint32) for x in (x0, x1, x2, x3))))
 
 
-def signs(pool: PoolNumbers, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
+def signs(pool: Pool, stream: int, tensor: int, direction: int, positions: NDArray[np.int64]) -> Floats:
     """Random signs ±1 at some positions: a set bit is −1.
 
     Position p = 4096 g + 1024 w + 32 t + l takes bit t of word w of counter 32 g + l.
@@ -125,7 +106,7 @@ LN2 = _floats("0x1.62e430p-1")[0]
 # --- the families: z_j at positions start ≤ p < stop of one tensor, shape (stop − start,) ---------
 
 
-def gaussian(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def gaussian(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     counter = positions // BLOCK * EIGHTH + positions % EIGHTH
     words = philox((counter, tensor, direction, GAUSSIAN), pool.key_words)
@@ -133,18 +114,18 @@ def gaussian(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: i
     return np.take_along_axis(eight, (positions // EIGHTH % 8)[None], axis=0)[0]
 
 
-def rademacher(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def rademacher(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     return signs(pool, RADEMACHER, tensor, direction, np.arange(start, stop, dtype=np.int64))
 
 
-def hadamard(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hadamard(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, block * pool.size + direction)
     return signs(pool, HADAMARD_ROW, tensor, 0, positions) * walsh(row & direction) * d2
 
 
-def hashed(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def hashed(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     positions = np.arange(start, stop, dtype=np.int64)
     block, row = positions // pool.size, positions % pool.size
     d2 = walsh(shifts(pool, tensor, block) & direction)
@@ -156,7 +137,7 @@ def walsh(both: NDArray[np.int64]) -> Floats:
     return np.float32(1) - np.float32(2) * (np.bitwise_count(both) % 2).astype(np.float32)
 
 
-def shifts(pool: PoolNumbers, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+def shifts(pool: Pool, tensor: int, blocks: NDArray[np.int64]) -> NDArray[np.int64]:
     """The shifts s_b of the hashed family: the low bits of the first word of counter b."""
     return philox((blocks, tensor, 0, HASHED_BLOCK), pool.key_words)[0].astype(np.int64) & (pool.size - 1)
 
@@ -175,48 +156,33 @@ def transform(x: NDArray) -> NDArray:
     return x
 
 
-def hadamard_total(pool: PoolNumbers, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     return d1 * transform(d2 * c).reshape(-1)
 
 
-def hadamard_products(pool: PoolNumbers, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hadamard_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     d1 = signs(pool, HADAMARD_ROW, tensor, 0, positions)
     d2 = signs(pool, HADAMARD_BLOCK, tensor, 0, positions).reshape(-1, pool.size)
     return d2 * transform((d1 * v).reshape(-1, pool.size))
 
 
-def hashed_total(pool: PoolNumbers, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_total(pool: Pool, c: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     row = positions % pool.size ^ shifts(pool, tensor, positions // pool.size)
     return signs(pool, HASHED_ROW, tensor, 0, positions) * transform(c)[row]
 
 
-def hashed_products(pool: PoolNumbers, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
+def hashed_products(pool: Pool, v: Floats, tensor: int, positions: NDArray[np.int64]) -> Floats:
     signed = (signs(pool, HASHED_ROW, tensor, 0, positions) * v).reshape(-1, pool.size)
     s = shifts(pool, tensor, positions[:: pool.size] // pool.size)
     return np.take_along_axis(signed, np.arange(pool.size) ^ s[:, None], axis=1)
 
 
-@dataclass(frozen=True, slots=True)
-class TransformDefinition:
-    """The definition of a transformed family's sums and inner products.
-
-    Args:
-        total: maps (pool, c, tensor, positions) to Σ_j c_j z_j at the positions of whole blocks; c has shape (K,).
-        products: maps (pool, v, tensor, positions) to the K inner products of every block, shape (blocks, K).
-        at_end: whether the inner products are the transform of the sum of a segment's products.
-    """
-
-    total: Callable[[PoolNumbers, Floats, int, NDArray[np.int64]], Floats]
-    products: Callable[[PoolNumbers, Floats, int, NDArray[np.int64]], Floats]
-    at_end: bool = False
-
-
 # --- the factored families: z = u vᵀ in a tensor that is seen as a matrix (o × i), a sum is U C Vᵀ ---
 
 
-def factored(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def factored(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     unit_vector = np.zeros(pool.size, np.float32)
     unit_vector[direction] = 1
     return total(pool, np.arange(pool.size, dtype=np.uint32), unit_vector, tensor, start, stop)
@@ -228,32 +194,24 @@ def separable_core(c: Floats) -> Floats:
     return transform(transform(c.reshape(m, m)).T).T
 
 
-def separable_signs(pool: PoolNumbers, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
+def separable_signs(pool: Pool, tensor: int, rows: range, matrix: Matrix) -> tuple[Floats, Floats]:
     """The signs s_u of some rows and s_v of all columns."""
-    return (
-        signs(pool, SEPARABLE_ROW, tensor, 0, np.arange(rows.start, rows.stop, dtype=np.int64)),
-        signs(pool, SEPARABLE_COLUMN, tensor, 0, np.arange(matrix.columns, dtype=np.int64)),
-    )
+    of_rows = signs(pool, SEPARABLE_ROW, tensor, 0, np.arange(rows.start, rows.stop, dtype=np.int64))
+    return of_rows, signs(pool, SEPARABLE_COLUMN, tensor, 0, np.arange(matrix.columns, dtype=np.int64))
 
 
-def separable_total(pool: PoolNumbers, core: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+def separable_total(pool: Pool, core: Floats, tensor: int, rows: range, matrix: Matrix, sums: Floats) -> Floats:
     """The sums s[x, y] + (s_u[x] s_v[y]) M[x mod m, y mod m]."""
-    matrix, m = pool.matrix(tensor), len(core)
-    if matrix is None:
-        return sums
     s_u, s_v = separable_signs(pool, tensor, rows, matrix)
-    x, y = np.arange(rows.start, rows.stop) % m, np.arange(matrix.columns) % m
+    x, y = np.arange(rows.start, rows.stop) % len(core), np.arange(matrix.columns) % len(core)
     signed: Floats = np.outer(s_u, s_v) * core[np.ix_(x, y)]
     return sums + signed
 
 
-def separable_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def separable_products(pool: Pool, v: Floats, tensor: int, rows: range, matrix: Matrix) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: signs taken off, tiles laid over each other, transformed."""
-    matrix, m = pool.matrix(tensor), math.isqrt(pool.size)
-    if matrix is None:
-        return np.zeros(pool.size)
     s_u, s_v = separable_signs(pool, tensor, rows, matrix)
-    signed = (s_u[:, None] * s_v) * v
+    signed, m = (s_u[:, None] * s_v) * v, math.isqrt(pool.size)
     across = np.zeros((len(rows), m), np.float32)
     for begin in range(0, matrix.columns, m):
         part = signed[:, begin : begin + m]
@@ -264,90 +222,64 @@ def separable_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) ->
     return transform(transform(folded).T).T.reshape(-1)
 
 
-def informed_total(pool: PoolNumbers, c: Floats, tensor: int, rows: range, sums: Floats) -> Floats:
+def informed_total(pool: Pool, c: Floats, tensor: int, rows: range, factor: Factor, sums: Floats) -> Floats:
     """The sums s[x, y] + Σ_b (Σ_a U[x, a] C[a, b]) V[y, b], a and b ascending, each product and sum rounded."""
-    factor = pool.factor(tensor)
-    if factor is None:
-        return sums
-    core, left = factor.core(c), factor.left[rows.start : rows.stop].astype(np.float32)
+    left = factor.left[rows.start : rows.stop].astype(np.float32)
     moved = np.zeros((len(rows), factor.ranks[1]), np.float32)
-    for a, row in enumerate(core):
+    for a, row in enumerate(factor.core(c)):
         moved = moved + left[:, a : a + 1] * row
     for b, column in enumerate(factor.right.T.astype(np.float32)):
         sums = sums + moved[:, b : b + 1] * column
     return sums
 
 
-def informed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def informed_products(pool: Pool, v: Floats, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
     """The K inner products with some rows of a tensor: Q[x, b] = Σ_y v[x, y] V[y, b] in float32 by halves, then
     Σ_x U[x, a] Q[x, b] in float64 by halves, times both scales.
     """
-    factor, products = pool.factor(tensor), np.zeros(pool.size)
-    if factor is None:
-        return products
-    left = factor.left[rows.start : rows.stop].astype(np.float64)
+    left, found = factor.left[rows.start : rows.stop].astype(np.float64), np.zeros(pool.size)
     for b, column in enumerate(factor.right.T.astype(np.float32)):
         q = halved(v * column).astype(np.float64)
         for a in range(factor.ranks[0]):
             scale = np.float64(factor.left_scale[a]) * np.float64(factor.right_scale[b])
-            products[factor.first + a * factor.ranks[1] + b] = halved(left[:, a] * q) * scale
-    return products
+            found[factor.first + a * factor.ranks[1] + b] = halved(left[:, a] * q) * scale
+    return found
 
 
-def mixed_project(pool: PoolNumbers, v: Floats, tensor: int, rows: range) -> NDArray[np.float64]:
+def mixed_products(pool: Pool, v: Floats, tensor: int, rows: range, factor: Factor) -> NDArray[np.float64]:
     """The same for mixtures z'_j = Σ_k H[k, j] z_k."""
-    return transform(informed_project(pool, v, tensor, rows))
+    return transform(informed_products(pool, v, tensor, rows, factor))
 
 
 def halved(x: NDArray) -> NDArray:
     """The sum over the last axis, filled up with zeros to a power of two: halves onto each other until one is left."""
     n = 1 << (x.shape[-1] - 1).bit_length()
     x = np.concatenate([x, np.zeros((*x.shape[:-1], n - x.shape[-1]), x.dtype)], axis=-1)
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        x = x[..., :half] + x[..., half:]
+    while n := n // 2:
+        x = x[..., :n] + x[..., n:]
     return x[..., 0]
 
 
-def require_square(size: int) -> None:
+def require_power_of_four(size: int) -> None:
     if size & (size - 1) or size.bit_length() % 2 == 0:
         raise FedKSeedError(f"a separable pool's size K is a power of four, as 256, 1024 or 4096, got {size}")
 
 
-def require_power(size: int) -> None:
+def require_power_of_two(size: int) -> None:
     if size & (size - 1):
         raise FedKSeedError(f"a mixed pool's size K is a power of two, got {size}")
-
-
-@dataclass(frozen=True, slots=True)
-class FactoredDefinition:
-    """The definition of a factored family's sums and inner products.
-
-    Args:
-        require: raises an error unless a size K is allowed.
-        core: maps c, (K,), to the numbers that `total` takes.
-        total: maps (pool, core, tensor, rows, sums) to sums + Σ_j c_j z_j over these rows, (rows, columns).
-        project: maps (pool, v, tensor, rows) to the K inner products with rows of a tensor; v is (rows, columns).
-        informed: whether the pool needs a basis.
-    """
-
-    require: Callable[[int], None]
-    core: Callable[[Floats], Floats]
-    total: Callable[[PoolNumbers, Floats, int, range, Floats], Floats]
-    project: Callable[[PoolNumbers, Floats, int, range], NDArray[np.float64]]
-    informed: bool = False
 
 
 # --- the operations -----------------------------------------------------------------------------
 
 
-def elements(pool: PoolNumbers, direction: int, tensor: int, start: int, stop: int) -> Floats:
+def elements(pool: Pool, direction: int, tensor: int, start: int, stop: int) -> Floats:
     """The direction z_j at positions start ≤ p < stop of one tensor, shape (stop − start,)."""
     return pool.record.elements(pool, direction, tensor, start, stop)
 
 
 def total(
-    pool: PoolNumbers,
+    pool: Pool,
     directions: Words,
     coefficients: Floats,
     tensor: int,
@@ -360,33 +292,27 @@ def total(
     Families without a transform add the products in ascending j, starting from the addend (or zero);
     the others transform c and add the result to the addend.
     """
-    start_from = np.zeros(stop - start, np.float32) if addend is None else addend.copy()
-    transformed = pool.record.transform
-    if pool.record.factored is not None:
-        return _factored_total(pool, directions, coefficients, tensor, start, stop, start_from)
-    if transformed is None:
+    sums = np.zeros(stop - start, np.float32) if addend is None else addend.copy()
+    if not pool.transformed and not pool.factored:
         for direction, coefficient in zip(directions, coefficients, strict=True):
-            start_from = start_from + coefficient * elements(pool, int(direction), tensor, start, stop)
-        return start_from
+            sums = sums + coefficient * elements(pool, int(direction), tensor, start, stop)
+        return sums
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
-    first, last = start // pool.size, -(-stop // pool.size)  # whole blocks
-    positions = np.arange(first * pool.size, last * pool.size, dtype=np.int64)
-    return start_from + transformed.total(pool, c, tensor, positions)[start - positions[0] : stop - positions[0]]
-
-
-def _factored_total(
-    pool: PoolNumbers, directions: Words, coefficients: Floats, tensor: int, start: int, stop: int, start_from: Floats
-) -> Floats:
-    matrix, c = pool.matrix(tensor), np.zeros(pool.size, np.float32)
+    if pool.transformed:
+        first, last = start // pool.size, -(-stop // pool.size)  # whole blocks
+        positions = np.arange(first * pool.size, last * pool.size, dtype=np.int64)
+        blocks = pool.record.transform.total(pool, c, tensor, positions)
+        return sums + blocks[start - positions[0] : stop - positions[0]]
+    matrix = pool.matrix(tensor)
     if matrix is None:
-        return start_from
-    c[directions] = coefficients
+        return sums
     rows = matrix.rows_of(start, stop)
-    sums = np.zeros((len(rows), matrix.columns), np.float32)
+    whole = np.zeros((len(rows), matrix.columns), np.float32)
     inside = slice(start - rows.start * matrix.columns, stop - rows.start * matrix.columns)
-    sums.reshape(-1)[inside] = start_from
-    return pool.record.factored.total(pool, pool.record.core(c), tensor, rows, sums).reshape(-1)[inside]
+    whole.reshape(-1)[inside] = sums
+    made = pool.record.factored.total(pool, pool.record.core(c), tensor, rows, matrix, whole)
+    return made.reshape(-1)[inside]
 
 
 def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
@@ -405,16 +331,16 @@ def combine(base: Floats, addend: Floats, dtype: str) -> NDArray:
     return np.where(np.isnan(w), bits >> np.uint32(16) | np.uint32(0x40), rounded).astype(np.uint16)
 
 
-def project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+def project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
     """The K inner products ⟨z_j, v⟩ over positions start ≤ p < start + len(v), shape (K,).
 
     Products and sums inside a block are float32; blocks are added in ascending order in float64,
     one SEGMENT of positions at a time, and the segments' sums in ascending order. Factored families: ROWS rows of the
     tensor at a time, and their results in ascending order.
     """
-    if pool.record.factored is not None:
+    if pool.factored:
         return _factored_project(pool, v, tensor, start)
-    unit, transformed = pool.unit, pool.record.transform
+    unit = pool.unit
     first, last = start // unit, -(-(start + v.size) // unit)
     whole = np.zeros((last - first) * unit, np.float32)
     whole[start - first * unit :][: v.size] = v
@@ -425,35 +351,27 @@ def project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np
         for number in range(max(first, segment * per_segment), min(last, (segment + 1) * per_segment)):
             for block in products(pool, whole[(number - first) * unit :][:unit], tensor, number * unit):
                 partial = partial + block
-        result += transform(partial) if transformed is not None and transformed.at_end else partial
+        result += transform(partial) if pool.record.at_end else partial
     return result
 
 
-def _factored_project(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
-    matrix, result = pool.matrix(tensor), np.zeros(pool.size)
+def _factored_project(pool: Pool, v: Floats, tensor: int, start: int) -> NDArray[np.float64]:
+    matrix, result, stop = pool.matrix(tensor), np.zeros(pool.size), start + v.size
     if matrix is None or not v.size:
         return result
-    rows = matrix.rows_of(start, start + v.size)
-    first, last = rows.start // ROWS * ROWS, rows.stop
-    for begin in range(first, last, ROWS):
-        band = range(begin, min(begin + ROWS, matrix.rows))
+    rows = matrix.rows_of(start, stop)
+    for first in range(rows.start // ROWS * ROWS, rows.stop, ROWS):
+        band = range(first, min(first + ROWS, matrix.rows))
         whole = np.zeros(len(band) * matrix.columns, np.float32)
-        low = max(start, begin * matrix.columns)
-        high = min(start + v.size, band.stop * matrix.columns)
-        whole[low - begin * matrix.columns :][: high - low] = v[low - start : high - start]
-        result += pool.record.factored.project(pool, whole.reshape(len(band), -1), tensor, band)
+        low, high = max(start, first * matrix.columns), min(stop, band.stop * matrix.columns)
+        whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
+        result += pool.record.factored.products(pool, whole.reshape(len(band), -1), tensor, band, matrix)
     return result
 
 
-def products(pool: PoolNumbers, v: Floats, tensor: int, start: int) -> Floats:
+def products(pool: Pool, v: Floats, tensor: int, start: int) -> Floats:
     """The inner products with one unit, block by block, shape (blocks, K)."""
-    transformed = pool.record.transform
-    if transformed is not None:
-        return transformed.products(pool, v, tensor, np.arange(start, start + v.size, dtype=np.int64))
-    in_blocks = np.empty((1, pool.size), np.float32)
-    for j in range(pool.size):
-        x = elements(pool, j, tensor, start, start + v.size) * v
-        while x.size > 1:  # halves onto each other: 2048, 1024, …
-            x = x[: x.size // 2] + x[x.size // 2 :]
-        in_blocks[0, j] = x[0]
-    return in_blocks
+    stop = start + v.size
+    if pool.transformed:
+        return pool.record.transform.products(pool, v, tensor, np.arange(start, stop, dtype=np.int64))
+    return np.array([[halved(elements(pool, j, tensor, start, stop) * v) for j in range(pool.size)]], np.float32)

@@ -7,8 +7,8 @@ device has float64.
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from . import reference as ref
 from .factors import Factor, Matrix
+from .families import Sums
 from .pool import BLOCK, Pool
 
 CHUNK = 1 << 20  # positions or inner products made at a time, a segment at most: 8 MiB an int64 tensor
@@ -203,90 +204,51 @@ HELD: "WeakKeyDictionary[Factor, dict[torch.device, tuple[Tensor, Tensor]]]" = W
 def _halved(x: Tensor) -> Tensor:
     """The sum over the last axis in the order of `reference.halved`."""
     n = 1 << (x.shape[-1] - 1).bit_length()
-    x = torch.cat([x, x.new_zeros(*x.shape[:-1], n - x.shape[-1])], -1)
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        x = x[..., :half] + x[..., half:]
+    if n > x.shape[-1]:
+        x = torch.cat([x, x.new_zeros(*x.shape[:-1], n - x.shape[-1])], -1)
+    while n := n // 2:
+        x = x[..., :n] + x[..., n:]
     return x[..., 0]
 
 
-@dataclass(frozen=True, slots=True)
-class FactoredOperations:
-    """The operations of a factored family over rows of a tensor.
-
-    Args:
-        total: maps (pool, core, tensor, rows, matrix, sums) to sums + Σ c_j z_j, (rows, columns).
-        products: maps (pool, v, tensor, rows, matrix) to the K inner products; v is (rows, columns).
-    """
-
-    total: Callable[[Pool, Tensor, int, range, Any, Tensor], Tensor]
-    products: Callable[[Pool, Tensor, int, range, Any], NDArray[np.float64]]
-
-
-@dataclass(frozen=True, slots=True)
-class TransformOperations:
-    """The operations of a transformed family over whole units.
-
-    Args:
-        total: maps (pool, c, tensor, groups) to Σ c_j z_j, flat.
-        products: maps (pool, v, tensor, groups) to the inner products of every block, (blocks, K).
-        once: whether c and the sum of a segment's products are transformed, instead of every block.
-    """
-
-    total: Callable[[Pool, Tensor, int, range], Tensor]
-    products: Callable[[Pool, Tensor, int, range], Tensor]
-    once: bool = False
-
-
-BY_POSITION: dict[str, Callable[[Pool, int, int, range, torch.device], Tensor] | TransformOperations] = {
-    "gaussian": gaussian,
-    "rademacher": rademacher,
-    "hadamard": TransformOperations(hadamard_total, hadamard_products),
-    "hashed": TransformOperations(hashed_total, hashed_products, once=True),
+DIRECT = {"gaussian": gaussian, "rademacher": rademacher}
+SUMS = {  # by whole groups, or by rows of a tensor
+    "hadamard": Sums(hadamard_total, hadamard_products),
+    "hashed": Sums(hashed_total, hashed_products),
+    "separable": Sums(separable_total, separable_products),
+    "informed": Sums(informed_total, informed_products),
+    "mixed": Sums(informed_total, mixed_products),
 }
-BY_ROWS: dict[str, FactoredOperations] = {
-    "separable": FactoredOperations(separable_total, separable_products),
-    "informed": FactoredOperations(informed_total, informed_products),
-    "mixed": FactoredOperations(informed_total, mixed_products),
-}
-KERNELS: dict[str, Any] = {**BY_POSITION, **BY_ROWS}
+KERNELS = {*DIRECT, *SUMS}
 
 
 # --- the operations -----------------------------------------------------------------------------
 
 
-def plan(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
-) -> tuple[Any, ...]:
+def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: torch.device) -> tuple[Any, ...]:
     """Prepare a sum for `combine`: the pool, c or H c on the device, and (direction, coefficient) pairs."""
-    kernels = KERNELS[pool.family]
-    if not isinstance(kernels, TransformOperations | FactoredOperations):
+    if pool.family in DIRECT:
         return pool, None, list(zip(directions.tolist(), coefficients.tolist(), strict=True))
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
-    if isinstance(kernels, FactoredOperations):
-        return pool, torch.from_numpy(np.ascontiguousarray(pool.record.core(c))).to(device), []
-    table = torch.from_numpy(c).to(device)
-    return pool, transform(table) if kernels.once else table, []
+    table = torch.from_numpy(np.ascontiguousarray(pool.record.core(c))).to(device)
+    return pool, transform(table) if pool.record.at_end else table, []
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
     """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
     pool, table, pairs = plan
-    if pool.family in BY_ROWS:
-        for piece in pieces:
-            _combine_rows(pool, table, *piece)
-        return
-    kernels = BY_POSITION[pool.family]
     for tensor, start, base, out, addend in pieces:
+        if pool.factored:
+            _combine_rows(pool, table, tensor, start, base, out, addend)
+            continue
         for groups, begin, end in _chunks(pool, start, base.numel(), CHUNK):
             inside = slice(start + begin - groups.start * BLOCK, start + end - groups.start * BLOCK)
             total = torch.zeros_like(base[begin:end], dtype=torch.float32) if addend is None else addend[begin:end]
-            if isinstance(kernels, TransformOperations):
-                total = total + kernels.total(pool, table, tensor, groups)[inside]
-            else:
-                for j, coefficient in pairs:
-                    total = total + coefficient * kernels(pool, j, tensor, groups, base.device)[inside]
+            if pool.transformed:
+                total = total + SUMS[pool.family].total(pool, table, tensor, groups)[inside]
+            for j, coefficient in pairs:
+                total = total + coefficient * DIRECT[pool.family](pool, j, tensor, groups, base.device)[inside]
             out[begin:end] = (base[begin:end].to(torch.float32) + total).to(base.dtype)
 
 
@@ -307,7 +269,7 @@ def _combine_rows(
         within = slice(low - first * matrix.columns, high - first * matrix.columns)
         if addend is not None:
             sums[within] = addend[inside]
-        total = BY_ROWS[pool.family].total(pool, core, tensor, band, matrix, sums.view(len(band), -1))
+        total = SUMS[pool.family].total(pool, core, tensor, band, matrix, sums.view(len(band), -1))
         out[inside] = (base[inside].to(torch.float32) + total.reshape(-1)[within]).to(base.dtype)
 
 
@@ -321,7 +283,7 @@ def _project_rows(pool: Pool, tensor: int, start: int, v: Tensor) -> NDArray[np.
         low, high = max(start, first * matrix.columns), min(stop, band.stop * matrix.columns)
         whole = v.new_zeros(len(band) * matrix.columns)
         whole[low - first * matrix.columns :][: high - low] = v[low - start : high - start]
-        total += BY_ROWS[pool.family].products(pool, whole.view(len(band), -1), tensor, band, matrix)
+        total += SUMS[pool.family].products(pool, whole.view(len(band), -1), tensor, band, matrix)
     return total
 
 
@@ -330,41 +292,31 @@ def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np
     total = np.zeros(pool.size)
     each = CHUNK if pool.transformed else max(1, CHUNK // max(pool.size, BLOCK)) * BLOCK
     for tensor, start, narrow in pieces:
-        v = narrow.float()
-        if pool.family in BY_ROWS:
+        v, of_tensor = narrow.float(), np.zeros(pool.size)
+        if pool.factored:
             total += _project_rows(pool, tensor, start, v)
             continue
-        of_tensor, partial, segment = np.zeros(pool.size), np.zeros(pool.size), None
-        for groups, begin, end in _chunks(pool, start, v.numel(), each):
-            if segment not in (None, groups.start * BLOCK // ref.SEGMENT):
-                of_tensor, partial = of_tensor + _finish(pool, partial), np.zeros(pool.size)
-            segment = groups.start * BLOCK // ref.SEGMENT
-            whole = v.new_zeros(len(groups) * BLOCK)
-            whole[start + begin - groups.start * BLOCK :][: end - begin] = v[begin:end]
-            products = _products(pool, whole, tensor, groups)
-            # adds rows one after the other, an order that only an accumulation guarantees
-            partial = np.add.accumulate(np.vstack([partial, products]), axis=0)[-1]
-        total += of_tensor + _finish(pool, partial)
+        for _, chunks in groupby(_chunks(pool, start, v.numel(), each), lambda c: c[0].start * BLOCK // ref.SEGMENT):
+            partial = np.zeros(pool.size)
+            for groups, begin, end in chunks:
+                whole = v.new_zeros(len(groups) * BLOCK)
+                whole[start + begin - groups.start * BLOCK :][: end - begin] = v[begin:end]
+                # adds rows one after the other, an order that only an accumulation guarantees
+                rows = np.vstack([partial, _products(pool, whole, tensor, groups)])
+                partial = np.add.accumulate(rows, axis=0)[-1]
+            of_tensor += ref.transform(partial) if pool.record.at_end else partial
+        total += of_tensor
     return total
-
-
-def _finish(pool: Pool, partial: NDArray[np.float64]) -> NDArray[np.float64]:
-    kernels = BY_POSITION[pool.family]
-    return ref.transform(partial) if isinstance(kernels, TransformOperations) and kernels.once else partial
 
 
 def _products(pool: Pool, v: Tensor, tensor: int, groups: range) -> NDArray[np.float32]:
     """The float32 inner products with blocks, in ascending order, shape (blocks, K)."""
-    kernels = BY_POSITION[pool.family]
-    if isinstance(kernels, TransformOperations):
-        return kernels.products(pool, v, tensor, groups).cpu().numpy()
+    if pool.transformed:
+        return SUMS[pool.family].products(pool, v, tensor, groups).cpu().numpy()
     products = np.empty((len(groups), pool.size), np.float32)
     for j in range(pool.size):
-        x = kernels(pool, j, tensor, groups, v.device).view(-1, BLOCK) * v.view(-1, BLOCK)
-        while x.shape[1] > 1:
-            half = x.shape[1] // 2
-            x = x[:, :half] + x[:, half:]
-        products[:, j] = x[:, 0].cpu().numpy()
+        x = DIRECT[pool.family](pool, j, tensor, groups, v.device).view(-1, BLOCK)
+        products[:, j] = _halved(x * v.view(-1, BLOCK)).cpu().numpy()
     return products
 
 

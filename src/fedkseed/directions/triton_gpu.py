@@ -8,9 +8,8 @@ register moves and warp shuffles (`_stage`). On CPU tensors everything runs in T
 # Triton's kernels are a language of their own, which Python's type rules do not fit.
 # pyright: reportGeneralTypeIssues=false, reportAssignmentType=false
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,6 +27,7 @@ SCRATCH = 1 << 24  # float32 numbers, 64 MiB: products of `project`, units of tr
 HELD = 1 << 14  # a transform up to this size stays in one program's registers: 64 a thread, 8 warps
 COLUMNS = 128  # of `_add_rows`: one a thread
 EACH = 32  # directions of one program of `_products`, which reads v once for them
+KERNELS = "gaussian", "rademacher", "hadamard", "hashed"
 EXACT: dict[str, Any] = {"enable_fp_fusion": False}  # a fused multiply-add rounds once instead of twice
 
 _BLOCK, _QUARTER, _EIGHTH, _LANES = (tl.constexpr(n) for n in (BLOCK, ref.QUARTER, ref.EIGHTH, ref.LANES))
@@ -304,69 +304,30 @@ def _add_rows(partial, products, first, rows, columns, PER_SEGMENT: tl.constexpr
     tl.store(here, total, mask=inside)
 
 
-# --- the families -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Direct:
-    """Operations of a family whose sum is made direction by direction.
-
-    Args:
-        branch: the family's branch of the kernels `_combine_sum` and `_products`.
-    """
-
-    branch: str
-
-
-@dataclass(frozen=True, slots=True)
-class TransformKernels:
-    """Operations of a transformed family.
-
-    Args:
-        way: constants of the kernels that make a unit; None where the transform is too large for a program.
-        once: whether c and the sum of a segment's products are transformed, instead of every block.
-    """
-
-    way: Callable[[Pool], dict[str, Any] | None]
-    once: bool = False
-
-
-def _held(pool: Pool) -> dict[str, Any] | None:
-    if pool.size > HELD:
-        return None
-    stages = pool.size.bit_length() - 1
-    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // 2048}
-
-
-def _hashed(pool: Pool) -> dict[str, Any]:
-    return {"WAY": "hashed", "SIZE": pool.size, "STAGES": 0, "N": BLOCK, "num_warps": 4}
-
-
-KERNELS: dict[str, Direct | TransformKernels] = {
-    "gaussian": Direct("gaussian"),
-    "rademacher": Direct("rademacher"),
-    "hadamard": TransformKernels(_held),
-    "hashed": TransformKernels(_hashed, once=True),
-}
-
-
 # --- the operations -----------------------------------------------------------------------------
 
 
-def plan(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32], device: torch.device
-) -> tuple[Any, ...]:
+def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: torch.device) -> tuple[Any, ...]:
     """Prepare a sum for the kernels: (pool, directions, coefficients, their number), or (pool, table)."""
-    kernels = KERNELS[pool.family]
-    if isinstance(kernels, Direct):
+    if not pool.transformed:
         return pool, _upload(directions.view(np.int32), device), _upload(coefficients, device), directions.size
     c = np.zeros(pool.size, np.float32)
     c[directions] = coefficients
     with _on(device):
         table = _upload(c, device)
-        if kernels.once:
+        if pool.record.at_end:
             _transform_(table, pool.size)
     return pool, table
+
+
+def _way(pool: Pool) -> dict[str, Any] | None:
+    """The constants of kernels that make a unit of a transformed family; None: its transform is too large for one."""
+    if pool.family == "hashed":
+        return {"WAY": "hashed", "SIZE": pool.size, "STAGES": 0, "N": BLOCK, "num_warps": 4}
+    if pool.size > HELD:
+        return None
+    stages = pool.size.bit_length() - 1
+    return {"WAY": "held", "SIZE": pool.size, "STAGES": stages, "N": pool.unit, "num_warps": pool.unit // 2048}
 
 
 def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
@@ -376,23 +337,22 @@ def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], pl
     """
     pool, *inputs = plan
     for tensor, start, base, out, addend in pieces:
-        if base.numel():
-            if base.dtype == torch.bfloat16:
-                base, out = base.view(torch.uint16), out.view(torch.uint16)
-            groups = _groups(pool, start, base.numel())
-            with _on(base.device):
-                _combine_piece((out, base, addend, start, base.numel(), tensor), groups, pool, tuple(inputs))
-
-
-def _combine_piece(piece: tuple[Any, ...], groups: range, pool: Pool, inputs: tuple[Any, ...]) -> None:
-    here = (*piece, groups[0], *_key(pool), *inputs)
-    kernels = KERNELS[pool.family]
-    if isinstance(kernels, Direct):
-        _combine_sum[(len(groups),)](*here, FAMILY=kernels.branch, num_warps=4, **EXACT)
-    elif (way := kernels.way(pool)) is None:
-        _combine_made(piece, groups, pool, *inputs)
-    else:
-        _combine_transformed[(len(groups) * BLOCK // way["N"],)](*here, 0, **way, **EXACT)
+        if not base.numel():
+            continue
+        if base.dtype == torch.bfloat16:
+            base, out = base.view(torch.uint16), out.view(torch.uint16)
+        piece = out, base, addend, start, base.numel(), tensor
+        unit, per_unit = pool.unit, pool.unit // BLOCK
+        groups = range(start // unit * per_unit, -(-(start + base.numel()) // unit) * per_unit)  # in whole units
+        with _on(base.device):
+            if not pool.transformed:
+                here = (*piece, groups[0], *_key(pool), *inputs)
+                _combine_sum[(len(groups),)](*here, FAMILY=pool.family, num_warps=4, **EXACT)
+            elif (way := _way(pool)) is None:
+                _combine_made(piece, groups, pool, *inputs)
+            else:
+                here = (*piece, groups[0], *_key(pool), *inputs, 0)
+                _combine_transformed[(len(groups) * BLOCK // way["N"],)](*here, **way, **EXACT)
 
 
 def _combine_made(piece: tuple[Any, ...], groups: range, pool: Pool, c: Tensor) -> None:
@@ -424,8 +384,9 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
 
     SCRATCH limits the number of blocks at a time.
     """
-    start, v, unit, kernels = piece[1], piece[2], pool.unit, KERNELS[pool.family]
-    rows = unit // pool.size if isinstance(kernels, TransformKernels) else 1  # of K products, made from one unit
+    _, start, v = piece
+    unit = pool.unit
+    rows = unit // pool.size if pool.transformed else 1  # of K products, made from one unit
     segment = max(1, ref.SEGMENT // unit)  # units
     each = max(1, min(SCRATCH // (rows * pool.size), 1 << 15))  # units at a time; a grid's second axis is short
     batch = max(1, each // segment)  # segments side by side
@@ -440,7 +401,7 @@ def _project_piece(piece: tuple[int, int, Tensor], pool: Pool) -> Tensor:
                 partial, _blocks(piece, pool, begin, count), (begin - first) * rows, count * rows, pool.size,
                 PER_SEGMENT=segment * rows, COLUMNS=COLUMNS, num_warps=COLUMNS // 32, **EXACT,
             )  # fmt: skip
-        for row in transform(partial) if isinstance(kernels, TransformKernels) and kernels.once else partial:
+        for row in transform(partial) if pool.record.at_end else partial:
             result += row
     return result
 
@@ -451,15 +412,14 @@ def _blocks(piece: tuple[int, int, Tensor], pool: Pool, first: int, count: int) 
     groups = count * pool.unit // BLOCK
     group = first * pool.unit // BLOCK
     arguments = (v, start, v.numel(), tensor, group, *_key(pool))
-    kernels = KERNELS[pool.family]
-    if isinstance(kernels, Direct):
+    if not pool.transformed:
         products = torch.empty(groups * pool.size, device=v.device)
         _products[(-(-pool.size // EACH), groups)](
-            products, *arguments, pool.size, EACH=EACH, FAMILY=kernels.branch, num_warps=4, **EXACT
+            products, *arguments, pool.size, EACH=EACH, FAMILY=pool.family, num_warps=4, **EXACT
         )
         return products
     products = torch.empty(groups * BLOCK, device=v.device)
-    if (way := kernels.way(pool)) is not None:
+    if (way := _way(pool)) is not None:
         _project_transformed[(groups * BLOCK // way["N"],)](products, *arguments, **way, **EXACT)
     else:
         _signed[(groups,)](products, *arguments, STREAM=ref.HADAMARD_ROW, PERIOD=0, **EXACT)
@@ -486,12 +446,6 @@ def _upload(array: NDArray, device: torch.device) -> Tensor:
 def _key(pool: Pool) -> tuple[int, ...]:
     """The key's words as signed numbers: an unsigned one above 2^31 would need another kernel, with 64 bits."""
     return tuple(word - (word >> 31 << 32) for word in pool.key_words)
-
-
-def _groups(pool: Pool, start: int, size: int) -> range:
-    """The groups of 4,096 positions, in whole units, that hold positions start ≤ p < start + size."""
-    unit = pool.unit
-    return range(start // unit * (unit // BLOCK), -(-(start + size) // unit) * (unit // BLOCK))
 
 
 def _transform_(x: Tensor, size: int) -> None:

@@ -32,9 +32,8 @@ def weights(case: dict[str, Any], backend: str, device: str = "cpu") -> str:
     # the base weights are 2^-10 (p mod 8 − 3), exact in every type, with −0 for 0
     numerators = np.arange(start, stop) % 8 - 3
     base = np.where(numerators == 0, -0.0, numerators / 1024).astype(np.float32)
-    addend = _float32(case["addend"]) if "addend" in case else None
     w = torch.from_numpy(base).to(getattr(torch, dtype)).to(device)
-    more = None if addend is None else torch.from_numpy(addend).to(device)
+    more = torch.from_numpy(_float32(case["addend"])).to(device) if "addend" in case else None
     kernels = backends.load(backend)
     kernels.combine([(case["tensor"], start, w, w, more)], kernels.plan(pool, directions, coefficients, w.device))
     bits = w.cpu().view(BITS[dtype]).numpy()
@@ -83,21 +82,16 @@ def check(device: str = "cpu") -> Iterator[tuple[str, int, list[str]]]:
 
 
 def _pool(case: dict[str, Any]) -> Pool:
-    """The pool of a case, with its tensor's shape and factors if it is of a factored family."""
+    """The pool of a case; if it is of a factored family, with its tensor's shape, and factors in rows."""
     pool = Pool(int(case["key"], 16), case["size"], case["family"], bytes.fromhex(case.get("basis", "")))
-    if not pool.factored:
-        return pool
-    shapes = {f"{k:04}": case["shape"] if k == case["tensor"] else (1,) for k in range(case["tensor"] + 1)}
-    return pool.fitted(shapes, basis_of(case) if pool.informed else None)
-
-
-def basis_of(case: dict[str, Any]) -> Basis:
-    """The basis of a case: factors of its one tensor, in rows, and scales in bits."""
-    left_factor, right_factor = (np.array(case[name], np.int8) for name in ("left", "right"))
-    scales = (_float32(case[name]) for name in ("left scale", "right scale"))
-    return Basis(
-        {f"{case['tensor']:04}": Factor(len(left_factor), len(right_factor), 0, left_factor, right_factor, *scales)}
-    )
+    basis, tensor = None, case["tensor"]
+    if pool.informed:
+        left_factor, right_factor = (np.array(case[side], np.int8) for side in ("left", "right"))
+        scales = (_float32(case[side]) for side in ("left scale", "right scale"))
+        basis = Basis(
+            {f"{tensor:04}": Factor(len(left_factor), len(right_factor), 0, left_factor, right_factor, *scales)}
+        )
+    return pool.fitted({f"{k:04}": case.get("shape", ()) if k == tensor else () for k in range(tensor + 1)}, basis)
 
 
 def _coefficients(case: dict[str, Any]) -> tuple[NDArray[np.uint32], NDArray[np.float32]]:

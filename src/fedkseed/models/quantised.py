@@ -53,7 +53,7 @@ class Blocks:
             jobs = [
                 (first + start // columns * width, out.data_ptr(), out.numel() // kernels.BLOCK) for start, out in parts
             ]
-            kernels.dequantise(jobs, self.kind, str(self.dtype).removeprefix("torch."), torch.get_num_threads())
+            kernels.dequantise(jobs, self.kind, self.dtype)
             return
         for start, out in parts:
             rows = slice(start // columns, (start + out.numel()) // columns)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..directions import Pool
-from ..directions.factors import Basis
+from ..directions.factors import Basis, Factor
 from ..directions.reference import separable_signs
 from ..errors import FedKSeedError
 from ..files import read_table
@@ -220,12 +220,12 @@ def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> 
 
 def _factors(pool: Pool, number: int, table: Floats) -> tuple[Floats, Floats, Floats]:
     """One tensor's L, C and R; a core without entries where no direction touches it."""
-    matrix, factor = pool.matrix(number), pool.factor(number)
+    matrix = pool.matrix(number)
     if matrix is None:
         nothing = np.empty((0, 0), np.float32)
         return nothing, nothing, nothing
-    if factor is not None:
-        return factor.left.astype(np.float32), factor.core(table), factor.right.astype(np.float32)
+    if isinstance(matrix, Factor):
+        return matrix.left.astype(np.float32), matrix.core(table), matrix.right.astype(np.float32)
     rows, columns = (min(len(table), size) for size in (matrix.rows, matrix.columns))
     s_u, s_v = separable_signs(pool, number, range(matrix.rows), matrix)
     return _repeated(s_u, rows), table[:rows, :columns], _repeated(s_v, columns)

@@ -6,24 +6,23 @@ any number of directions stay in registers and the first-level cache; weights ar
 written once.
 
     __init__.py    sums and projections over a whole model's tensors
-    kernels.py     one unit of a sum or of a projection
-    philox.py      random bits and normals
-    simd.py        vectors and tiles
-    dtypes.py      types of weights
+    kernels.py     random bits, and one unit of a sum or of a projection
+    simd.py        vectors, tiles, and weights of each type
     gguf.py        quantised weights
     threads.py     threads that run the kernels
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numba import uint32
 from numpy.typing import NDArray
+from torch import Tensor
 
 from .. import reference as ref
 from ..pool import Pool
-from .dtypes import item_size
 from .kernels import (
     BLOCK,
     GAUSSIAN,
@@ -38,13 +37,13 @@ from .kernels import (
     combine_unit,
     project_segment,
 )
-from .philox import kernel
-from .simd import address_of, claim, copy, data_of, number_at
+from .simd import claim, copy, data_of, item_size, kernel, number_at
 from .threads import compiled, run
 
 CHUNK = 1 << 15  # positions that a thread takes at a time: 8 µs of the fastest kernel
 ALONE = 1 << 16  # positions that one thread makes before a second has begun
 CACHES = 16 << 20  # bytes; results larger than this are not read again soon: write them around the caches
+WIDENED = 4  # segments of 16-bit numbers that `project` holds in float32 at a time, at least: 16 MiB
 
 
 @kernel
@@ -61,7 +60,7 @@ def _work_in(memory, job, marker):
     directions, coefficients, count = number_at(job + 32), number_at(job + 40), number_at(job + 48)
     table, k0, k1 = number_at(job + 56), uint32(number_at(job + 64)), uint32(number_at(job + 72))
     around, pieces, rows = number_at(job + 80) != 0, number_at(job + 88), number_at(job + 96)
-    acc = address_of(memory)
+    acc = (data_of(memory) + 63) & -64
     edge, addend_edge, signs = acc + 4 * unit_size, acc + 8 * unit_size, acc + 12 * unit_size
     item, units = item_size(marker), max(1, CHUNK // unit_size)
 
@@ -97,7 +96,6 @@ def _work_in(memory, job, marker):
         before += chunks
 
 
-@kernel
 def project_work(job):
     """Compute the inner products with every segment of a tensor, one row of results a segment."""
     size, unit_size = number_at(job + 16), number_at(job + 24)
@@ -111,7 +109,7 @@ def _project_in(memory, partial, job):
     tensor, k0, k1 = uint32(number_at(job + 32)), uint32(number_at(job + 40)), uint32(number_at(job + 48))
     start, length, v = number_at(job + 56), number_at(job + 64), number_at(job + 72)
     results, last = number_at(job + 80), number_at(job + 88)
-    acc = address_of(memory)
+    acc = (data_of(memory) + 63) & -64
     products, signs = acc + 4 * unit_size, acc + 4 * unit_size + 4 * BLOCK
     segment_size = max(ref.SEGMENT, unit_size)
     segment = claim(job)
@@ -125,137 +123,78 @@ def _project_in(memory, partial, job):
         segment = claim(job)
 
 
-def _float32(job):
-    work(job, np.float32(0))
-
-
-def _bfloat16(job):
-    work(job, np.uint16(0))
-
-
-def _float16(job):
-    work(job, np.int16(0))
-
-
-def _project(job):
-    project_work(job)
-
-
-WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # by type of weights
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A sum Σ_k c_k z_{j_k} in the form that the kernels read: made once, added to any number of tensors."""
-
-    pool: Pool
-    kind: int
-    directions: NDArray[np.uint32]
-    coefficients: NDArray[np.float32]
-    table: NDArray[np.float32]
-
-
-def _hadamard_table(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
-) -> tuple[int, NDArray[np.float32]]:
-    if directions.size == 1 and pool.size >= TILE:
-        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
-        return HADAMARD_ONE, np.concatenate([row, -row, directions.view(np.float32)])
-    c = np.zeros(pool.size, np.float32)
-    c[directions] = coefficients
-    # tiles of 16 x 16, each transposed
-    return HADAMARD, np.tile(c, pool.unit // pool.size).reshape(-1, 16, 16).transpose(0, 2, 1).ravel()
-
-
-def _hashed_table(
-    pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]
-) -> tuple[int, NDArray[np.float32]]:
-    c = np.zeros(pool.size, np.float32)
-    c[directions] = coefficients
-    c, rows = ref.transform(c), np.arange(pool.size)
-    return HASHED, np.concatenate([c[rows ^ low] for low in range(16)]) if pool.size >= TILE else c
-
-
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """The kernels of one family.
-
-    Args:
-        kind: the branch of kernels.py that makes the family's sums and inner products.
-        table: maps (pool, directions, coefficients) to the branch for this sum and the table that the branch reads;
-            None: the branch reads no table.
-    """
-
-    kind: int
-    table: Callable[[Pool, NDArray[np.uint32], NDArray[np.float32]], tuple[int, NDArray[np.float32]]] | None = None
-
-
-KERNELS: dict[str, Kernel] = {
-    "gaussian": Kernel(GAUSSIAN),
-    "rademacher": Kernel(RADEMACHER),
-    "hadamard": Kernel(HADAMARD, _hadamard_table),
-    "hashed": Kernel(HASHED, _hashed_table),
+WORKERS = {
+    torch.float32: lambda job: work(job, np.float32(0)),
+    torch.bfloat16: lambda job: work(job, np.uint16(0)),
+    torch.float16: lambda job: work(job, np.int16(0)),
 }
+KERNELS = {"gaussian": GAUSSIAN, "rademacher": RADEMACHER, "hadamard": HADAMARD, "hashed": HASHED}
 
 
-def plan(pool: Pool, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> Plan:
-    """Choose the kernel of a sum and make the table that the kernel reads."""
-    family = KERNELS[pool.family]
-    kind, table = family.kind, np.empty(0, np.float32)
-    if family.table:
-        kind, table = family.table(pool, directions, coefficients)
-    return Plan(pool, kind, directions, coefficients, table)
+def plan(pool: Pool, directions: ref.Words, coefficients: ref.Floats, device: torch.device) -> tuple[Any, ...]:
+    """Prepare a sum for `combine`: choose its kernel, and make the table that this one reads."""
+    kind, table = KERNELS[pool.family], np.empty(0, np.float32)
+    if kind == HADAMARD and directions.size == 1 and pool.size >= TILE:
+        row = coefficients[0] * ref.walsh(np.arange(pool.size) & int(directions[0]))
+        kind, table = HADAMARD_ONE, np.concatenate([row, -row, directions.view(np.float32)])
+    elif pool.transformed:
+        table = np.zeros(pool.size, np.float32)
+        table[directions] = coefficients
+        if kind == HADAMARD:  # tiles of 16 x 16, each transposed
+            table = np.tile(table, pool.unit // pool.size).reshape(-1, 16, 16).transpose(0, 2, 1).ravel()
+        else:
+            table, rows = ref.transform(table), np.arange(pool.size)
+            table = np.concatenate([table[rows ^ low] for low in range(16)]) if pool.size >= TILE else table
+    return pool, kind, directions, coefficients, table
 
 
-def combine(pieces: Sequence[tuple[int, int, int, int, int, int]], dtype: str, plan: Plan, threads: int) -> None:
-    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, count, base, out, addend).
+def combine(pieces: Sequence[tuple[int, int, Tensor, Tensor, Tensor | None]], plan: tuple[Any, ...]) -> None:
+    """Compute out = base + (addend + Σ_k c_k z_{j_k}) for pieces (tensor, start, base, out, addend); all are flat."""
+    pool, kind, directions, coefficients, table = plan
+    by_type: dict[torch.dtype, list[tuple[int, ...]]] = {}
+    for tensor, start, base, out, addend in pieces:
+        addresses = base.data_ptr(), out.data_ptr(), 0 if addend is None else addend.data_ptr()
+        by_type.setdefault(base.dtype, []).append((tensor, start, base.numel(), *addresses))
+    for dtype, of_type in by_type.items():
+        rows = np.array(of_type, np.int64)
+        total = int(rows[:, 2].sum())
+        around = dtype == torch.float32 and 4 * total > CACHES and not np.array_equal(rows[:, 3], rows[:, 4])
+        job = np.array(
+            [
+                0, kind, pool.size, pool.unit, directions.ctypes.data, coefficients.ctypes.data, directions.size,
+                table.ctypes.data, *pool.key_words, around, rows.ctypes.data, len(rows),
+            ],
+            np.int64,
+        )  # fmt: skip
+        effort = total * (1 if pool.transformed else max(1, directions.size // 4))
+        run(compiled(WORKERS[dtype]), job, min(torch.get_num_threads(), 1 + effort // ALONE))
 
-    The last three are addresses: of weights of one type, and of a float32 addend (0: no addend). base and out may be
-    the same.
+
+def project(pieces: Iterable[tuple[int, int, Tensor]], pool: Pool) -> NDArray[np.float64]:
+    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, start, v), shape (K,).
+
+    16-bit numbers are widened some at a time: a copy of a whole output matrix would be twice as large as the matrix,
+    in memory that the system has to clear first.
     """
-    rows, pool = np.array(pieces, np.int64).reshape(-1, 6), plan.pool
-    total = int(rows[:, 2].sum())
-    around = dtype == "float32" and 4 * total > CACHES and not np.array_equal(rows[:, 3], rows[:, 4])
-    work = total * (1 if pool.transformed else max(1, plan.directions.size // 4))
-    job = np.array(
-        [
-            0, plan.kind, pool.size, pool.unit, plan.directions.ctypes.data, plan.coefficients.ctypes.data,
-            plan.directions.size, plan.table.ctypes.data, *pool.key_words, around, rows.ctypes.data, len(rows),
-        ],
-        np.int64,
-    )  # fmt: skip
-    run(compiled(WORKERS[dtype]), job, min(threads, 1 + work // ALONE))
-
-
-def segment_size(pool: Pool) -> int:
-    """The positions whose inner products are one partial sum."""
-    return max(ref.SEGMENT, pool.unit)
-
-
-def project(
-    pieces: Iterable[tuple[int, Iterable[tuple[int, int, int]]]], pool: Pool, threads: int
-) -> NDArray[np.float64]:
-    """The K inner products ⟨z_j, v⟩ summed over pieces (tensor, parts of v), shape (K,).
-
-    Args:
-        pieces: a part is (start, count, address) of float32, and the parts of a piece follow each other, cut at
-            multiples of `segment_size`; an address is used before the next part is asked for.
-    """
-    size, total = segment_size(pool), np.zeros(pool.size)
-    for tensor, parts in pieces:
-        of_tensor = np.zeros(pool.size)
-        for start, count, v in parts:
-            first, last = start // size, -(-(start + count) // size)
+    segment, threads, total = max(ref.SEGMENT, pool.unit), torch.get_num_threads(), np.zeros(pool.size)
+    each = max(WIDENED, threads) * segment
+    for tensor, start, v in pieces:
+        of_tensor, begin, stop = np.zeros(pool.size), start, start + v.numel()
+        while begin < stop:
+            end = stop if v.dtype == torch.float32 else min(stop, (begin // each + 1) * each)
+            part = v[begin - start : end - start].float()
+            first, last = begin // segment, -(-end // segment)
             results = np.empty((last - first, pool.size))
             job = np.array(
                 [
-                    first, KERNELS[pool.family].kind, pool.size, pool.unit, tensor, *pool.key_words, start, count, v,
-                    results.ctypes.data, last,
+                    first, KERNELS[pool.family], pool.size, pool.unit, tensor, *pool.key_words, begin, end - begin,
+                    part.data_ptr(), results.ctypes.data, last,
                 ],
                 np.int64,
             )  # fmt: skip
-            run(compiled(_project), job, min(threads, last - first))
+            run(compiled(project_work), job, min(threads, last - first))
             for partial in results:  # in ascending order: sums of float64 depend on it
                 of_tensor += partial
+            begin = end
         total += of_tensor
     return total

@@ -10,17 +10,26 @@ Results equal those of the `gguf` package bit for bit: float32, with one roundin
 from collections.abc import Sequence
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from .dtypes import from_half, item_size, put_rounded
-from .philox import kernel
-from .simd import claim, load_bytes, number_at, short_at, signed_floats, words
+from .simd import (
+    claim,
+    from_half,
+    item_size,
+    kernel,
+    load_bytes,
+    number_at,
+    put_rounded,
+    short_at,
+    signed_floats,
+    words,
+)
 from .threads import compiled, run
 
 BLOCK = 32  # weights
 BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # of a block
-Q8_0, Q4_0, Q4_1 = range(3)
-KINDS = {"Q8_0": Q8_0, "Q4_0": Q4_0, "Q4_1": Q4_1}
+Q8_0, Q4_0, Q4_1 = range(3)  # the kinds of BYTES
 CHUNK = 1 << 9  # blocks that a thread takes at a time
 
 
@@ -60,24 +69,16 @@ def widen(job, marker):
         before += chunks
 
 
-def _float32(job):
-    widen(job, np.float32(0))
+WORKERS = {
+    torch.float32: lambda job: widen(job, np.float32(0)),
+    torch.bfloat16: lambda job: widen(job, np.uint16(0)),
+    torch.float16: lambda job: widen(job, np.int16(0)),
+}
 
 
-def _bfloat16(job):
-    widen(job, np.uint16(0))
-
-
-def _float16(job):
-    widen(job, np.int16(0))
-
-
-WORKERS = {"float32": _float32, "bfloat16": _bfloat16, "float16": _float16}  # by type of the result
-
-
-def dequantise(parts: Sequence[tuple[int, int, int]], kind: str, dtype: str, threads: int) -> None:
+def dequantise(parts: Sequence[tuple[int, int, int]], kind: str, dtype: torch.dtype) -> None:
     """Dequantise parts (address of blocks, address of weights, number of blocks)."""
     rows = np.array(parts, np.int64).reshape(-1, 3)
-    job: NDArray[np.int64] = np.array([0, KINDS[kind], BYTES[kind], rows.ctypes.data, len(rows)], np.int64)
+    job: NDArray[np.int64] = np.array([0, list(BYTES).index(kind), BYTES[kind], rows.ctypes.data, len(rows)], np.int64)
     alone = 4 * CHUNK  # blocks that one thread makes before a second has begun
-    run(compiled(WORKERS[dtype]), job, min(threads, 1 + int(rows[:, 2].sum()) // alone))
+    run(compiled(WORKERS[dtype]), job, min(torch.get_num_threads(), 1 + int(rows[:, 2].sum()) // alone))

@@ -4,21 +4,28 @@ Numba's own vectoriser gives up on loops whose partners lie in one vector regist
 an array costs it some 30 instructions. So kernels here use vectors explicitly and reach memory by its
 address; LLVM splits a vector into those that the machine has (AVX-512, AVX2, SSE, NEON). Arithmetic
 is done as written: IEEE float32, no fused multiply-add, nothing reordered.
+
+Weights are widened to float32 and rounded once to nearest even. A `marker` stands for their type: one number of the
+type that NumPy calls float32, uint16 (for bfloat16) or int16 (for float16). So each type has kernels of its own.
 """
 
 import operator
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
-from numba import extending, types
+from numba import extending, njit, types
 from numba.core import cgutils
 from numba.extending import models, overload, register_model
 
-intrinsic: Any = extending.intrinsic  # its result has another signature than what it decorates
+kernel = njit(nogil=True, cache=True, fastmath=False, error_model="numpy")
+# Inlined before LLVM sees it, so that vectors stay in registers.
+inlined = njit(inline="always", fastmath=False, error_model="numpy")
 
-ROWS = 16
-LANES = 16
+intrinsic: Any = extending.intrinsic  # its result has another signature than what it decorates
+ROWS = LANES = 16
 INDEX = ir.IntType(32)
 NUMBER = ir.IntType(64)
 BYTES = ir.IntType(8).as_pointer()
@@ -44,22 +51,43 @@ WIDE = Register("wide", ir.VectorType(ir.IntType(64), LANES // 2), types.uint64)
 TILE = Register("tile", ir.ArrayType(FLOATS.llvm, ROWS), types.float32)
 
 
+def _intrinsic(to: Any, *of: Any) -> Callable[[Callable[..., Any]], Any]:
+    """A decorator of emit(builder, *arguments), which writes an intrinsic's LLVM code.
+
+    Args:
+        to: the type of the result, or `types.void`.
+        of: the types that the arguments are cast to; None: as they are.
+    """
+
+    def decorate(emit: Callable[..., Any]) -> Any:
+        @wraps(emit)
+        def define(typingctx: Any, *arguments: Any) -> Any:
+            def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+                made = emit(builder, *args)
+                return context.get_dummy_value() if to is types.void else made
+
+            return to(*(kind or argument for kind, argument in zip(of, arguments, strict=True))), code
+
+        return intrinsic(define)
+
+    return decorate
+
+
 # --- arithmetic ---------------------------------------------------------------------------------
 
 
 def _operator(symbol: Any, instructions: dict[Register, str]) -> None:
-    @intrinsic
-    def apply(typingctx: Any, a: Any, b: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return getattr(builder, instructions[a])(*args)
+    def intrinsic_of(kind: Register) -> Any:
+        return _intrinsic(kind, kind, kind)(lambda builder, a, b: getattr(builder, instructions[kind])(a, b))
 
-        return a(a, a), code
+    by_kind = {kind: intrinsic_of(kind) for kind in instructions}
 
     @overload(symbol)
     def lanewise(a, b):  # Numba compares names and annotations with those of the lambda
-        if a == b and a in instructions:
-            return lambda a, b: apply(a, b)
-        return None
+        if a != b or a not in by_kind:
+            return None
+        apply = by_kind[a]
+        return lambda a, b: apply(a, b)
 
 
 _operator(operator.add, {FLOATS: "fadd", WORDS: "add", WIDE: "add"})
@@ -72,249 +100,244 @@ _operator(operator.lshift, {WORDS: "shl"})
 _operator(operator.rshift, {WORDS: "lshr", WIDE: "lshr"})
 
 
-def _unary(of: Register, to: Register, emit: Any) -> Any:
-    """An intrinsic that applies emit(builder, value) to one vector."""
-
-    @intrinsic
-    def apply(typingctx: Any, value: Any) -> Any:
-        return to(of), lambda context, builder, signature, args: emit(builder, args[0])
-
-    return apply
-
-
-def _sqrt(builder: Any, value: Any) -> Any:
+@_intrinsic(FLOATS, FLOATS)
+def sqrt(builder, value):
+    """IEEE: correctly rounded."""
     kind = ir.FunctionType(FLOATS.llvm, [FLOATS.llvm])
-    function = cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{LANES}f32")
-    return builder.call(function, [value])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.sqrt.v{LANES}f32"), [value])
 
 
-def _halved(start: int) -> Any:
-    def emit(builder: Any, value: Any) -> Any:
-        return builder.zext(_shuffle(builder, value, value, range(start, start + LANES // 2)), WIDE.llvm)
-
-    return emit
-
-
-as_floats = _unary(WORDS, FLOATS, lambda builder, value: builder.bitcast(value, FLOATS.llvm))
-as_words = _unary(FLOATS, WORDS, lambda builder, value: builder.bitcast(value, WORDS.llvm))
-sqrt = _unary(FLOATS, FLOATS, _sqrt)  # IEEE: correctly rounded
-signed_shift = _unary(WORDS, WORDS, lambda builder, value: builder.ashr(value, ir.Constant(WORDS.llvm, [23] * LANES)))
-signed_floats = _unary(WORDS, FLOATS, lambda builder, value: builder.sitofp(value, FLOATS.llvm))
-low_half, high_half = _unary(WORDS, WIDE, _halved(0)), _unary(WORDS, WIDE, _halved(LANES // 2))
+as_floats = _intrinsic(FLOATS, WORDS)(lambda builder, value: builder.bitcast(value, FLOATS.llvm))
+as_words = _intrinsic(WORDS, FLOATS)(lambda builder, value: builder.bitcast(value, WORDS.llvm))
+signed_floats = _intrinsic(FLOATS, WORDS)(lambda builder, value: builder.sitofp(value, FLOATS.llvm))
+lane_numbers = _intrinsic(WORDS)(lambda builder: ir.Constant(WORDS.llvm, list(range(LANES))))
 
 
-def _spread(to: Register) -> Any:
+def _spread(kind: Register) -> Any:
     """An intrinsic that puts one number on all lanes."""
-
-    @intrinsic
-    def spread(typingctx: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _splat(builder, context.cast(builder, args[0], signature.args[0], to.lane), to.llvm)
-
-        return to(value), code
-
-    return spread
+    return _intrinsic(kind, kind.lane)(lambda builder, value: _splat(builder, value, kind.llvm))
 
 
 floats, words, wide = _spread(FLOATS), _spread(WORDS), _spread(WIDE)
 
 
-@intrinsic
-def lane_numbers(typingctx: Any) -> Any:
-    """The numbers 0, 1, …, 15 of the lanes."""
-    return WORDS(), lambda context, builder, signature, args: ir.Constant(WORDS.llvm, list(range(LANES)))
+@_intrinsic(WORDS, WORDS)
+def signed_shift(builder, value):
+    return builder.ashr(value, ir.Constant(WORDS.llvm, [23] * LANES))
 
 
-@intrinsic
-def joined(typingctx: Any, low: Any, high: Any) -> Any:
+@_intrinsic(WIDE, WORDS)
+def low_half(builder, value):
+    return builder.zext(_shuffle(builder, value, value, range(LANES // 2)), WIDE.llvm)
+
+
+@_intrinsic(WIDE, WORDS)
+def high_half(builder, value):
+    return builder.zext(_shuffle(builder, value, value, range(LANES // 2, LANES)), WIDE.llvm)
+
+
+@_intrinsic(WORDS, WIDE, WIDE)
+def joined(builder, low, high):
     """The low 32 bits of 8 + 8 wide lanes as 16 words."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        low, high = (builder.bitcast(value, WORDS.llvm) for value in args)
-        return _shuffle(builder, low, high, range(0, 2 * LANES, 2))
-
-    return WORDS(WIDE, WIDE), code
+    low, high = (builder.bitcast(value, WORDS.llvm) for value in (low, high))
+    return _shuffle(builder, low, high, range(0, 2 * LANES, 2))
 
 
-def _interleaved(start: int) -> Any:
-    """An intrinsic that interleaves half of the lanes of two vectors: a b a b …"""
-
-    @intrinsic
-    def interleaved(typingctx: Any, a: Any, b: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return _shuffle(builder, args[0], args[1], [start + k // 2 + LANES * (k % 2) for k in range(LANES)])
-
-        return WORDS(WORDS, WORDS), code
-
-    return interleaved
+@_intrinsic(WORDS, WORDS, WORDS)
+def interleaved_low(builder, a, b):
+    """The first half of the lanes of both vectors: a b a b …"""
+    return _shuffle(builder, a, b, [k // 2 + LANES * (k % 2) for k in range(LANES)])
 
 
-interleaved_low, interleaved_high = _interleaved(0), _interleaved(LANES // 2)
+@_intrinsic(WORDS, WORDS, WORDS)
+def interleaved_high(builder, a, b):
+    """The second half of the lanes of both vectors."""
+    return _shuffle(builder, a, b, [LANES // 2 + k // 2 + LANES * (k % 2) for k in range(LANES)])
 
 
-@intrinsic
-def where_above(typingctx: Any, a: Any, b: Any, yes: Any, no: Any) -> Any:
+@_intrinsic(WORDS, WORDS, WORDS, WORDS, WORDS)
+def where_above(builder, a, b, yes, no):
     """Select `yes` where a > b as unsigned numbers, else `no`."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(builder.icmp_unsigned(">", args[0], args[1]), args[2], args[3])
-
-    return WORDS(WORDS, WORDS, WORDS, WORDS), code
+    return builder.select(builder.icmp_unsigned(">", a, b), yes, no)
 
 
 # --- memory -------------------------------------------------------------------------------------
 
 
-def _address(boundary: int) -> Any:
-    """An intrinsic that returns the address of an array's memory, or of the first boundary in it."""
-
-    @intrinsic
-    def address(typingctx: Any, array: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            number = builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, NUMBER)
-            number = builder.add(number, ir.Constant(NUMBER, boundary - 1))
-            return builder.and_(number, ir.Constant(NUMBER, -boundary))
-
-        return types.int64(array), code
-
-    return address
-
-
-data_of, address_of = _address(1), _address(64)
-
-
 @intrinsic
-def copy(typingctx: Any, to: Any, source: Any, count: Any) -> Any:
+def data_of(typingctx: Any, array: Any) -> Any:
+    """The address of an array's memory."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.ptrtoint(context.make_array(signature.args[0])(context, builder, args[0]).data, NUMBER)
+
+    return types.int64(array), code
+
+
+@_intrinsic(types.void, types.int64, types.int64, types.int64)
+def copy(builder, to, source, count):
     """Copy `count` bytes."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        to, source = (builder.inttoptr(address, BYTES) for address in args[:2])
-        cgutils.raw_memcpy(builder, to, source, args[2], 1)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), code
+    cgutils.raw_memcpy(builder, builder.inttoptr(to, BYTES), builder.inttoptr(source, BYTES), count, 1)
 
 
-@intrinsic
-def clear(typingctx: Any, to: Any, count: Any) -> Any:
+@_intrinsic(types.void, types.int64, types.int64)
+def clear(builder, to, count):
     """Set `count` bytes to zero."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        cgutils.memset(builder, builder.inttoptr(args[0], BYTES), args[1], 0)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), code
+    cgutils.memset(builder, builder.inttoptr(to, BYTES), count, 0)
 
 
-def _loader(to: Any, memory: ir.Type, emit: Any = lambda builder, value: value) -> Any:
-    @intrinsic
-    def load(typingctx: Any, address: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            return emit(builder, _load(builder, args[0], memory))
-
-        return to(types.int64), code
-
-    return load
+def _loader(to: Any, memory: ir.Type, widened: ir.Type | None = None) -> Any:
+    """An intrinsic that reads what is at an address; unsigned numbers may be widened."""
+    return _intrinsic(to, types.int64)(
+        lambda builder, address: builder.zext(_load(builder, address, memory), widened or memory)
+    )
 
 
 SHORTS = ir.VectorType(ir.IntType(16), LANES)
-load_floats = _loader(FLOATS, FLOATS.llvm)
-load_shorts = _loader(WORDS, SHORTS, lambda builder, value: builder.zext(value, WORDS.llvm))
-load_bytes = _loader(WORDS, ir.VectorType(ir.IntType(8), LANES), lambda builder, value: builder.zext(value, WORDS.llvm))
+load_floats, load_shorts = _loader(FLOATS, FLOATS.llvm), _loader(WORDS, SHORTS, WORDS.llvm)
+load_bytes = _loader(WORDS, ir.VectorType(ir.IntType(8), LANES), WORDS.llvm)
 float_at, word_at = _loader(types.float32, ir.FloatType()), _loader(types.uint32, INDEX)
-short_at = _loader(types.uint32, ir.IntType(16), lambda builder, value: builder.zext(value, INDEX))
-number_at = _loader(types.int64, NUMBER)
+short_at, number_at = _loader(types.uint32, ir.IntType(16), INDEX), _loader(types.int64, NUMBER)
 
 
-def _storer(memory: ir.Type | None = None, *, around_caches: bool = False) -> Any:
-    @intrinsic
-    def store(typingctx: Any, address: Any, value: Any) -> Any:
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            narrowed = args[1] if memory is None else builder.trunc(args[1], memory)
-            pointer = builder.inttoptr(args[0], narrowed.type.as_pointer())
-            done = builder.store(narrowed, pointer, align=LANES * 4 if around_caches else 2)
-            if around_caches:
-                flag = builder.module.add_metadata([ir.Constant(INDEX, 1)])
-                done.set_metadata("nontemporal", flag)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, value), code
-
-    return store
+@_intrinsic(types.void, types.int64, None)
+def store(builder, address, value):
+    """Write a number or a vector."""
+    builder.store(value, builder.inttoptr(address, value.type.as_pointer()), align=2)
 
 
-# `stream` goes around the caches: memory is not read before it is written. At a 64-byte boundary only.
-store, store_shorts, stream = _storer(), _storer(SHORTS), _storer(around_caches=True)
-put_float = put_word = store
+@_intrinsic(types.void, types.int64, WORDS)
+def store_shorts(builder, address, value):
+    """Write the lower halves of the lanes."""
+    builder.store(builder.trunc(value, SHORTS), builder.inttoptr(address, SHORTS.as_pointer()), align=2)
 
 
-@intrinsic
-def fetch_ahead(typingctx: Any, address: Any) -> Any:
+@_intrinsic(types.void, types.int64, FLOATS)
+def stream(builder, address, value):
+    """Write around the caches: memory is not read before it is written. At a 64-byte boundary only."""
+    done = builder.store(value, builder.inttoptr(address, FLOATS.llvm.as_pointer()), align=LANES * 4)
+    done.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(INDEX, 1)]))
+
+
+@_intrinsic(types.void, types.int64)
+def fetch_ahead(builder, address):
     """Fetch a tile's 16 lines of memory into the second-level cache ahead of their use; changes no memory."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [BYTES, INDEX, INDEX, INDEX])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        for row in _rows(builder, args[0], ir.Constant(NUMBER, 64)):
-            read, second_level, data = (ir.Constant(INDEX, number) for number in (0, 2, 1))
-            builder.call(function, [builder.inttoptr(row, BYTES), read, second_level, data])
-        return context.get_dummy_value()
-
-    return types.void(types.int64), code
+    kind = ir.FunctionType(ir.VoidType(), [BYTES, INDEX, INDEX, INDEX])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    read, second_level, data = (ir.Constant(INDEX, number) for number in (0, 2, 1))
+    for row in _rows(builder, address, ir.Constant(NUMBER, 64)):
+        builder.call(function, [builder.inttoptr(row, BYTES), read, second_level, data])
 
 
-@intrinsic
-def claim(typingctx: Any, counter: Any) -> Any:
+@_intrinsic(types.int64, types.int64)
+def claim(builder, counter):
     """Return the number at an address and add one to it, so that every thread gets another number."""
+    pointer = builder.inttoptr(counter, NUMBER.as_pointer())
+    return builder.atomic_rmw("add", pointer, ir.Constant(NUMBER, 1), "seq_cst")
 
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        pointer = builder.inttoptr(args[0], NUMBER.as_pointer())
-        return builder.atomic_rmw("add", pointer, ir.Constant(NUMBER, 1), "seq_cst")
 
-    return types.int64(types.int64), code
+# --- weights ---------------------------------------------------------------------------------
+
+
+def item_size(marker) -> int:
+    """The bytes that one weight takes."""
+    raise NotImplementedError  # Numba has an overload for each marker
+
+
+def widened(address, marker):
+    """Read 16 weights as float32."""
+
+
+def put_rounded(address, value, marker, around):
+    """Write 16 float32 as weights; past the caches if `around` is true (float32 at a 64-byte boundary only)."""
+
+
+@inlined
+def from_half(bits):
+    """The bits of 16 float16 as float32: move exponent and mantissa, then correct the bias by an exact product."""
+    magnitude = as_words(as_floats((bits & words(0x7FFF)) << words(13)) * floats(np.float32(2.0**112)))
+    special = magnitude & words(0x7FFFFF) | words(0x7F800000)  # infinity and NaN: from 65536 on
+    magnitude = where_above(magnitude, words(0x477FFFFF), special, magnitude)
+    return as_floats(magnitude | ((bits & words(0x8000)) << words(16)))
+
+
+@overload(item_size)
+def _item_size(marker):
+    size = marker.bitwidth // 8
+    return lambda marker: size
+
+
+@overload(widened)
+def _widened(address, marker):
+    if marker.name == "float32":
+        return lambda address, marker: load_floats(address)
+    if marker.name == "uint16":
+        return lambda address, marker: as_floats(load_shorts(address) << words(16))
+
+    return lambda address, marker: from_half(load_shorts(address))
+
+
+@overload(put_rounded)
+def _put_rounded(address, value, marker, around):
+    if marker.name == "float32":
+
+        def put_float(address, value, marker, around):
+            if around:
+                stream(address, value)
+            else:
+                store(address, value)
+
+        return put_float
+    if marker.name == "uint16":
+
+        def put_bfloat16(address, value, marker, around):
+            bits = as_words(value)
+            odd = (bits >> words(16)) & words(1)
+            rounded = (bits + words(0x7FFF) + odd) >> words(16)
+            quiet = (bits >> words(16)) | words(0x40)
+            store_shorts(address, where_above(bits & words(0x7FFFFFFF), words(0x7F800000), quiet, rounded))
+
+        return put_bfloat16
+
+    def put_float16(address, value, marker, around):
+        bits = as_words(value)
+        m = bits & words(0x7FFFFFFF)
+        odd = (m >> words(13)) & words(1)
+        normal = (m - words(0x38000000) + words(0xFFF) + odd) >> words(13)
+        # below 2^-14 the adder itself rounds to multiples of 2^-24, when 0.5 aligns them
+        tiny = as_words(as_floats(m) + floats(np.float32(0.5))) - words(0x3F000000)
+        special = where_above(m, words(0x7F800000), words(0x7E00), words(0x7C00))
+        small = where_above(words(0x38800000), m, tiny, normal)
+        rounded = where_above(m, words(0x477FFFFF), special, small)
+        store_shorts(address, rounded | ((bits >> words(16)) & words(0x8000)))
+
+    return put_float16
 
 
 # --- tiles --------------------------------------------------------------------------------------
 
-
-@intrinsic
-def zero_tile(typingctx: Any) -> Any:
-    return TILE(), lambda context, builder, signature, args: ir.Constant(TILE.llvm, None)
+zero_tile = _intrinsic(TILE)(lambda builder: ir.Constant(TILE.llvm, None))
 
 
-@intrinsic
-def take(typingctx: Any, address: Any, stride: Any) -> Any:
+@_intrinsic(TILE, types.int64, types.int64)
+def take(builder, address, stride):
     """Read a tile from 16 rows of 16 float32, `stride` bytes apart."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in _rows(builder, *args)])
-
-    return TILE(types.int64, types.int64), code
+    return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in _rows(builder, address, stride)])
 
 
-@intrinsic
-def take_swapped(typingctx: Any, address: Any, stride: Any, s: Any) -> Any:
+@_intrinsic(TILE, types.int64, types.int64, types.int64)
+def take_swapped(builder, address, stride, s):
     """Read a tile as `take` does, with row k from place k XOR s."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        address, stride, s = args
-        places = [builder.xor(s, ir.Constant(s.type, k)) for k in range(ROWS)]
-        rows = [builder.add(address, builder.mul(stride, place)) for place in places]
-        return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in rows])
-
-    return TILE(types.int64, types.int64, types.int64), code
+    places = [builder.xor(s, ir.Constant(s.type, k)) for k in range(ROWS)]
+    rows = [builder.add(address, builder.mul(stride, place)) for place in places]
+    return _tile(builder, [_load(builder, row, FLOATS.llvm) for row in rows])
 
 
-@intrinsic
-def put(typingctx: Any, address: Any, stride: Any, tile: Any) -> Any:
+@_intrinsic(types.void, types.int64, types.int64, TILE)
+def put(builder, address, stride, tile):
     """Write a tile to 16 rows, `stride` bytes apart."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        for row, value in zip(_rows(builder, *args[:2]), _vectors(builder, args[2]), strict=True):
-            builder.store(value, builder.inttoptr(row, FLOATS.llvm.as_pointer()), align=4)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, TILE), code
+    for row, value in zip(_rows(builder, address, stride), _vectors(builder, tile), strict=True):
+        builder.store(value, builder.inttoptr(row, FLOATS.llvm.as_pointer()), align=4)
 
 
 def by_rows(function: Callable[..., None]) -> Any:
@@ -334,118 +357,87 @@ def by_rows(function: Callable[..., None]) -> Any:
     return apply
 
 
-@intrinsic
-def butterflies(typingctx: Any, tile: Any, h: Any, size: Any) -> Any:
+@_intrinsic(TILE, TILE, types.int64, types.int64)
+def butterflies(builder, tile, h, size):
     """Apply those of the transform's stages h, 2h, 4h, 8h that are below `size`, to rows that lie h apart.
 
     Additions and their order are those of the definition: a + b and a − b.
     """
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, h, size = args
-        places = [cgutils.alloca_once(builder, FLOATS.llvm) for _ in range(ROWS)]
-        for place, value in zip(places, _vectors(builder, tile), strict=True):
-            builder.store(value, place)
-        for step in (1, 2, 4, 8):
-            reach = builder.mul(h, ir.Constant(h.type, step))
-            with builder.if_then(builder.icmp_signed("<", reach, size), likely=True):
-                for k in range(ROWS):
-                    if not k & step:
-                        a, b = builder.load(places[k]), builder.load(places[k + step])
-                        builder.store(builder.fadd(a, b), places[k])
-                        builder.store(builder.fsub(a, b), places[k + step])
-        return _tile(builder, [builder.load(place) for place in places])
-
-    return TILE(TILE, types.int64, types.int64), code
-
-
-@intrinsic
-def transposed(typingctx: Any, tile: Any) -> Any:
-    """A tile with its rows as lanes."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        v = _vectors(builder, args[0])
-        for s in (1, 2, 4, 8):
+    places = [cgutils.alloca_once(builder, FLOATS.llvm) for _ in range(ROWS)]
+    for place, value in zip(places, _vectors(builder, tile), strict=True):
+        builder.store(value, place)
+    for step in (1, 2, 4, 8):
+        reach = builder.mul(h, ir.Constant(h.type, step))
+        with builder.if_then(builder.icmp_signed("<", reach, size), likely=True):
             for k in range(ROWS):
-                if not k & s:
-                    a, b = v[k], v[k + s]
-                    v[k] = _shuffle(builder, a, b, [l if not l & s else LANES + l - s for l in range(LANES)])
-                    v[k + s] = _shuffle(builder, a, b, [l + s if not l & s else LANES + l for l in range(LANES)])
-        return _tile(builder, v)
-
-    return TILE(TILE), code
+                if not k & step:
+                    a, b = builder.load(places[k]), builder.load(places[k + step])
+                    builder.store(builder.fadd(a, b), places[k])
+                    builder.store(builder.fsub(a, b), places[k + step])
+    return _tile(builder, [builder.load(place) for place in places])
 
 
-@intrinsic
-def flipped(typingctx: Any, tile: Any, signs: Any, p: Any, stride: Any) -> Any:
+@_intrinsic(TILE, TILE)
+def transposed(builder, tile):
+    """A tile with its rows as lanes."""
+    v = _vectors(builder, tile)
+    for s in (1, 2, 4, 8):
+        for k in range(ROWS):
+            if not k & s:
+                a, b = v[k], v[k + s]
+                v[k] = _shuffle(builder, a, b, [l if not l & s else LANES + l - s for l in range(LANES)])
+                v[k + s] = _shuffle(builder, a, b, [l + s if not l & s else LANES + l for l in range(LANES)])
+    return _tile(builder, v)
+
+
+@_intrinsic(TILE, TILE, types.int64, types.int64, types.int64)
+def flipped(builder, tile, signs, p, stride):
     """A tile times the signs of positions p, p + stride, … of its rows; `signs` as `sign_words` writes them."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, signs, p, stride = args
-        rows = []
-        for k, value in enumerate(_vectors(builder, tile)):
-            at = builder.add(p, builder.mul(stride, ir.Constant(stride.type, k)))
-            rows.append(_flip(builder, value, *_sign_place(builder, signs, at)))
-        return _tile(builder, rows)
-
-    return TILE(TILE, types.int64, types.int64, types.int64), code
+    rows = zip(_vectors(builder, tile), _rows(builder, p, stride), strict=True)
+    return _tile(builder, [_flip_at(builder, value, signs, at) for value, at in rows])
 
 
-@intrinsic
-def flipped_columns(typingctx: Any, tile: Any, signs: Any, p: Any) -> Any:
+@_intrinsic(TILE, TILE, types.int64, types.int64)
+def flipped_columns(builder, tile, signs, p):
     """The result of `flipped` for the transpose of positions p … p + 255: lane m of row r is position p + 16 m + r.
 
     `signs` stand in pairs, as `paired_sign_words` writes them.
     """
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, signs, p = args
-        number = p.type
-        word = builder.and_(builder.lshr(p, ir.Constant(number, 10)), ir.Constant(number, 3))
-        first = builder.add(signs, builder.shl(word, ir.Constant(number, 7)))
-        first = builder.add(first, builder.shl(builder.lshr(p, ir.Constant(number, 12)), ir.Constant(number, 9)))
-        lowest = builder.and_(builder.lshr(p, ir.Constant(number, 5)), ir.Constant(number, 31))
-        top = _splat(builder, builder.trunc(builder.sub(ir.Constant(number, 31), lowest), INDEX), WORDS.llvm)
-        shift = builder.sub(top, ir.Constant(WORDS.llvm, [m // 2 for m in range(LANES)]))
-        rows = []
-        for r, value in enumerate(_vectors(builder, tile)):
-            pair = _load(builder, builder.add(first, ir.Constant(number, 8 * r)), ir.IntType(64))
-            words_of_pair = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
-            rows.append(_flip(builder, value, words_of_pair, shift))
-        return _tile(builder, rows)
-
-    return TILE(TILE, types.int64, types.int64), code
+    first, top = _sign_place(builder, signs, p)
+    shift = builder.sub(top, ir.Constant(WORDS.llvm, [m // 2 for m in range(LANES)]))
+    rows = []
+    for r, value in enumerate(_vectors(builder, tile)):
+        pair = _load(builder, builder.add(first, ir.Constant(p.type, 8 * r)), ir.IntType(64))
+        words_of_pair = builder.bitcast(_splat(builder, pair, WIDE.llvm), WORDS.llvm)
+        rows.append(_flip(builder, value, words_of_pair, shift))
+    return _tile(builder, rows)
 
 
-@intrinsic
-def plus_signed(typingctx: Any, tile: Any, c: Any, signs: Any, p: Any) -> Any:
+@_intrinsic(TILE, TILE, types.float32, types.int64, types.int64)
+def plus_signed(builder, tile, c, signs, p):
     """The sum tile + c z over positions p … p + 255 of a block, z = ±1."""
-
-    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        tile, c, signs, p = args
-        c = _splat(builder, c, FLOATS.llvm)
-        rows = []
-        for k, value in enumerate(_vectors(builder, tile)):
-            place = _sign_place(builder, signs, builder.add(p, ir.Constant(p.type, LANES * k)))
-            rows.append(builder.fadd(value, _flip(builder, c, *place)))
-        return _tile(builder, rows)
-
-    return TILE(TILE, types.float32, types.int64, types.int64), code
+    c, rows = _splat(builder, c, FLOATS.llvm), _rows(builder, p, ir.Constant(p.type, LANES))
+    signed = [_flip_at(builder, c, signs, at) for at in rows]
+    return _tile(builder, [builder.fadd(*pair) for pair in zip(_vectors(builder, tile), signed, strict=True)])
 
 
 def _sign_place(builder: Any, signs: Any, p: Any) -> tuple[Any, Any]:
-    """The 16 words that hold the signs of positions p … p + 15, and the shift that brings them to bit 31."""
+    """The address of the 32 words with the signs of p and its neighbours, and the shift that brings them to bit 31."""
+    for first, count, size in ((12, 30, 9), (10, 2, 7)):  # the block, and the word in it
+        signs = builder.add(signs, builder.shl(_bits(builder, p, first, count), ir.Constant(p.type, size)))
+    shift = builder.trunc(builder.sub(ir.Constant(p.type, 31), _bits(builder, p, 5, 5)), INDEX)
+    return signs, _splat(builder, shift, WORDS.llvm)
 
-    def bits(first: int, count: int) -> Any:
-        return builder.and_(builder.lshr(p, ir.Constant(p.type, first)), ir.Constant(p.type, (1 << count) - 1))
 
-    group, word, bit, lane = bits(12, 30), bits(10, 2), bits(5, 5), bits(0, 5)
-    words = [builder.shl(part, ir.Constant(p.type, by)) for part, by in ((group, 9), (word, 7), (lane, 2))]
-    address = signs
-    for part in words:
-        address = builder.add(address, part)
-    shift = builder.trunc(builder.sub(ir.Constant(p.type, 31), bit), INDEX)
-    return _load(builder, address, WORDS.llvm), _splat(builder, shift, WORDS.llvm)
+def _flip_at(builder: Any, value: Any, signs: Any, p: Any) -> Any:
+    """A vector times the signs of positions p … p + 15."""
+    address, shift = _sign_place(builder, signs, p)
+    lane = builder.shl(_bits(builder, p, 0, 5), ir.Constant(p.type, 2))
+    return _flip(builder, value, _load(builder, builder.add(address, lane), WORDS.llvm), shift)
+
+
+def _bits(builder: Any, p: Any, first: int, count: int) -> Any:
+    return builder.and_(builder.lshr(p, ir.Constant(p.type, first)), ir.Constant(p.type, (1 << count) - 1))
 
 
 def _flip(builder: Any, value: Any, words: Any, shift: Any) -> Any:

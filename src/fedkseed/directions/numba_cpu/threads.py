@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import torch
 from numba import cfunc, types
 from numpy.typing import NDArray
 
@@ -59,11 +59,8 @@ def run(function: Any, job: NDArray, threads: int) -> None:
 @cache
 def openmp() -> ctypes.CDLL | None:
     """The OpenMP library that PyTorch has loaded, if that library accepts C functions."""
-    spec = find_spec("torch")
-    places = spec.submodule_search_locations if spec is not None else None
-    folder = Path(places[0]) / "lib" if places else Path()
-    bundled = [str(path) for path in sorted(folder.glob("lib*omp*.so*"))]
-    for name in [*bundled, "libgomp.so.1"]:
+    bundled = sorted((Path(torch.__file__).parent / "lib").glob("lib*omp*.so*"))
+    for name in [*map(str, bundled), "libgomp.so.1"]:
         try:  # only what is loaded already: another copy of the library would be another team
             library = ctypes.CDLL(name, mode=getattr(os, "RTLD_NOLOAD", 0) | os.RTLD_NOW)
         except OSError:
