@@ -1,7 +1,9 @@
-"""Ports of this machine, and the proxy that tests start if it is installed."""
+"""Ports of this machine, waiting for what opens them, and the proxy that tests start if it is installed."""
 
 import shutil
 import socket
+import time
+from collections.abc import Callable
 
 
 def free_port(host: str = "127.0.0.1") -> int:
@@ -18,6 +20,14 @@ def accepts(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 30.0, what: Callable[[], str] = str) -> None:
+    """Wait until a condition holds; else fail with what there is instead."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"not within {seconds:g} s: {what()}"
+        time.sleep(0.02)
 
 
 def find_nginx() -> str | None:

@@ -30,6 +30,13 @@ def numbers_of(members, seed: int = 1) -> dict[int, np.ndarray]:
     return {n: np.random.default_rng([seed, n]).integers(-127, 128, SIZE) for n in members}
 
 
+def begun(numbers, gone=(), neighbours: int | None = None):
+    """The members of a round, its roster, their numbers, and the uploads of all that are not gone."""
+    members, clear = members_of(numbers), numbers_of(numbers)
+    roster = roster_of(members, neighbours=neighbours)
+    return members, roster, clear, first_leg(members, roster, clear, gone)
+
+
 def first_leg(members, roster: MaskRoster, numbers, gone=()) -> list[Masked]:
     return [members[n].masked(RUN, roster, numbers[n], WIDTH) for n in members if n not in gone]
 

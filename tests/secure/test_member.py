@@ -9,16 +9,14 @@ from fedkseed import FedKSeedError
 from fedkseed.secure.masks import SEED
 from fedkseed.secure.server import requests
 
-from .rounds import RUN, SIZE, WIDTH, first_leg, key_of, members_of, numbers_of, roster_of, second_leg, total
+from .rounds import RUN, SIZE, WIDTH, begun, key_of, members_of, numbers_of, roster_of, second_leg, total
 
 NUMBERS = (1, 4, 6, 7, 9)
 
 
 @pytest.fixture
 def round_():
-    members = members_of(NUMBERS)
-    roster = roster_of(members)
-    uploads = first_leg(members, roster, numbers_of(NUMBERS), gone=(6,))
+    members, roster, _, uploads = begun(NUMBERS, gone=(6,))
     return members, roster, requests(RUN, roster, uploads, WIDTH, SIZE)
 
 
@@ -79,11 +77,10 @@ def test_a_bundle_of_another_round_or_client_is_not_opened(round_):
     assert len(swapped.bundles) == 2
     with pytest.raises(FedKSeedError, match="can't be opened"):
         members[7].shares(swapped, roster)
-    fresh = members_of(NUMBERS)
-    with pytest.raises(FedKSeedError, match="can't be opened"):
-        fresh[4].shares(asked[4], replace(roster, broadcast=bytes(32)))
-    with pytest.raises(FedKSeedError, match="can't be opened"):
-        fresh[9].shares(replace(asked[9], bundles=asked[7].bundles), roster)
+    fresh, elsewhere = members_of(NUMBERS), replace(roster, broadcast=bytes(32))
+    for number, request, of in ((4, asked[4], elsewhere), (9, replace(asked[9], bundles=asked[7].bundles), roster)):
+        with pytest.raises(FedKSeedError, match="can't be opened"):
+            fresh[number].shares(request, of)
 
 
 def test_a_member_does_not_show_its_key():
@@ -134,12 +131,10 @@ def test_two_runs_with_the_same_keys_share_no_mask():
 
 @pytest.mark.parametrize("neighbours", [2, 4])
 def test_clients_with_few_neighbours_hold_few_shares(neighbours):
-    members = members_of(range(9))
-    roster, numbers = roster_of(members, neighbours=neighbours), numbers_of(range(9))
+    members, roster, numbers, uploads = begun(range(9), neighbours=neighbours)
     for place in range(9):
         assert len(roster.others(place)) == neighbours
         assert all(place in roster.others(other) for other in roster.others(place))
-    uploads = first_leg(members, roster, numbers)
     assert uploads[0].bundles.shape[0] == neighbours + 1 - (roster.threshold - 1)
     shares = second_leg(members, roster, uploads)
     assert np.array_equal(total(roster, uploads, shares), np.sum([*numbers.values()], axis=0))

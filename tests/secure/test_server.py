@@ -15,7 +15,7 @@ from fedkseed.secure.masks import SEED, derived, mask
 from fedkseed.secure.server import requests
 
 from .attacks import lied_to, sum_of
-from .rounds import RUN, SIZE, WIDTH, first_leg, members_of, numbers_of, roster_of, second_leg, total
+from .rounds import RUN, SIZE, WIDTH, begun, first_leg, members_of, roster_of, second_leg, total
 
 NUMBERS = (2, 3, 5, 8, 13, 21, 34)
 
@@ -28,9 +28,7 @@ def clear(numbers, there) -> np.ndarray:
     ("gone", "silent"), [((), ()), ((), (3,)), ((), (2, 34)), ((2,), ()), ((34,), (21,)), ((5,), (3,)), ((5, 8), ())]
 )
 def test_the_sum_of_those_who_are_there_is_exact(gone, silent):
-    members = members_of(NUMBERS)
-    roster, numbers = roster_of(members), numbers_of(NUMBERS)
-    uploads = first_leg(members, roster, numbers, gone)
+    members, roster, numbers, uploads = begun(NUMBERS, gone)
     shares = second_leg(members, roster, uploads, silent)
     assert np.array_equal(total(roster, uploads, shares), clear(numbers, {*NUMBERS} - {*gone}))
 
@@ -40,11 +38,9 @@ def test_the_sum_of_those_who_are_there_is_exact(gone, silent):
 def test_any_dropouts_leave_the_sum_or_an_error(data):
     count = data.draw(st.integers(3, 12))
     neighbours = data.draw(st.sampled_from([None, 2, 4, 6]))
-    members = members_of(range(count))
-    roster, numbers = roster_of(members, neighbours=neighbours), numbers_of(range(count))
     gone = data.draw(st.sets(st.integers(0, count - 1), max_size=count - 1))
     silent = data.draw(st.sets(st.integers(0, count - 1), max_size=2))
-    uploads = first_leg(members, roster, numbers, gone)
+    members, roster, numbers, uploads = begun(range(count), gone, neighbours)
     there = {one.client for one in uploads}
     answering = there - silent
     enough = len(there) >= roster.enough and all(
@@ -59,17 +55,13 @@ def test_any_dropouts_leave_the_sum_or_an_error(data):
 
 
 def test_too_few_uploads_reveal_nothing():
-    members = members_of(NUMBERS)
-    roster = roster_of(members)
-    uploads = first_leg(members, roster, numbers_of(NUMBERS), gone=(2, 3, 5))
+    members, roster, _, uploads = begun(NUMBERS, gone=(2, 3, 5))
     with pytest.raises(FedKSeedError, match="4 of 7 masked uploads have come, a sum is made from 5 on"):
         second_leg(members, roster, uploads)
 
 
 def test_the_order_of_uploads_and_shares_does_not_matter():
-    members = members_of(NUMBERS)
-    roster, numbers = roster_of(members), numbers_of(NUMBERS)
-    uploads = first_leg(members, roster, numbers, gone=(8,))
+    members, roster, _, uploads = begun(NUMBERS, gone=(8,))
     shares = second_leg(members, roster, uploads)
     assert np.array_equal(total(roster, uploads[::-1], shares[::-1]), total(roster, uploads, shares))
 
@@ -113,9 +105,7 @@ def bare_of_own_masks(members, roster, uploads):
 
 
 def test_a_wrong_share_gives_another_sum_that_no_grid_has():
-    members = members_of(NUMBERS)
-    roster, numbers = roster_of(members), numbers_of(NUMBERS)
-    uploads = first_leg(members, roster, numbers)
+    members, roster, numbers, uploads = begun(NUMBERS)
     shares = second_leg(members, roster, uploads)
     wrong = replace(shares[0], data=bytes([shares[0].data[0] ^ 1]) + shares[0].data[1:])
     found = total(roster, uploads, [wrong, *shares[1:]])
@@ -127,9 +117,7 @@ def test_a_wrong_share_gives_another_sum_that_no_grid_has():
 
 
 def test_uploads_and_shares_of_another_form_are_refused():
-    members = members_of(NUMBERS)
-    roster = roster_of(members)
-    uploads = first_leg(members, roster, numbers_of(NUMBERS))
+    members, roster, _, uploads = begun(NUMBERS)
     shares = second_leg(members, roster, uploads)
     for wrong, reason in [
         (replace(uploads[0], width=WIDTH + 1), "numbers of 15 bits"),
@@ -150,9 +138,8 @@ def test_uploads_and_shares_of_another_form_are_refused():
 def test_no_client_in_the_midst_of_its_neighbours_can_be_read_by_lies():
     """Each of six neighbours hears that the five others are gone: few of 16 clients, and most of its own."""
     numbers = range(16)
-    members, clear_numbers = members_of(numbers), numbers_of(numbers)
-    roster = roster_of(members, neighbours=6)
-    uploads, victim = first_leg(members, roster, clear_numbers), 3
+    members, roster, _, uploads = begun(numbers, neighbours=6)
+    victim = 3
     around = roster.others(victim)
     views = {victim: [], **{one: [other for other in around if other != one] for one in around}}
     assert len(numbers) - 5 >= roster.enough, "each view has clients enough"
@@ -165,9 +152,7 @@ def test_no_client_in_the_midst_of_its_neighbours_can_be_read_by_lies():
 def test_lies_give_the_sum_of_more_than_half_and_of_no_fewer():
     """Six of ten: each client hears that three others are gone, of a pool of four (docs/privacy.md)."""
     numbers = range(10)
-    members, clear_numbers = members_of(numbers), numbers_of(numbers)
-    roster = roster_of(members)
-    uploads = first_leg(members, roster, clear_numbers)
+    members, roster, clear_numbers, uploads = begun(numbers)
     left_out = {0, 1, 2, 3}
     views = {place: sorted(left_out - {place})[:3] for place in left_out}
     views |= {place: sorted(left_out - {place % 4}) for place in range(4, 10)}

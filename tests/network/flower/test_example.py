@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ..https.network import kill, processes, wait_for
-from ..ports import free_port
+from ..https.network import kill, processes
+from ..ports import free_port, wait_for
 from .conftest import POLICY, Setting
 
 pytestmark = pytest.mark.network

@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,7 +13,7 @@ from fedkseed.network.protocol.certs import add, make, request
 from fedkseed.run.store import Store
 
 from ..flower.conftest import POLICY
-from ..ports import free_port
+from ..ports import free_port, wait_for
 
 START = 240.0  # seconds until everything is up on a busy machine with two cores
 
@@ -93,6 +92,10 @@ class Network:
         arguments = ("--certs", self.keys, "--output", self.run, "--port", self.port, *more)
         return self._start(within, "server.log", "serve", self.folder / "recipe.toml", *arguments)
 
+    def everybody(self, *more: object) -> tuple[Program, list[Program]]:
+        """The server and all clients, with these options of each client."""
+        return self.server(), [self.client(number, *more) for number in range(len(self.files))]
+
     def client(self, number: int, *more: object, within: Sequence[str] = (), host: str = "localhost") -> Program:
         keys = ("--key", self.key(number), "--ca", self.keys / "ca.pem")
         own = ("--data", self.files[number], "--state", self.state(number))
@@ -141,17 +144,21 @@ class Network:
 
 @contextmanager
 def network(
-    folder: Path,
-    recipe: str,
-    files: list[Path],
-    model: Path | None,
-    hosts: Sequence[str] = (),
-    limit: int = 900,
+    folder: Path, recipe: str, files: list[Path], model: Path | None, hosts: Sequence[str] = (), limit: int = 900
 ) -> Iterator[Network]:
-    """A federation whose processes end with the test, after `limit` seconds at the latest; its logs are shown if the
-    test fails.
-    """
+    """A federation whose processes end with the test, after `limit` seconds at the latest."""
     made = Network(folder, recipe, files, model, hosts)
+    with limited(folder, limit, made.everything):
+        try:
+            yield made
+        finally:
+            signal.alarm(0)
+            made.stop()
+
+
+@contextmanager
+def limited(folder: Path, limit: int, everything: Callable[[], str]) -> Iterator[None]:
+    """Let a test take `limit` seconds at most, end the processes of its folder, and show everything if it fails."""
 
     def late(number: int, frame: object) -> None:
         raise AssertionError(f"the test took more than {limit} s")
@@ -159,24 +166,14 @@ def network(
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(limit)
     try:
-        yield made
+        yield
     except BaseException:
-        print(made.everything())
+        print(everything())
         raise
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-        try:
-            made.stop()
-        finally:
-            kill(processes("", folder))
-
-
-def wait_for(condition: Callable[[], object], seconds: float, what: Callable[[], str]) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, f"not within {seconds:g} s: {what()}"
-        time.sleep(0.05)
+        kill(processes("", folder))
 
 
 def kill(pids: Iterable[int], number: signal.Signals = signal.SIGKILL) -> None:

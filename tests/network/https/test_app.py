@@ -2,9 +2,8 @@
 
 import socket
 import ssl
-import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from fedkseed.network.https.task_files import Stub
 from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
 
-from ..ports import free_port
+from ..ports import free_port, wait_for
 from .test_connections import parcel, proof, task
 
 LARGEST = 1000  # bytes of a reply
@@ -40,6 +39,15 @@ class Place:
         found = self.http.post("/v1/session", content=signed).json()
         assert found["client"] == number
         return {"authorization": f"Bearer {found['token']}"}
+
+    @contextmanager
+    def line(self, head: str, mine: dict[str, str]) -> Iterator[ssl.SSLSocket]:
+        """A connection of its own, on which a session's request has begun."""
+        context = ssl.create_default_context(cafile=str(self.keys / "ca.pem"))
+        plain = socket.create_connection(("localhost", self.port), 30)
+        with closing(plain), context.wrap_socket(plain, server_hostname="localhost") as secured:
+            secured.sendall(f"{head} HTTP/1.1\r\nhost: x\r\nauthorization: {mine['authorization']}\r\n".encode())
+            yield secured
 
 
 @pytest.fixture(scope="module")
@@ -106,34 +114,16 @@ def test_a_reply_that_stands_still_is_given_up(place, monkeypatch):
     monkeypatch.setattr(app, "PATIENCE", 0.2)
     mine = place.session(2)
     (key,) = place.hub.send([parcel(2)])
-    context = ssl.create_default_context(cafile=str(place.keys / "ca.pem"))
-    plain = socket.create_connection(("localhost", place.port), 30)
-    with closing(plain), context.wrap_socket(plain, server_hostname="localhost") as slow:
-        head = f"POST /v1/task/{key} HTTP/1.1\r\nhost: x\r\nauthorization: {mine['authorization']}\r\n"
-        slow.sendall(f"{head}content-length: 500\r\n\r\nabc".encode())
+    with place.line(f"POST /v1/task/{key}", mine) as slow:
+        slow.sendall(b"content-length: 500\r\n\r\nabc")
         assert slow.recv(1000).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_client_that_hangs_up_waits_no_more(place):
-    mine = place.session(0)
-    context = ssl.create_default_context(cafile=str(place.keys / "ca.pem"))
-
-    def waiting() -> bool:
-        return place.hub._clients[0].wake is not None
-
-    plain = socket.create_connection(("localhost", place.port), 30)
-    with closing(plain), context.wrap_socket(plain, server_hostname="localhost") as line:
-        head = f"GET /v1/task?wait=200 HTTP/1.1\r\nhost: x\r\nauthorization: {mine['authorization']}\r\n\r\n"
-        line.sendall(head.encode())
-        _until(waiting)
-    _until(lambda: not waiting())
-
-
-def _until(condition) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    with place.line("GET /v1/task?wait=200", place.session(0)) as line:
+        line.sendall(b"\r\n")
+        wait_for(lambda: place.hub._clients[0].wake)
+    wait_for(lambda: place.hub._clients[0].wake is None)
 
 
 def test_strangers_of_one_address_are_limited(place):

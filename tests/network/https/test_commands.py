@@ -25,7 +25,8 @@ from fedkseed.run.verify import verify
 from fedkseed.secure.accounting import epsilon_of
 
 from ...conftest import rows
-from .network import network, processes, wait_for
+from ..ports import wait_for
+from .network import network, processes
 
 pytestmark = [
     pytest.mark.network,
@@ -34,10 +35,8 @@ pytestmark = [
 
 
 def test_three_commands_end_with_the_digest_of_the_same_recipe_in_one_process(setting, undisturbed, tmp_path):
-    text = setting.text("minimum = 3")
-    with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        clients = [federation.client(number) for number in range(3)]
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        server, clients = federation.everybody()
         assert server.wait() == 0
         assert federation.digest() == undisturbed.digest
         for number, client in enumerate(clients):
@@ -101,9 +100,7 @@ def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(s
     text = setting.text("minimum = 3", "[secure]\nnorm = 0.05\n")
     alone = start(parse(loads(text)), tmp_path / "alone")
     with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        for number in range(3):
-            federation.client(number)
+        server, _ = federation.everybody()
         if killed:
             wait_for((federation.run / "masked-uploads.json").exists, 240, federation.everything)
             server.kill()
@@ -121,13 +118,10 @@ def test_three_commands_with_masked_uploads_end_with_the_digest_of_one_process(s
 )
 def test_three_commands_with_differential_privacy_keep_accounts_on_both_sides(setting, tmp_path, own):
     own = "[privacy]\nepsilon = 50.0\n" + own
-    text = setting.text("minimum = 3", own)
-    with network(tmp_path, text, setting.files, setting.model) as federation:
+    with network(tmp_path, setting.text("minimum = 3", own), setting.files, setting.model) as federation:
         policy = tmp_path / "policy.toml"  # noise is of the secret of batches
         policy.write_text(policy.read_text().replace("secret_batches = false", "secret_batches = true"))
-        server = federation.server()
-        for number in range(3):
-            federation.client(number)
+        server, _ = federation.everybody()
         assert server.wait() == 0, server.output
         assert federation.digest()
     store = Store(federation.run)
@@ -152,9 +146,8 @@ def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
     recipe = (request.config.rootpath / "recipes" / "network.toml").read_text()
     recipe = recipe.replace('"parts"', f'"{tmp_path}/parts"')
     with network(tmp_path, recipe, parts, model=None, limit=1800) as federation:
-        server = federation.server()
-        for number in range(3):
-            federation.client(number, "--policy", request.config.rootpath / "examples" / "flower" / "policy.toml")
+        policy = request.config.rootpath / "examples" / "flower" / "policy.toml"
+        server, _ = federation.everybody("--policy", policy)
         assert server.wait(1500) == 0
         print(server.output)
         digest = federation.digest()
@@ -164,11 +157,8 @@ def test_three_commands_tune_smollm2_on_parts_of_dolly(request, tmp_path):
 
 
 def test_a_server_that_is_killed_and_started_again_goes_on_with_the_same_digest(setting, undisturbed, tmp_path):
-    text = setting.text("minimum = 3")
-    with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        for number in range(3):
-            federation.client(number)
+    with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
+        server, _ = federation.everybody()
         wait_for(lambda: federation.done >= 1, 240, federation.everything)
         server.kill()
         assert 1 <= federation.done < 3
@@ -186,9 +176,7 @@ def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes
     text = recipe.read_text().replace(str(setting.model), "owner/model").replace(str(setting.folder / "data"), "/none")
     most: dict[str, float] = {}
     with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        for number in range(3):
-            federation.client(number)
+        server, _ = federation.everybody()
         while server.process.poll() is None:
             for pid in [server.process.pid, *processes("", tmp_path / "run")]:
                 with suppress(OSError, StopIteration):
@@ -212,8 +200,7 @@ def test_a_server_with_neither_model_nor_data_loads_no_pytorch_and_its_processes
 def test_a_client_whose_key_is_revoked_while_a_server_over_https_runs_is_left_out_from_then_on(setting, tmp_path):
     text = setting.text("minimum = 2", rounds="rounds = 40")
     with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        clients = [federation.client(number) for number in range(3)]
+        server, clients = federation.everybody()
         wait_for(lambda: federation.done >= 1, 240, federation.everything)
         revoke(federation.keys, 2)
         assert server.wait() == 0

@@ -150,27 +150,19 @@ def test_a_new_session_ends_the_one_before(hub):
     assert hub.client(new).number == 0
 
 
-def test_a_request_that_waits_ends_with_its_session(hub):
+@pytest.mark.parametrize(
+    ("ending", "text"),
+    [(lambda hub: begun(hub, 0), "the session has ended"), (lambda hub: hub.close(), "about to end")],
+    ids=["session", "server"],
+)
+def test_a_request_that_waits_ends_with_its_session_and_with_the_server(hub, ending, text):
     token = begun(hub, 0)
 
     async def both() -> None:
         waiting = asyncio.create_task(hub.next(token, b"", 3600))
         await asyncio.sleep(0.05)
-        begun(hub, 0)
-        with pytest.raises(RequestError, match="the session has ended"):
-            await asyncio.wait_for(waiting, 30)
-
-    asyncio.run(both())
-
-
-def test_a_server_that_ends_lets_no_request_wait(hub):
-    token = begun(hub, 0)
-
-    async def both() -> None:
-        waiting = asyncio.create_task(hub.next(token, b"", 3600))
-        await asyncio.sleep(0.05)
-        hub.close()
-        with pytest.raises(RequestError, match="about to end"):
+        ending(hub)
+        with pytest.raises(RequestError, match=text):
             await asyncio.wait_for(waiting, 30)
 
     asyncio.run(both())

@@ -24,8 +24,8 @@ from fedkseed import start
 from fedkseed.recipe.reading import parse
 from fedkseed.run.store import Store
 
-from ..ports import find_nginx
-from .network import Network, kill, network, processes, wait_for
+from ..ports import find_nginx, wait_for
+from .network import Network, kill, network, processes
 
 pytestmark = pytest.mark.network
 
@@ -61,10 +61,8 @@ def who(federation: Network) -> list[list[int]]:
 @pytest.mark.parametrize("when", ["before", "during", "after"])
 def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(setting, slowly, tmp_path, when):
     """As by a power cut: its worker is killed, too."""
-    text = setting.text("minimum = 3", **LONG)
-    with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        clients = [federation.client(number) for number in range(3)]
+    with network(tmp_path, setting.text("minimum = 3", **LONG), setting.files, setting.model) as federation:
+        server, clients = federation.everybody()
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
         wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
         begun = computed(federation, 2)
@@ -82,10 +80,8 @@ def test_a_client_killed_around_its_local_steps_and_started_again_does_not_show(
 
 
 def test_a_client_killed_for_good_is_left_out_and_the_others_complete_the_rounds(setting, tmp_path):
-    text = setting.text("minimum = 2", **LONG)
-    with network(tmp_path, text, setting.files, setting.model) as federation:
-        server = federation.server()
-        clients = [federation.client(number) for number in range(3)]
+    with network(tmp_path, setting.text("minimum = 2", **LONG), setting.files, setting.model) as federation:
+        server, clients = federation.everybody()
         wait_for(lambda: at_work(federation, 2), LATER, federation.everything)
         federation.cut_power(clients[2], 2)
         assert server.wait(LATER) == 0
@@ -97,9 +93,7 @@ def test_a_client_past_the_deadline_is_left_out_and_takes_part_again(setting, tm
     """Its worker stands still for a while, as on a machine that swaps."""
     recipe = setting.text("minimum = 2\ndeadline = 45.0", rounds="rounds = 60")  # a tenth of a second each
     with network(tmp_path, recipe, setting.files, setting.model) as federation:
-        server = federation.server()
-        for number in range(3):
-            federation.client(number)
+        server, _ = federation.everybody()
         wait_for(lambda: federation.done >= 1, LATER, federation.everything)
         (stopped,) = processes("fedkseed.network.protocol.client.worker", federation.state(2))
         kill([stopped], signal.SIGSTOP)
@@ -205,15 +199,10 @@ def two_machines() -> Iterator[tuple[list[str], list[str], str]]:
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs iproute2")
 @pytest.mark.skipif(find_nginx() is None, reason="needs nginx: the server serves another address than loopback")
 def test_a_network_cut_for_a_minute_does_not_show(setting, slowly, tmp_path):
+    text = setting.text("minimum = 3", **LONG)
     with (
         two_machines() as (here, there, cable),
-        network(
-            tmp_path,
-            setting.text("minimum = 3", **LONG),
-            setting.files,
-            setting.model,
-            ["10.77.0.1"],
-        ) as federation,
+        network(tmp_path, text, setting.files, setting.model, ["10.77.0.1"]) as federation,
     ):
         server = federation.server("--host", "10.77.0.1", within=here)
         for number in range(3):
@@ -235,12 +224,9 @@ def test_a_full_disk_stops_the_server_with_a_text_and_it_goes_on_when_there_is_s
     (tmp_path / "disk").mkdir()
     system("mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", tmp_path / "disk")
     try:
-        text = setting.text("minimum = 3")
-        with network(tmp_path, text, setting.files, setting.model) as federation:
+        with network(tmp_path, setting.text("minimum = 3"), setting.files, setting.model) as federation:
             federation.run = tmp_path / "disk" / "run"
-            server = federation.server()
-            for number in range(3):
-                federation.client(number)
+            server, _ = federation.everybody()
             wait_for(lambda: federation.done >= 1, LATER, federation.everything)
             with suppress(OSError), (tmp_path / "disk" / "ballast").open("wb", buffering=0) as ballast:
                 while True:

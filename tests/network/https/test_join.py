@@ -18,7 +18,7 @@ from fedkseed.network.protocol.client.recipe_consent import Owner, OwnerSettings
 from fedkseed.network.protocol.envelope import Reply, Status
 from fedkseed.network.protocol.signatures import private_key
 
-from ..ports import free_port
+from ..ports import free_port, wait_for
 from .test_connections import parcel
 
 LARGEST_REPLY = 500
@@ -63,7 +63,7 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Connections, list[str], dict
     with server.listening(hub, server.Address("127.0.0.1", port), LARGEST_REPLY, keys):
         thread.start()
         try:
-            until(lambda: hub.nodes() == [1] and len(said) == 2)
+            wait_for(lambda: hub.nodes() == [1] and len(said) == 2)
             yield hub, said, worker
         finally:
             ends.set()
@@ -71,18 +71,11 @@ def joined(tmp_path, monkeypatch) -> Iterator[tuple[Connections, list[str], dict
     assert not thread.is_alive()
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def answered(hub: Connections, worker: dict[str, Any], said: list[str], reply: Reply) -> tuple[list[bytes], list[str]]:
     """Send a task to client 1; the replies that came, and what the client says of it after it has begun."""
     worker["reply"], before = reply, len(said)
     keys = [key or "" for key in hub.send([parcel(1)])]
-    until(lambda: len(said) >= before + 2)
+    wait_for(lambda: len(said) >= before + 2)
     return [arrival.data for arrival in hub.arrived(keys)], said[before + 1 :]
 
 

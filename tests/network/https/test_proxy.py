@@ -3,9 +3,7 @@
 import re
 import ssl
 import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -17,8 +15,9 @@ from fedkseed.network.protocol.certs import make
 from fedkseed.network.protocol.signatures import private_key
 
 from ...report.browser import ended
-from ..ports import accepts, find_nginx, free_port
-from .test_connections import parcel, proof, task
+from ..ports import accepts, find_nginx, free_port, wait_for
+from .test_app import Place
+from .test_connections import parcel, task
 
 
 class Counting(Connections):
@@ -32,7 +31,7 @@ class Counting(Connections):
 
 
 @pytest.fixture
-def through(tmp_path, request) -> Iterator[tuple[Counting, httpx.Client, Path]]:
+def through(tmp_path, request) -> Iterator[Place]:
     """A server without TLS, and a client that reaches it through nginx."""
     if find_nginx() is None:
         pytest.skip("nginx is not installed")
@@ -45,34 +44,24 @@ def through(tmp_path, request) -> Iterator[tuple[Counting, httpx.Client, Path]]:
     changed = re.sub(r"worker_(processes|rlimit_nofile|connections) \w+", r"worker_\1 1000", changed)
     (tmp_path / "nginx.conf").write_text(changed.replace("worker_processes 1000", "worker_processes 1"))
     hub = Counting([private_key(keys / f"client-{number}").public_key() for number in range(2)])
+    context = ssl.create_default_context(cafile=str(keys / "ca.pem"))
     command = [str(find_nginx()), "-c", str(tmp_path / "nginx.conf"), "-e", "stderr"]
     with (
         server.listening(hub, server.Address("127.0.0.1", inner, tls=False), 1000, keys),
         subprocess.Popen(command, stderr=subprocess.DEVNULL) as nginx,
-        httpx.Client(
-            base_url=f"https://localhost:{port}",
-            verify=ssl.create_default_context(cafile=str(keys / "ca.pem")),
-            timeout=30,
-        ) as http,
+        httpx.Client(base_url=f"https://localhost:{port}", verify=context, timeout=30) as http,
     ):
         try:
-            end = time.monotonic() + 30
-            while not accepts("127.0.0.1", port):
-                assert time.monotonic() < end
-                assert nginx.poll() is None
-                time.sleep(0.05)
-            yield hub, http, keys
+            wait_for(lambda: accepts("127.0.0.1", port) or nginx.poll() is not None)
+            assert nginx.poll() is None
+            yield Place(hub, http, keys, port)
         finally:
             ended(nginx)
 
 
 def test_clients_get_through_and_the_server_gives_each_file_once(through):
-    hub, http, keys = through
-    sessions = []
-    for number in range(2):
-        proved = proof(hub, private_key(keys / f"client-{number}"), http.get("/v1/challenge").content)
-        found = http.post("/v1/session", content=proved).json()
-        sessions.append({"authorization": f"Bearer {found['token']}"})
+    hub, http = through.hub, through.http
+    sessions = [through.session(number) for number in range(2)]
     sent = hub.send([parcel(number) for number in range(2)])
     for number, mine in enumerate(sessions):
         stub = Stub.decode(http.get("/v1/task?wait=5", headers=mine).content)

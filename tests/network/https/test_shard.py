@@ -181,16 +181,17 @@ def test_shards_are_refused_where_nothing_can_follow_them_before_a_run_is_made(s
     assert not (tmp_path / "run").exists()
 
 
-def test_more_shards_are_not_needed_than_there_are(setting, tmp_path):
-    tree = Tree(tmp_path / "tree", setting, setting.text(f"{SHARDS}\nminimum = 3"))
-    with pytest.raises(FedKSeedError, match="minimum = 3 is more than the 2 shards"):
-        tree.run()
-
-
-def test_as_many_shards_are_registered_as_the_recipe_says(setting, tmp_path):
-    tree = Tree(tmp_path / "tree", setting, setting.text("shards = [1, 1, 1]"))
-    with pytest.raises(FedKSeedError, match="shards has 3 shards, and 2 keys are registered: one for each"):
-        tree.run()
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        (f"{SHARDS}\nminimum = 3", "minimum = 3 is more than the 2 shards"),
+        ("shards = [1, 1, 1]", "shards has 3 shards, and 2 keys are registered: one for each"),
+    ],
+    ids=["minimum", "keys"],
+)
+def test_as_many_shards_are_needed_and_registered_as_the_recipe_has(setting, tmp_path, own, text):
+    with pytest.raises(FedKSeedError, match=text):
+        Tree(tmp_path / "tree", setting, setting.text(own)).run()
 
 
 def test_a_shard_with_too_few_clients_is_asked_again(setting, tmp_path):

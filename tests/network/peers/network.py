@@ -1,7 +1,6 @@
 """Peers as real processes on loopback: the commands as a user starts them, and files of theirs that a test edits."""
 
 import json
-import signal
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from fedkseed.recipe.schema import Recipe
 
 from ...conftest import recipe_text, rows
 from ..flower.conftest import POLICY
-from ..https.network import Program, kill, processes
+from ..https.network import Program, limited
 from ..ports import free_port
 
 
@@ -95,10 +94,11 @@ class Peers:
     def state(self, number: int) -> Path:
         return self.folder / f"p{number}"
 
-    def outcome(self, number: int) -> dict[str, Any]:
-        """The result that a peer has printed."""
-        text = self.programs[number].new
-        return json.loads(text[text.index("\n{\n") :])
+    def outcomes(self, seconds: float) -> list[dict[str, Any]]:
+        """The results that peers have printed in the end."""
+        assert [self.programs[number].wait(seconds) for number in range(self.count)] == [0] * self.count
+        texts = [self.programs[number].new for number in range(self.count)]
+        return [json.loads(text[text.index("\n{\n") :]) for text in texts]
 
     def everything(self) -> str:
         return "\n".join(f"--- peer {number}\n{one.output}" for number, one in sorted(self.programs.items()))
@@ -106,19 +106,6 @@ class Peers:
 
 @contextmanager
 def running(peers: Peers, limit: int) -> Iterator[Peers]:
-    """Peers whose processes end with the test, after `limit` seconds at the latest; logs are shown if it fails."""
-
-    def late(number: int, frame: object) -> None:
-        raise AssertionError(f"the test took more than {limit} s")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(limit)
-    try:
+    """Peers whose processes end with the test, after `limit` seconds at the latest."""
+    with limited(peers.folder, limit, peers.everything):
         yield peers
-    except BaseException:
-        print(peers.everything())
-        raise
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
-        kill(processes("", peers.folder))

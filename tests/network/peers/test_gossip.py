@@ -2,7 +2,6 @@
 
 import math
 import ssl
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from fedkseed.network.peers.store import FILE, UploadStore
 from fedkseed.network.protocol.certs import add, make, sign
 from fedkseed.network.protocol.signatures import _key_of_a_server, certificate
 
-from ..ports import free_port
+from ..ports import free_port, wait_for
 from .synthetic import PEERS, ROUNDS, Federation, line, roster, secret
 
 LARGEST = 1000
@@ -109,13 +108,6 @@ def quiet(keys, tmp_path_factory) -> Iterator[Place]:
         yield made
 
 
-def wait_for(condition, seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_uploads_that_three_peers_are_given_apart_reach_all_of_them(keys, tmp_path):
     with place(keys, tmp_path) as made:
         stores = [one.store for one in made.peers]
@@ -193,21 +185,13 @@ def test_a_stranger_is_not_answered_and_nobody_without_a_certificate(quiet):
 @pytest.mark.parametrize(
     ("method", "path", "body", "status"),
     [
-        ("GET", "/set?digest=xyz", b"", 400),
-        ("GET", "/names?rounds=", b"", 400),
-        ("GET", "/names?rounds=1,x", b"", 400),
-        ("GET", f"/names?rounds={','.join('1' * 65)}", b"", 400),
-        ("GET", "/names?rounds=-1,99999999999999999999", b"", 200),
-        ("POST", "/want", b"x", 400),
-        ("POST", "/want", bytes(65 * 32), 413),
-        ("POST", "/want", bytes(64 * 32), 200),
-        ("POST", "/give", b"junk", 400),
-        ("POST", "/give", (5).to_bytes(4, "little") + b"junk!", 422),
-        ("POST", "/give", b"\xff\xff\xff\xff" + bytes(10), 400),
-        ("POST", "/give", bytes(4) * 65, 400),
-        ("POST", "/give", bytes(64 * 1004 + 1), 413),
-        ("GET", "/give", b"", 405),
-        ("GET", "/", b"", 404),
+        ("GET", "/set?digest=xyz", b"", 400), ("GET", "/names?rounds=", b"", 400),
+        ("GET", "/names?rounds=1,x", b"", 400), ("GET", f"/names?rounds={','.join('1' * 65)}", b"", 400),
+        ("GET", "/names?rounds=-1,99999999999999999999", b"", 200), ("POST", "/want", b"x", 400),
+        ("POST", "/want", bytes(65 * 32), 413), ("POST", "/want", bytes(64 * 32), 200),
+        ("POST", "/give", b"junk", 400), ("POST", "/give", (5).to_bytes(4, "little") + b"junk!", 422),
+        ("POST", "/give", b"\xff\xff\xff\xff" + bytes(10), 400), ("POST", "/give", bytes(4) * 65, 400),
+        ("POST", "/give", bytes(64 * 1004 + 1), 413), ("GET", "/give", b"", 405), ("GET", "/", b"", 404),
         ("GET", "/set/../../x", b"", 404),
     ],
 )  # fmt: skip
@@ -231,14 +215,8 @@ def test_a_request_of_another_run_is_named_as_one(quiet):
         ({"set": bytes(1 << 21)}, "has more than 1,048,576 bytes"),
         ({"set": bytes(32), "names": b"\xff" * 8}, "a peer's list of names is cut short"),
         ({"set": bytes(32), "names": bytes(16)}, None),
-        (
-            {"set": bytes(32), "names": LISTED, "want": b"\x01\0\0\0\0"},
-            "more than 106 bytes",
-        ),
-        (
-            {"set": bytes(32), "names": LISTED, "want": b"\x05\0\0\0\0"},
-            "cut short or has more",
-        ),
+        ({"set": bytes(32), "names": LISTED, "want": b"\x01\0\0\0\0"}, "more than 106 bytes"),
+        ({"set": bytes(32), "names": LISTED, "want": b"\x05\0\0\0\0"}, "cut short or has more"),
     ],
     ids=["digests", "too much", "names", "nothing", "an entry", "a frame"],
 )

@@ -25,9 +25,7 @@ def test_peers_that_are_not_disturbed_end_with_the_digest_of_the_recipe_in_one_p
         peers.begin(30.0)
         for number in range(3):
             peers.run(number, "--until", 6)
-        for number in range(3):
-            assert peers.programs[number].wait(200) == 0
-        outcomes = [peers.outcome(number) for number in range(3)]
+        outcomes = peers.outcomes(200)
     alone = start(with_network_defaults(peers.recipe), tmp_path / "alone")
     assert {found["digest"] for found in outcomes} == {alone.digest}
     assert {(found["uploads"], found["from_here"], found["contradictions"]) for found in outcomes} == {(9, 9, 0)}
@@ -68,9 +66,7 @@ def test_peers_that_were_cut_off_and_killed_end_with_one_digest_that_of_the_cent
         time.sleep(max(0.0, peers.opens(rounds) + 5 - time.time()))
         assert len({copied(peers, number) for number in range(count)}) > 1, "they were apart"
         peers.part([range(count)])
-        for number in range(count):
-            assert peers.programs[number].wait(400) == 0
-        outcomes = [peers.outcome(number) for number in range(count)]
+        outcomes = peers.outcomes(400)
         print(outcomes[0], [one.output.count("done") for one in peers.programs.values()])
         assert len({(found["digest"], found["set"], found["uploads"]) for found in outcomes}) == 1
         assert outcomes[0]["contradictions"] == 0
