@@ -33,7 +33,7 @@ strategies.tree secure secure.accounting secure.grid secure.masks secure.member 
 recipe.basis_digest recipe.own_code recipe.schema recipe.algorithms recipe.rules recipe.reading data.file_formats
 data.layouts data.sources data.natural_instructions evaluation.statistics run.loop run.database run.store
 run.best_round run.progress run.round_metrics run.cohort run.privacy_plan run.activity run.time_left run.trackers
-report.watch_state report.watch_lines report.watch_page report.terminal report.bars report.results report.rounds
+report.watch_state report.watch_page report.terminal report.bars report.results report.rounds
 report.page network.flower.compat network.flower.client_app network.flower.server_app network.flower.grid_carrier
 cli.network network.protocol.certs network.protocol.envelope network.flower.messages network.protocol.networked_recipe
 network.protocol.server.rounds network.protocol.server.clients network.protocol.server.client_numbers

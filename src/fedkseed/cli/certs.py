@@ -57,9 +57,7 @@ class DirectoryFirst(TyperGroup):
 
 def make(
     directory: Annotated[Path, Argument(help="Directory for keys and certificates; made if it is missing.")],
-    clients: Annotated[
-        int, Option(help="Clients whose private keys are made here, where they are missing.", min=0)
-    ] = 0,
+    clients: Annotated[int, Option(help="Number of clients whose missing private keys are made here.", min=0)] = 0,
     host: Hosts = None,
     days: Days = 365,
 ) -> None:

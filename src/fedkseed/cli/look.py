@@ -48,7 +48,7 @@ def watch(
     there is a line for each round, until the run has ended. --serve shows the report of the run in a browser, and
     renews it.
     """
-    from ..report.watch_lines import follow
+    from ..report.watch_state import follow
 
     if serve is not None:
         from ..report.watch_page import serve as serve_page
@@ -183,10 +183,10 @@ def preview(
 
 def eval(
     tuned: Annotated[Path, Argument(help="A run's directory; with --data or --tasks also an adapter, or any model.")],
-    after: Annotated[int | None, Option(help="Rounds of the model; default: all, or [evaluation] best.", min=0)] = None,
+    after: Annotated[int | None, Option(help="Rounds of the model; default: all, or evaluation.best.", min=0)] = None,
     data: Annotated[str | None, Option(help="File or folder of examples, in place of the run's held-out sets.")] = None,
-    metrics: Annotated[str, Option(help="With --data: metrics beside the loss, with commas, as accuracy,choice")] = "",
-    tasks: Annotated[str | None, Option(help="Tasks of lm-evaluation-harness, with commas, in place of them.")] = None,
+    metrics: Annotated[str, Option(help="With --data: metrics beside the loss, with commas, as accuracy,choice.")] = "",
+    tasks: Annotated[str | None, Option(help="Tasks of lm-evaluation-harness, with commas, not the sets.")] = None,
     tasks_from: Annotated[Path | None, Option(help="With --tasks: folder with YAML files of further tasks.")] = None,
     as_tuned: Annotated[bool, Option("--as-tuned", help="With --tasks: in the words on which it was tuned.")] = False,
     shots: Annotated[int | None, Option(help="With --tasks: solved examples before each question.", min=0)] = None,
@@ -194,7 +194,7 @@ def eval(
         int | None, Option(help="With --data: rows to draw; with --tasks: the first of each; default: all.", min=2)
     ] = None,
     generated: Annotated[int, Option(help="With --data: answers to write, for metrics that score them.", min=0)] = 0,
-    max_tokens: Annotated[int | None, Option(help="With --data: of an example; default: as in the run.", min=1)] = None,
+    max_tokens: Annotated[int | None, Option(help="With --data: tokens of an example, at most.", min=1)] = None,
     beside_base: Annotated[bool, Option("--beside-base", help="With --data or --tasks: the base model, too.")] = False,
     model: BaseModel = None,
     as_json: Json = False,

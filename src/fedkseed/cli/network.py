@@ -37,7 +37,7 @@ Model = Annotated[
 ]
 BasisFile = Annotated[Path | None, Option(help="The server's file of a basis, where the recipe needs one.")]
 Device = Annotated[str, Option(help="Device to compute on: cpu, cuda, cuda:1, mps, …; auto: a GPU if there is one.")]
-State = Annotated[Path | None, Option(help="Directory for what is kept here; default runs/NAME-OF-THE-KEY.")]
+State = Annotated[Path | None, Option(help="Directory of all that is kept here; default runs/NAME-OF-THE-KEY.")]
 PolicyFile = Annotated[
     Path | None,
     Option(

@@ -9,6 +9,7 @@ from os import environ
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.markup import escape
 from typer import Argument, Exit, Option
 
 from ..errors import DIVERGED, INTERRUPTED, REFUSED, FedKSeedError
@@ -56,6 +57,7 @@ def guarded(function: Callable[..., None]) -> Callable[..., None]:
     signature = inspect.signature(function)
     levels = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=LEVELS[n]) for n in LEVELS]
     with_levels: Any = command  # typer reads options from the signature
+    with_levels.__doc__ = escape(function.__doc__ or "")  # else [directions] would be taken for a style
     with_levels.__signature__ = signature.replace(parameters=[*signature.parameters.values(), *levels])
     return command
 

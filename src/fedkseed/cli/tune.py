@@ -16,7 +16,7 @@ from ..report.terminal import console, print_json, say
 from .options import BaseModel, Changes, Directory, Json, Output, RecipeFile, end_run, require_new
 
 TensorBoard = Annotated[
-    bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: [report] to.")
+    bool, Option("--tensorboard", help="Also write TensorBoard's files; other trackers: report.to.")
 ]
 
 

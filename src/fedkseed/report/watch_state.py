@@ -1,10 +1,10 @@
-"""The state of a run as its directory shows it: not begun, running, stopped or ended, and how far.
+"""The state of a run as its directory shows it: not begun, running, stopped or ended, and how far; also in lines.
 
 Nothing here writes into the directory or takes the run's lock, and the store is read only after it has changed.
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,9 +12,10 @@ from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from ..errors import FedKSeedError
-from ..evaluation.statistics import Evaluation
+from ..evaluation.statistics import Evaluation, title_of
 from ..files import locked
 from ..run.activity import Activity, moment_of
+from ..run.round_metrics import line
 from ..run.store import STOPPED, Store
 
 SECONDS_BETWEEN_LOOKS = 1.0
@@ -127,3 +128,48 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600:,} h {whole % 3600 // 60} min"
+
+
+def follow(directory: Path, say: Callable[[str], None]) -> None:
+    """Say all that a run has done and does, until it has ended; one that has stopped may go on."""
+    watched, teller = Watched(directory), Teller(say)
+    while teller.tell(watched.look()) != "ended":
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+class Teller:
+    """The lines of one view after the other, each line once."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say, self.done = say, 0
+        self._scored = set[int]()  # evaluations that were said, by the rounds before them
+        self._noted = 0.0  # time of the last note that was said
+        self._text = ""
+
+    def tell(self, view: RunView) -> str:
+        """Say what is new in a view; returns the run's state."""
+        if view.state != "ended":  # whose line is the last
+            self._tell_state(view)
+        for at, text in view.moment.notes if view.moment else ():
+            if at > self._noted:
+                self._noted = at
+                self.say(text)
+        if view.done < self.done:
+            self.say(f"back at {view.done} finished rounds")
+            self.done, self._scored = view.done, {done for done in self._scored if done <= view.done}
+        for done in range(self.done, view.done + 1):
+            if done > self.done:
+                ends = f"   about {duration(view.left)} left" if done == view.done and view.left else ""
+                self.say(f"round {done:3} of {view.planned}   {line(view.reports[done - 1])}{ends}")
+            if done in view.means and done not in self._scored:
+                self._scored.add(done)
+                scores = "   ".join(f"{title_of(name)} {mean:.4f}" for name, mean in view.means[done].items())
+                self.say(f"{f'after {done} rounds' if done else 'base model'}   {scores}")
+        self.done = view.done
+        self._tell_state(view)
+        return view.state
+
+    def _tell_state(self, view: RunView) -> None:
+        if view.text != self._text:
+            self._text = view.text
+            self.say(f"{view.name}: {view.text}")

@@ -22,7 +22,7 @@ const PAIRED =
   "Changes are paired, on the same held-out examples, ± one standard error over these examples; " +
   "what another seed would change is not in it. Unclear: within two standard errors.";
 const plural = (count, noun) => `${whole(count)} ${noun}${count === 1 ? "" : "s"}`;
-const loss = (v) => fixed(v, 4);
+const loss = (v) => fixed(v, 4); // and other scores
 const heading = (title) => (title.includes(":") ? title : title[0].toUpperCase() + title.slice(1));
 const most = (values) => extent(values)[1];
 
@@ -239,23 +239,20 @@ function curves(kind) {
       x: at(e),
       ...(e.done ? { y: e.loss_change?.mean, error: e.loss_change?.error } : { y: 0, error: 0 }),
     }));
+  const others = (name) => (run) =>
+    run.evaluations
+      .filter((e) => e.others[name])
+      .map((e) => ({ x: at(e), y: e.others[name].mean.mean, error: e.others[name].mean.error }));
+  const scored = (title, note, points, show) => curve({ title, note, points, y: { show }, kind, marked: true });
+  const delta = (v) => change(v, 4);
   return [
-    curve({
-      title: "Held-out loss",
-      note: "nats a token of unseen examples, ± one standard error",
-      points: score("loss"),
-      y: { show: loss },
-      kind,
-      marked: true,
-    }),
-    curve({
-      title: "Change of held-out loss",
-      note: "from the base model on the same examples, ± one standard error: below zero is better",
-      points: shift,
-      y: { show: (v) => change(v, 4) },
-      kind,
-      marked: true,
-    }),
+    scored("Held-out loss", "nats a token of unseen examples, ± one standard error", score("loss"), loss),
+    scored(
+      "Change of held-out loss",
+      "from the base model on the same examples, ± one standard error: below zero is better",
+      shift,
+      delta,
+    ),
     curve({
       title: "Local loss",
       note: "nats a token of the clients' own examples while they train",
@@ -263,26 +260,9 @@ function curves(kind) {
       y: { show: loss },
       kind,
     }),
-    curve({
-      title: "Rouge-L",
-      note: "of written answers to unseen instructions, ± one standard error",
-      points: score("rouge"),
-      y: { show: (v) => fixed(v, 4) },
-      kind,
-      marked: true,
-    }),
+    scored("Rouge-L", "of written answers to unseen instructions, ± one standard error", score("rouge"), loss),
     ...page.scores.map(({ name, title }) =>
-      curve({
-        title: heading(title),
-        note: "mean over unseen examples, ± one standard error",
-        points: (run) =>
-          run.evaluations
-            .filter((e) => e.others[name])
-            .map((e) => ({ x: at(e), y: e.others[name].mean.mean, error: e.others[name].mean.error })),
-        y: { show: (v) => fixed(v, 4) },
-        kind,
-        marked: true,
-      }),
+      scored(heading(title), "mean over unseen examples, ± one standard error", others(name), loss),
     ),
   ];
 }
