@@ -88,17 +88,16 @@ def share_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None) ->
     _note_repeated_rows(source.held_out, training, [e.example for e, _ in kept_back], trained, recipe, note)
     every = [row.example for row in (*source.held_out, *source.training)]
     held_out, sets = draw_sets(HeldOutRows(source.held_out, categories, every, kept_back, trained), encoder, note)
-    _note_defaults(recipe, [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])], note)
-    template = encoder.wording.template
+    evaluated = [*held_out.examples, *(sets[VALIDATION].examples if VALIDATION in sets else [])]
+    has_category = any(e.example.category == DEFAULT_CATEGORY for e in evaluated)
+    if recipe.data.format == "rows" and recipe.data.held_out == DEFAULT_CATEGORY and not has_category:
+        note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
+    if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
+        note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")
+    template, too_long = encoder.wording.template, len(encoded.too_long)
+    other = template if template != recipe.data.template else None
     return ClientShares(
-        clients=clients,
-        held_out=held_out.examples,
-        too_long=len(encoded.too_long),
-        too_small=source.too_small,
-        options=held_out.options,
-        sets=sets,
-        names=names,
-        template=template if template != recipe.data.template else None,
+        clients, held_out.examples, too_long, source.too_small, held_out.options, sets, names, template=other
     )
 
 
@@ -142,8 +141,7 @@ def own_held_out(recipe: Recipe, tokenizer: Any, note: Note = lambda line: None)
     """
     if not is_here(recipe.data.source):
         return HeldOut([]), {}
-    settings = recipe.evaluation.model_copy(update={"clients": None})
-    recipe = recipe.model_copy(update={"evaluation": settings})
+    recipe = recipe.model_copy(update={"evaluation": recipe.evaluation.model_copy(update={"clients": None})})
     files = read_files(recipe.data.source, recipe)
     require_columns(files)
     rows = rows_of(files)
@@ -221,12 +219,3 @@ def _note_repeated_rows(
             f"warning: {count:,} of {len(held_out) + len(kept_back):,} held-out rows are the same as training rows, "
             "and their loss is too good a sign: remove repeated rows ([data] strict = true refuses them)"
         )
-
-
-def _note_defaults(recipe: Recipe, evaluated: Sequence[Encoded], note: Note) -> None:
-    """A line on each default that the data does not allow, and on what is done instead."""
-    has_category = any(e.example.category == DEFAULT_CATEGORY for e in evaluated)
-    if recipe.data.format == "rows" and recipe.data.held_out == DEFAULT_CATEGORY and not has_category:
-        note(f"the data has no category {DEFAULT_CATEGORY!r}: a share of {SHARE_WITHOUT_IT:g} of its rows is held out")
-    if recipe.evaluation.examples == DEFAULT_EXAMPLES and 0 < len(evaluated) < DEFAULT_EXAMPLES:
-        note(f"all {len(evaluated)} held-out examples are evaluated: {DEFAULT_EXAMPLES} is the default, they are fewer")

@@ -11,7 +11,7 @@ import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.resources import files
 from itertools import chain
 from pathlib import Path
@@ -66,11 +66,11 @@ def open_rows(source: str) -> tuple[str, Placed]:
     if source in SAMPLES:
         path = Path(str(files("fedkseed.data") / f"{source}.jsonl.gz"))
     if is_saved(path):
-        return str(path), _table(_open_saved, str(path))
+        return str(path), _table(str(path), "saved")
     if not path.is_file():
         # A folder `owner` here means a file that is missing: to ask the hub without a network takes half a minute.
         if HUB_NAME.fullmatch(source) and format_of(source) is None and not path.parent.exists():
-            return source, _table(_open_on_hub, source)
+            return source, _table(source, "hub")
         raise FedKSeedError(
             f"no data file at {path}; give a file ({READABLE}), a folder that `save_to_disk` wrote, or one of "
             f"{', '.join(SAMPLES)}"
@@ -78,7 +78,7 @@ def open_rows(source: str) -> tuple[str, Placed]:
     if (formatted := format_of(path.name)) is None:
         raise FedKSeedError(f"{path} is of a kind that is not read; give a file of {READABLE}")
     if formatted[0] == ".parquet":
-        return str(path), _table(_open_parquet, str(path))
+        return str(path), _table(str(path), "Parquet")
     return str(path), _unpacked_rows(path, *formatted)
 
 
@@ -254,11 +254,29 @@ def _separated_values(unpacked: _Unpacked, separators: str) -> Placed:
 # --- tables -------------------------------------------------------------------------------------
 
 
-def _table(open_table: Callable[[str], Any], source: str) -> Placed:
-    """The rows of a data set of the package `datasets`."""
+def _table(source: str, kind: str) -> Placed:
+    """The rows of a Parquet file, a folder that `save_to_disk` wrote, or a data set on the hub."""
     try:
         with needs_extra(f"reading {source} needs", "data"):
-            table = open_table(source).with_format(None)  # a saved one may give its rows as tensors
+            import datasets
+            from pyarrow.parquet import read_metadata
+        if kind == "hub":
+            table = _on_hub(source)
+        elif kind == "Parquet":
+            about = read_metadata(source)  # before the file is unpacked
+            size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
+            _require_size(source, about.num_rows, size)
+            table = datasets.Dataset.from_parquet(source, keep_in_memory=True)
+        else:
+            table = datasets.load_from_disk(source)
+        if isinstance(table, datasets.DatasetDict):
+            names = [*map(str, table)]
+            if len(names) != 1:
+                raise FedKSeedError(
+                    f"{source} holds the data sets {', '.join(names)}; name one, as {Path(source, names[0])}"
+                )
+            table = table[names[0]]
+        table = table.with_format(None)  # a saved one may give its rows as tensors
         _require_size(source, table.num_rows, table.data.nbytes)
         yield from ((f"row {number}", row) for number, row in enumerate(table, 1))
     except FedKSeedError:
@@ -275,29 +293,7 @@ def _require_size(source: str, rows: int, size: int) -> None:
         )
 
 
-def _open_parquet(path: str) -> Any:
-    from datasets import Dataset
-    from pyarrow.parquet import read_metadata
-
-    about = read_metadata(path)  # before the file is unpacked
-    size = sum(about.row_group(k).total_byte_size for k in range(about.num_row_groups))
-    _require_size(path, about.num_rows, size)
-    return Dataset.from_parquet(path, keep_in_memory=True)
-
-
-def _open_saved(path: str) -> Any:
-    from datasets import DatasetDict, load_from_disk
-
-    saved = load_from_disk(path)
-    if not isinstance(saved, DatasetDict):
-        return saved
-    if len(saved) != 1:
-        names = [*map(str, saved)]
-        raise FedKSeedError(f"{path} holds the data sets {', '.join(names)}; name one, as {Path(path, names[0])}")
-    return next(iter(saved.values()))
-
-
-def _open_on_hub(name: str) -> Any:
+def _on_hub(name: str) -> Any:
     from datasets import load_dataset
 
     try:

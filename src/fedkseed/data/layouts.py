@@ -73,8 +73,7 @@ class RowLayout:
                 "response=answer"
             )
         if "messages" in self.columns:
-            turns = _turns(row[self.columns["messages"]], self.columns["messages"], where)
-            return _conversation(turns, value("category"))
+            return _conversation(row[self.columns["messages"]], self.columns["messages"], where, value("category"))
         if "text" in self.columns:
             return Example("", value("text"), category=value("category"), plain=True)
         return Example(value("instruction"), value("response"), value("context"), value("category"))
@@ -100,16 +99,6 @@ def text(value: Any, where: str, name: str) -> str:
     return value
 
 
-def _turns(messages: Any, name: str, where: str) -> list[Turn]:
-    """The messages of a conversation."""
-    if _missing(messages):
-        return []
-    if not isinstance(messages, list) or len(messages) > MAX_TURNS:
-        got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
-        raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
-    return [_turn(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
-
-
 def _turn(message: Any, where: str) -> Turn:
     """A message with `role` and `content`, or `from` and `value`."""
     if not isinstance(message, dict):
@@ -127,8 +116,13 @@ def _turn(message: Any, where: str) -> Turn:
     return Turn(ROLES[role.lower()], "" if _missing(content) else text(content, where, names[1]))
 
 
-def _conversation(turns: list[Turn], category: str) -> Example:
+def _conversation(messages: Any, name: str, where: str, category: str) -> Example:
     """A conversation up to its last answer; messages after that teach nothing."""
+    messages = [] if _missing(messages) else messages
+    if not isinstance(messages, list) or len(messages) > MAX_TURNS:
+        got = f"{len(messages)} messages" if isinstance(messages, list) else type(messages).__name__
+        raise FedKSeedError(f"{where}: {name} must be a list of at most {MAX_TURNS} messages, got {got}")
+    turns = [_turn(message, f"{where}, message {number}") for number, message in enumerate(messages, 1)]
     last = next((k for k in reversed(range(len(turns))) if turns[k].role == ASSISTANT and turns[k].text.strip()), None)
     if last is None:
         return Example("", "", category=category)

@@ -38,17 +38,11 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """The way in which a recipe wants files to be read.
+    """The way in which a recipe wants files to be read."""
 
-    Args:
-        columns: the names of columns where they differ from the layout's, as in {"instruction": "question"}.
-        layout: a name of `LAYOUTS`; None: the one that fits the columns of each file.
-        strict: refuse rows without a response and repeated rows; else the first are left out, and both are counted.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    layout: str | None = None
-    strict: bool = False
+    columns: Mapping[str, str] = field(default_factory=dict)  # names that differ, as in {"instruction": "question"}
+    layout: str | None = None  # a name of `LAYOUTS`; None: the one that fits the columns of each file
+    strict: bool = False  # refuse rows without a response and repeated ones; else leave out the first, and count both
 
     def file(self, source: str, name: str | None = None) -> DataFile:
         """The examples of a file, a folder that `save_to_disk` wrote, a sample, or a data set on the hub.

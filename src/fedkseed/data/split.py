@@ -79,13 +79,8 @@ def read_source(recipe: Recipe) -> SourceRows:
 
 def _read_tasks(recipe: Recipe) -> SourceRows:
     """The tasks of Natural Instructions, whose own lists say which are held out."""
-    tasks = subsample(
-        recipe.data.source,
-        recipe.seed,
-        protocol=recipe.data.protocol,
-        max_characters=recipe.data.max_tokens,
-        least=recipe.clients.min_examples,
-    )
+    data, least = recipe.data, recipe.clients.min_examples
+    tasks = subsample(data.source, recipe.seed, protocol=data.protocol, max_characters=data.max_tokens, least=least)
     return SourceRows(
         held_out=[OwnedRow(e) for examples in tasks.held_out.values() for e in examples],
         training=[OwnedRow(e, owner) for owner, examples in enumerate(tasks.clients.values()) for e in examples],

@@ -135,15 +135,11 @@ class PromptedResponse(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wording:
-    """The text in which an instruction is put to the model.
+    """The text in which an instruction is put to the model."""
 
-    Args:
-        template: a name of TEMPLATES.
-        separator: text between the template's end and the response. With none after
-            "### Response:", SmolLM2-135M-Instruct begins up to 8 of 30 answers with the end of text.
-    """
-
-    template: str = "paper"
+    template: str = "paper"  # a name of TEMPLATES
+    # Text between the template's end and the response. With none after "### Response:", SmolLM2-135M-Instruct begins up
+    # to 8 of 30 answers with the end of text.
     separator: str = "\n"
 
     def __post_init__(self) -> None:

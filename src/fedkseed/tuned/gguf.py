@@ -28,12 +28,8 @@ from .lora import PREFIX, Lora
 
 # By the name on the command line: the type of matrices, and the number that stands in the file for it.
 MATRIX_TYPES = {
-    "f32": (Type.F32, LlamaFileType.ALL_F32),
-    "f16": (Type.F16, LlamaFileType.MOSTLY_F16),
-    "bf16": (Type.BF16, LlamaFileType.MOSTLY_BF16),
-    "q8_0": (Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
-    "q4_1": (Type.Q4_1, LlamaFileType.MOSTLY_Q4_1),
-    "q4_0": (Type.Q4_0, LlamaFileType.MOSTLY_Q4_0),
+    name: (Type[name.upper()], LlamaFileType[f"{'ALL' if name == 'f32' else 'MOSTLY'}_{name.upper()}"])
+    for name in ("f32", "f16", "bf16", "q8_0", "q4_1", "q4_0")
 }
 ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}  # config's -> llama.cpp's
 VOCABULARY = ("token_embd.weight", "output.weight")  # matrices that are kept at 8 bits where others get 4

@@ -24,28 +24,18 @@ CARD_ENTRY = "fedkseed"  # in a card's front matter: what evaluation needs to kn
 
 @dataclass(frozen=True, slots=True)
 class TunedModel:
-    """A tuned model, and what is known of its making. One of `adapter`, `adapters` and `weights` is there.
+    """A tuned model, and what is known of its making. One of `adapter`, `adapters` and `weights` is there."""
 
-    Args:
-        path: the place that a user named.
-        base: the base model, as `load_model` takes it; None: not known.
-        adapter: K coefficients.
-        adapters: folder of adapters of the `peft` library.
-        weights: a whole model, as `load_model` takes it.
-        store: the run, where it is there.
-        worded: whether it is known on which words it was tuned; `wording` is else a guess.
-    """
-
-    path: Path
-    base: str | None
+    path: Path  # the place that a user named
+    base: str | None  # the base model, as `load_model` takes it; None: not known
     wording: Wording = field(default_factory=Wording)
     dtype: str = "float32"
     storage: str = "dense"
-    adapter: Adapter | None = None
-    adapters: Path | None = None
-    weights: str | None = None
-    store: Store | None = None
-    worded: bool = True
+    adapter: Adapter | None = None  # K coefficients
+    adapters: Path | None = None  # folder of adapters of the `peft` library
+    weights: str | None = None  # a whole model, as `load_model` takes it
+    store: Store | None = None  # the run, where it is there
+    worded: bool = True  # whether it is known on which words it was tuned; `wording` is else a guess
 
     def load_base(self) -> nn.Module:
         """The base model.
@@ -151,16 +141,8 @@ def _of_run(store: Store, model: str | None) -> TunedModel:
         )
     recipe = store.load_recipe()
     wording = Wording(recipe.data.template, recipe.data.separator)
-    adapts = (store.model / CONFIG).is_file()
-    return TunedModel(
-        store.directory,
-        model or recipe.model.name,
-        wording,
-        recipe.model.dtype,
-        adapters=store.model if adapts else None,
-        weights=None if adapts else str(store.model),
-        store=store,
-    )
+    place: Any = {"adapters": store.model} if (store.model / CONFIG).is_file() else {"weights": str(store.model)}
+    return TunedModel(store.directory, model or recipe.model.name, wording, recipe.model.dtype, store=store, **place)
 
 
 def _of_adapter(path: Path, file: Path, model: str | None, store: Store | None = None) -> TunedModel:

@@ -38,23 +38,14 @@ Pair: TypeAlias = tuple[Floats, Floats]  # (rows × r) and (r × columns)
 
 @dataclass(frozen=True, slots=True)
 class Lora:
-    """The content of a LoRA folder.
+    """The content of a LoRA folder."""
 
-    Args:
-        tensors: by peft's names.
-        ranks: the rank of each adapted module, by its path.
-        saved: paths of modules that are stored whole.
-        biases: whether biases of the base model are among the tensors.
-        transposed: whether a module holds its matrix as inputs × outputs, as GPT-2's do.
-        tied: whether several adapted modules share one matrix.
-    """
-
-    tensors: dict[str, Tensor] = field(default_factory=dict)
-    ranks: dict[str, int] = field(default_factory=dict)
-    saved: tuple[str, ...] = ()
-    biases: bool = False
-    transposed: bool = False
-    tied: bool = False
+    tensors: dict[str, Tensor] = field(default_factory=dict)  # by peft's names
+    ranks: dict[str, int] = field(default_factory=dict)  # of each adapted module, by its path
+    saved: tuple[str, ...] = ()  # paths of modules that are stored whole
+    biases: bool = False  # whether biases of the base model are among the tensors
+    transposed: bool = False  # whether a module holds its matrix as inputs × outputs, as GPT-2's do
+    tied: bool = False  # whether several adapted modules share one matrix
 
     def write(self, folder: Path, base: str) -> None:
         """Write both files of the folder, which exists, for a base model's folder or name."""
@@ -98,14 +89,9 @@ class Lora:
             rank = ranks[path] = tensors[name].shape[1]
             alpha = about.get("alpha_pattern", {}).get(path, about["lora_alpha"])
             tensors[name] = tensors[name] * (alpha / (math.sqrt(rank) if about.get("use_rslora") else rank))
-        return cls(
-            tensors=tensors,
-            ranks=ranks,
-            saved=tuple(about.get("modules_to_save") or ()),
-            biases=about.get("bias", "none") != "none",
-            transposed=bool(about.get("fan_in_fan_out")),
-            tied=bool(about.get("ensure_weight_tying")),
-        )
+        transposed, tied = bool(about.get("fan_in_fan_out")), bool(about.get("ensure_weight_tying"))
+        saved, biases = tuple(about.get("modules_to_save") or ()), about.get("bias", "none") != "none"
+        return cls(tensors, ranks, saved, biases, transposed, tied)
 
 
 def adapter_config(folder: Path) -> dict[str, Any]:
@@ -123,14 +109,7 @@ def require_low_rank(pool: Pool) -> None:
 
 
 def as_lora(tuned: nn.Module, patterns: tuple[str, ...], pool: Pool, c: Floats, basis: Basis | None = None) -> Lora:
-    """The LoRA of a tuned model.
-
-    Args:
-        tuned: the model with weights w(c), as left by `Adapter.apply`.
-        patterns: shell patterns of the tuned tensors' names.
-        pool: the directions, of a factored family.
-        c: the coefficients, (K,).
-        basis: the factors, for the families that need them.
+    """The LoRA of a model with weights w(c), as `Adapter.apply` left it, tuned where names fit shell patterns.
 
     Raises:
         FedKSeedError: the family has a full rank, nothing moved, or a tensor moved that LoRA can't hold.
@@ -188,9 +167,7 @@ def _from_pairs(tuned: nn.Module, layout: Layout, pairs: Mapping[int, Pair]) -> 
     """The LoRA of a tuned model from the two factors of each moved tensor's change, by number."""
     paths = {id(module): path for path, module in tuned.named_modules()}
     tensors, ranks, whole, biases = dict[str, Tensor](), dict[str, int](), set[str](), dict[str, Tensor]()
-    moved = [
-        (entry, module, name) for entry in layout.entries if entry.number in pairs for module, name in entry.places
-    ]
+    moved = [(entry, *place) for entry in layout.entries if entry.number in pairs for place in entry.places]
     for entry, module, name in moved:
         path = paths[id(module)]
         if name == "weight" and _adaptable(module):

@@ -117,15 +117,13 @@ def _facts(tuned: TunedModel) -> dict[str, str]:
         privacy = privacy or promise(recipe, rounds).get("privacy")
     if rounds is not None:
         facts["rounds"] = str(rounds)
-    return facts | {"differential privacy": _protection(privacy)} if facts else {}
-
-
-def _protection(privacy: Any) -> str:
-    if not privacy:
-        return "none"
-    epsilon, delta, unit = privacy["epsilon"], privacy["delta"], privacy["unit"]
-    clients = "; simulated for a larger federation: no protection of these clients" if privacy.get("simulated") else ""
-    return f"epsilon {epsilon:.3g}, delta {delta:g}, for one {unit}{clients}"
+    if privacy:
+        simulated = "; simulated for a larger federation: no protection of these clients"
+        privacy = (
+            f"epsilon {privacy['epsilon']:.3g}, delta {privacy['delta']:g}, for one {privacy['unit']}"
+            f"{simulated if privacy.get('simulated') else ''}"
+        )
+    return facts | {"differential privacy": privacy or "none"} if facts else {}
 
 
 def _measured(tuned: TunedModel) -> list[str]:
