@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -85,7 +84,11 @@ class Adapter:
                 _require_size(path, there, MAX_BYTES + MAX_BASIS)
                 with safe_open(path, framework="np") as file:
                     about = json.loads((file.metadata() or {})["fedkseed"])
-                    _require_format(path, about["format"])
+                    if about["format"] not in (FORMAT, WITH_BASIS):
+                        raise FedKSeedError(
+                            f"the adapter {path} has format {shown(about['format'])}, this program reads {FORMAT} and "
+                            f"{WITH_BASIS}; use a matching release"
+                        )
                     if about["format"] == FORMAT:
                         _require_size(path, there, MAX_BYTES)
                     coefficients = file.get_tensor("coefficients")
@@ -99,7 +102,10 @@ class Adapter:
         if checksum != _checksum(about, coefficients):
             raise FedKSeedError(f"the adapter {path} is damaged: its checksum does not fit; get the file again")
         try:
-            pool = _pool(about["pool"])
+            of_pool = about["pool"]
+            if unknown := set(of_pool) - {"key", "size", "family", "basis"}:  # its tensors are a model's, not a file's
+                raise TypeError(f"a pool has no {min(unknown)}")
+            pool = Pool(of_pool["key"], of_pool["size"], of_pool["family"], bytes.fromhex(of_pool.get("basis", "")))
             basis = from_entries(factors, about["basis"], f"the adapter {path}") if factors else None
             tuned = None if about["tuned"] is None else str(about["tuned"])
             described = str(about["base"]), tuned, tuple(about["patterns"]), dict(about["provenance"])
@@ -107,11 +113,8 @@ class Adapter:
                 raise TypeError("patterns are texts")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise FedKSeedError(f"the adapter {path} lacks or mistakes a field: {error}") from error
-        if (
-            coefficients.shape != (pool.size,)
-            or coefficients.dtype != np.float32
-            or not np.isfinite(coefficients).all()
-        ):
+        kind = coefficients.shape, coefficients.dtype
+        if kind != ((pool.size,), np.float32) or not np.isfinite(coefficients).all():
             raise FedKSeedError(f"the adapter {path} must hold {pool.size} finite float32 coefficients")
         return cls(pool, coefficients, *described, basis)
 
@@ -152,21 +155,17 @@ class Adapter:
         weights.keep()
 
     def _about(self) -> dict[str, Any]:
-        pool: dict[str, Any] = {"key": self.pool.key, "size": self.pool.size, "family": self.pool.family}
-        more = {}
-        if self.pool.informed:
-            pool["basis"] = self.pool.basis.hex()
-        if self.basis is not None:
-            more["basis"] = dict(self.basis.about)
-        return {
-            "format": WITH_BASIS if self.pool.informed else FORMAT,
-            "pool": pool,
+        pool, informed = self.pool, self.pool.informed
+        about: dict[str, Any] = {
+            "format": WITH_BASIS if informed else FORMAT,
+            "pool": {"key": pool.key, "size": pool.size, "family": pool.family}
+            | ({"basis": pool.basis.hex()} if informed else {}),
             "base": self.base,
             "tuned": self.tuned,
             "patterns": list(self.patterns),
             "provenance": self.provenance,
-            **more,
         }
+        return about if self.basis is None else about | {"basis": dict(self.basis.about)}
 
 
 def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
@@ -182,21 +181,6 @@ def apply(model: "nn.Module", path: str | Path) -> "nn.Module":
 def _require_size(path: Path, there: os.stat_result, most: int) -> None:
     if not stat.S_ISREG(there.st_mode) or there.st_size > most:
         raise FedKSeedError(f"{path} is no adapter: one is a regular file of at most {most:,} bytes")
-
-
-def _require_format(path: Path, number: Any) -> None:
-    if number not in (FORMAT, WITH_BASIS):
-        raise FedKSeedError(
-            f"the adapter {path} has format {shown(number)}, this program reads {FORMAT} and {WITH_BASIS}; use a "
-            "matching release"
-        )
-
-
-def _pool(table: Mapping[str, Any]) -> Pool:
-    """The pool that a file describes; the tensors of one fitted to a model are never taken from a file."""
-    if unknown := set(table) - {"key", "size", "family", "basis"}:
-        raise TypeError(f"a pool has no {min(unknown)}")
-    return Pool(table["key"], table["size"], table["family"], bytes.fromhex(table.get("basis", "")))
 
 
 def _checksum(about: dict[str, Any], coefficients: NDArray[np.float32]) -> str:

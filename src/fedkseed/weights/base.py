@@ -1,13 +1,13 @@
 """A model as a function of K numbers: w(c) = w_0 + Σ_j c_j z_j.
 
-`Layout` names the tensors and fixes their order. `Weights` is the protocol of all ways to hold a model's weights, and
-`Pooled` that of the four ways to hold w(c), which `modes` lists. Any PyTorch module works: no code per architecture.
+`Weights` is the protocol of all ways to hold a model's weights, `Pooled` that of the four ways to hold w(c), which
+`modes` lists. Any PyTorch module works: no code per architecture.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -78,9 +78,14 @@ class Pooled(Weights):
         super().__init__(layout, pool)
         self.c = np.zeros(pool.size, np.float32)
 
-    @abstractmethod
     def load(self, c: NDArray[np.floating]) -> None:
-        """Set c, and the model to w(c)."""
+        """Set c, and the model to w(c); nothing changes if c is refused."""
+        self.pool.dense(c)
+        self.c = np.array(c, dtype=np.float32).reshape(-1)
+        self.settle()
+
+    def move(self, direction: int, step: float) -> None:
+        self.c[direction] += np.float32(step)
 
     @abstractmethod
     def restore(self) -> None:
@@ -90,18 +95,28 @@ class Pooled(Weights):
     def keep(self) -> None:
         """Leave w(c) in the model, where its memory can hold it, and let go of the model."""
 
-    @abstractmethod
     def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
         """The loss L(w(c)) and its K derivatives Zᵀ∇L by c, shape (K,), from one backward pass.
+
+        The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
+        the loss depends on are held in the model's type until the pass is over, even where they are streamed.
 
         Raises:
             FedKSeedError: the loss does not depend on the tuned weights.
         """
+        slope = np.zeros(self.pool.size)
 
-    def _coefficients(self, c: NDArray[np.floating]) -> NDArray[np.float32]:
-        """A checked copy of a whole coefficient vector; nothing changes if the vector is refused."""
-        self.pool.dense(c)
-        return np.array(c, dtype=np.float32).reshape(-1)
+        def project(number: int, tensor: Tensor) -> None:
+            if tensor.grad is not None:
+                slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], self.pool)
+                tensor.grad = None
+
+        with self._trainable(project):
+            return backpropagate(loss), slope
+
+    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> AbstractContextManager[None]:
+        """Give tuned tensors gradients; `on_gradient` is called with the number and the tensor of each complete one."""
+        raise NotImplementedError
 
     def _shifted(self, direction: int, eps: float) -> NDArray[np.float32]:
         """The coefficients c + ε e_j."""
@@ -123,28 +138,3 @@ def backpropagate(loss: Callable[[], Tensor]) -> float:
         if bool(torch.isfinite(value.detach())):
             value.backward()
     return float(value.detach())
-
-
-OnGradient: TypeAlias = Callable[[int, Tensor], None]  # is called with a tensor's number and the tensor
-
-
-def projected_gradient(
-    pool: Pool, loss: Callable[[], Tensor], trainable: Callable[[OnGradient], AbstractContextManager[None]]
-) -> tuple[float, NDArray[np.float64]]:
-    """`Pooled.gradient` of weights that a backward pass reaches.
-
-    The gradient of each tensor is projected on the directions and dropped as soon as it is complete. Weights that
-    the loss depends on are held in the model's type until the pass is over, even where they are streamed.
-
-    Args:
-        trainable: gives the tuned tensors gradients inside its context, and calls its argument for each complete one.
-    """
-    slope = np.zeros(pool.size)
-
-    def project(number: int, tensor: Tensor) -> None:
-        if tensor.grad is not None:
-            slope[:] += project_pieces([(number, 0, tensor.grad.contiguous())], pool)
-            tensor.grad = None
-
-    with trainable(project):
-        return backpropagate(loss), slope

@@ -6,10 +6,9 @@ made by the definition, as `Streamed` does.
 """
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from ..directions.torch_any import held, separable_signs, transform
 from ..errors import FedKSeedError
 from .base import NO_GRADIENT, backpropagate
 from .layout import Layout, TensorEntry
-from .lazy import Lazy, linear, look_up
+from .lazy import Lazy, UsableWithoutValues, linear, look_up
 from .side_by_side import Value
 from .streamed import TunedSource, Unwritten
 
@@ -46,15 +45,19 @@ class FactoredWeights(Unwritten):
             raise FedKSeedError(
                 f"mode 'factored' is for factored families of directions, this pool's is {self.pool.family}"
             )
-        changes = {entry.number: _change(self.pool, entry) for entry in layout.tuned}
-        self._changes = {number: change for number, change in changes.items() if change is not None}
+        scales, self._sources = np.zeros(self.pool.size, np.float32), dict[int, FactoredSource]()
         for k, entry in enumerate(layout.tuned):
-            if entry.number in self._changes:
-                source = FactoredSource(entry, self, self._changes[entry.number])
-                self._lazy[k] = Lazy(source, self._workspace)
-            else:  # no direction changes it: the model keeps its own, and no step makes a copy
+            matrix = self.pool.matrix(entry.number)
+            if matrix is None:  # no direction changes it: the model keeps its own, and no step makes a copy
                 self._places[k], self._original[k] = (), []
-        self._scales = _scales(self.pool)
+                continue
+            if isinstance(matrix, Factor):
+                source: FactoredSource = LowRankSource(entry, self, matrix)
+                scales[matrix.directions] = (matrix.left_scale[:, None] * matrix.right_scale).reshape(-1)
+            else:
+                source = TiledSource(entry, self, matrix)
+            self._sources[entry.number], self._lazy[k] = source, Lazy(source, self._workspace)
+        self._scales = torch.from_numpy(scales)  # the product of both for each direction
         self.cores: dict[int, Tensor] = {}
 
     def shift(self, direction: int, eps: float) -> None:
@@ -76,7 +79,7 @@ class FactoredWeights(Unwritten):
             self.cores = cores[number]
 
         try:
-            return self._side_by_side.run(loss, len(cores), before_turn, _products)
+            return self.side_by_side.run(loss, len(cores), before_turn, _products)
         finally:
             self.cores = before
 
@@ -124,13 +127,6 @@ class FactoredWeights(Unwritten):
         finally:
             self.cores = before
 
-    def product(self, source: "FactoredSource", x: Tensor, bias: Tensor | None, turned: bool) -> Tensor:
-        """The layer's output W_0 x + b, or W_0ᵀ x + b if `turned`; made for all points of a step together."""
-        shared = self._side_by_side.ask((source, x, turned))
-        if shared is None:
-            return _product(x, source, turned, bias)
-        return shared if bias is None else shared.add_(bias)  # each point has a bias of its own
-
     def _cores(self, c: Tensor) -> dict[int, Tensor]:
         """The matrices C of all tensors, or the one M, on the devices of their tensors; c is (K,) or (B, K)."""
         if self.pool.informed:
@@ -139,72 +135,24 @@ class FactoredWeights(Unwritten):
             m = math.isqrt(self.pool.size)
             table = transform(transform(c.view(*c.shape[:-1], m, m)).mT).mT.contiguous()
         # one copy a device and point: a model has hundreds of tensors, and each copy to a GPU would be waited for
-        tables = {device: table.to(device) for device in {change.device for change in self._changes.values()}}
-        return {number: change.core(tables[change.device]) for number, change in self._changes.items()}
+        tables = {device: table.to(device) for device in {source.device for source in self._sources.values()}}
+        return {number: source.core_of(tables[source.device]) for number, source in self._sources.items()}
 
 
-class FactoredSource(TunedSource):
-    """The `UsableWithoutValues` source of one tensor's tuned values."""
+class FactoredSource(TunedSource, UsableWithoutValues):
+    """The source of one tensor's tuned values W_0 + ΔW; a subclass has the change ΔW.
+
+    C is one matrix, or B of them for the B examples of a batch, shape (B, …).
+    """
 
     weights: FactoredWeights
 
-    def __init__(self, entry: TensorEntry, weights: FactoredWeights, change: "TensorChange") -> None:
+    def __init__(self, entry: TensorEntry, weights: FactoredWeights, matrix: Matrix) -> None:
         super().__init__(entry, weights)
-        self.change = change
-
-    @property
-    def core(self) -> Tensor:
-        """The matrix C at the point that is computed now; B of them where examples have coefficients of their own."""
-        return self.weights.cores[self.entry.number]
-
-    @property
-    def examples(self) -> int | None:
-        """The number of examples that each have a ΔW of their own; None: all have the same."""
-        return len(self.core) if self.core.ndim == 3 else None
-
-    def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
-        """The layer's output (W_0 + ΔW) x + b; `turned`: of a layer that keeps its matrix as (inputs, outputs)."""
-        examples = self.examples
-        if examples is not None and not turned and (x.ndim < 3 or len(x) != examples):  # an expert's tokens, say
-            raise FedKSeedError(
-                f"{self.entry.name} gets inputs of shape {tuple(x.shape)}, which do not say which of {examples} "
-                "examples each is of: derivatives of single examples need layers whose inputs are (examples, …)"
-            )
-        return self.change.add(self.weights.product(self, x, bias, turned), x, self.core, turned)
-
-    def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
-        """Some rows of W_0 + ΔW, shape (…, columns); the row `padding` has no gradient, as in F.embedding."""
-        base, change = look_up(rows, self.entry.tensor), self.change.rows(rows, self.core)
-        if padding is not None and change.requires_grad:
-            change = torch.where((rows == padding)[..., None], change.detach(), change)
-        return base + change.to(base.dtype)
-
-    def values(self, beside: Tensor | None = None) -> Tensor:
-        """The tensor W_0 + ΔW; with a ΔW for each example, a vector for an operation on `beside`, shape (B, …, n)."""
-        whole, core = _dense(self.entry.tensor), self.core
-        every = torch.arange(self.change.matrix.rows, device=whole.device)
-        if self.examples is None:
-            return whole + self.change.rows(every, core).view(self.shape).to(whole.dtype)
-        if whole.ndim != 1 or beside is None or beside.ndim < 3 or len(beside) != self.examples:
-            raise FedKSeedError(
-                f"{self.entry.name} is used in a way that has no derivatives of single examples: they go with linear "
-                "layers, embeddings, and vectors in products with activations (examples, …) or layer_norm"
-            )
-        change = self.change.rows(every[None], core).view(len(core), -1)
-        return (whole + change.to(whole.dtype)).view(len(core), *[1] * (beside.ndim - 2), -1)
-
-
-class TensorChange(ABC):
-    """The change ΔW of one tensor, as operations on a layer's input and output.
-
-    Each takes one matrix C, or B of them for the B examples of a batch, shape (B, …).
-    """
-
-    def __init__(self, matrix: Matrix, device: torch.device) -> None:
-        self.matrix, self.device = matrix, device
+        self.matrix = matrix
 
     @abstractmethod
-    def core(self, c: Tensor) -> Tensor:
+    def core_of(self, c: Tensor) -> Tensor:
         """The tensor's own matrix C from all scaled coefficients, or M itself; on the tensor's device as they are."""
 
     @abstractmethod
@@ -215,16 +163,66 @@ class TensorChange(ABC):
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
         """Some rows of ΔW, float32, shape (…, columns)."""
 
+    @property
+    def core(self) -> Tensor:
+        """The matrix C at the point that is computed now; B of them where examples have coefficients of their own."""
+        return self.weights.cores[self.entry.number]
 
-class LowRankChange(TensorChange):
+    @property
+    def examples(self) -> int | None:
+        return len(self.core) if self.core.ndim == 3 else None
+
+    def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
+        examples = self.examples
+        if examples is not None and not turned and (x.ndim < 3 or len(x) != examples):  # an expert's tokens, say
+            raise FedKSeedError(
+                f"{self.entry.name} gets inputs of shape {tuple(x.shape)}, which do not say which of {examples} "
+                "examples each is of: derivatives of single examples need layers whose inputs are (examples, …)"
+            )
+        y = self.weights.side_by_side.ask((self, x, turned))  # W_0 x, made for all points of a step together
+        if y is None:
+            y = self.product(x, turned, bias)
+        elif bias is not None:
+            y = y.add_(bias)  # each point has a bias of its own
+        return self.add(y, x, self.core, turned)
+
+    def product(self, x: Tensor, turned: bool, bias: Tensor | None = None) -> Tensor:
+        """The output W_0 x + b of a layer, or W_0ᵀ x + b if `turned`."""
+        if not turned:
+            return linear(x, self.entry.tensor, bias)
+        y = x @ _dense(self.entry.tensor)
+        return y if bias is None else y + bias
+
+    def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
+        base, change = look_up(rows, self.entry.tensor), self.rows(rows, self.core)
+        if padding is not None and change.requires_grad:
+            change = torch.where((rows == padding)[..., None], change.detach(), change)
+        return base + change.to(base.dtype)
+
+    def values(self, beside: Tensor | None = None) -> Tensor:
+        """The tensor W_0 + ΔW; with a ΔW for each example, a vector for an operation on `beside`, shape (B, …, n)."""
+        whole, core = _dense(self.entry.tensor), self.core
+        every = torch.arange(self.matrix.rows, device=whole.device)
+        if self.examples is None:
+            return whole + self.rows(every, core).view(self.shape).to(whole.dtype)
+        if whole.ndim != 1 or beside is None or beside.ndim < 3 or len(beside) != self.examples:
+            raise FedKSeedError(
+                f"{self.entry.name} is used in a way that has no derivatives of single examples: they go with linear "
+                "layers, embeddings, and vectors in products with activations (examples, …) or layer_norm"
+            )
+        change = self.rows(every[None], core).view(len(core), -1)
+        return (whole + change.to(whole.dtype)).view(len(core), *[1] * (beside.ndim - 2), -1)
+
+
+class LowRankSource(FactoredSource):
     """ΔW = U C Vᵀ."""
 
-    def __init__(self, factor: Factor, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(factor, device)
+    def __init__(self, entry: TensorEntry, weights: FactoredWeights, factor: Factor) -> None:
+        super().__init__(entry, weights, factor)
         self.factor = factor
-        self.left, self.right = (part.to(dtype) for part in held(factor, device))  # whole numbers to 127: exact
+        self.left, self.right = (part.to(self.dtype) for part in held(factor, self.device))  # whole, to 127: exact
 
-    def core(self, c: Tensor) -> Tensor:
+    def core_of(self, c: Tensor) -> Tensor:
         return c[..., self.factor.directions].view(*c.shape[:-1], *self.factor.ranks)
 
     def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
@@ -232,24 +230,23 @@ class LowRankChange(TensorChange):
         rows = x.flatten(0, -2) if core.ndim == 2 else x.reshape(len(core), -1, x.shape[-1])
         inner = ((rows @ into).float() @ (core if turned else core.mT)).to(x.dtype).flatten(0, -2)
         flat = y.reshape(-1, len(out))
-        if torch.is_grad_enabled():
-            return torch.addmm(flat, inner, out.T).view(y.shape)
-        return flat.addmm_(inner, out.T).view(y.shape)
+        addmm = flat.addmm if torch.is_grad_enabled() else flat.addmm_
+        return addmm(inner, out.T).view(y.shape)
 
     def rows(self, rows: Tensor, core: Tensor) -> Tensor:
         return (self.left[rows].float() @ core) @ self.right.T.float()
 
 
-class TiledChange(TensorChange):
+class TiledSource(FactoredSource):
     """ΔW[x, y] = s_u[x] s_v[y] M[x mod m, y mod m]."""
 
-    def __init__(self, pool: Pool, number: int, matrix: Matrix, device: torch.device, dtype: torch.dtype) -> None:
-        super().__init__(matrix, device)
-        self.m = math.isqrt(pool.size)
-        signs = separable_signs(pool, number, range(matrix.rows), matrix, device)
-        self.s_u, self.s_v = (part.to(dtype) for part in signs)
+    def __init__(self, entry: TensorEntry, weights: FactoredWeights, matrix: Matrix) -> None:
+        super().__init__(entry, weights, matrix)
+        self.m = math.isqrt(weights.pool.size)
+        signs = separable_signs(weights.pool, entry.number, range(matrix.rows), matrix, self.device)
+        self.s_u, self.s_v = (part.to(self.dtype) for part in signs)
 
-    def core(self, c: Tensor) -> Tensor:
+    def core_of(self, c: Tensor) -> Tensor:
         return c
 
     def add(self, y: Tensor, x: Tensor, core: Tensor, turned: bool = False) -> Tensor:
@@ -257,7 +254,10 @@ class TiledChange(TensorChange):
         shape = y.shape
         if core.ndim == 3:
             x, y = (t.reshape(len(core), -1, t.shape[-1]) for t in (x, y))
-        folded = self._tiles(x * into).sum(-2)
+        signed = x * into
+        if missing := -x.shape[-1] % self.m:
+            signed = functional.pad(signed, (0, missing))
+        folded = signed.unflatten(-1, (-1, self.m)).sum(-2)
         inner = (folded.float() @ (core if turned else core.mT)).to(x.dtype)
         if len(out) % self.m:
             repeated = inner.repeat(*[1] * (inner.ndim - 1), -(-len(out) // self.m))[..., : len(out)]
@@ -271,51 +271,19 @@ class TiledChange(TensorChange):
         picked = core[places] if core.ndim == 2 else core[torch.arange(len(core), device=self.device)[:, None], places]
         return picked[..., every] * self.s_u[rows][..., None].float() * self.s_v.float()
 
-    def _tiles(self, x: Tensor) -> Tensor:
-        missing = -x.shape[-1] % self.m
-        padded = functional.pad(x, (0, missing)) if missing else x
-        return padded.view(*x.shape[:-1], -1, self.m)
 
+def _products(questions: Sequence[tuple[FactoredSource, Tensor, bool]]) -> Sequence[Tensor | None]:
+    """The outputs W_0 x of the points that wait for them, each asked for by (source, x, turned), from one batch.
 
-def _change(pool: Pool, entry: TensorEntry) -> TensorChange | None:
-    """The change of one tensor; None: no direction changes it."""
-    matrix, tensor = pool.matrix(entry.number), entry.tensor
-    if matrix is None:
-        return None
-    if isinstance(matrix, Factor):
-        return LowRankChange(matrix, tensor.device, tensor.dtype)
-    return TiledChange(pool, entry.number, matrix, tensor.device, tensor.dtype)
-
-
-def _scales(pool: Pool) -> Tensor:
-    """The product of both scales for each direction, shape (K,)."""
-    scales = np.zeros(pool.size, np.float32)
-    for factor in (pool.tensors or {}).values():
-        if isinstance(factor, Factor):
-            scales[factor.directions] = (factor.left_scale[:, None] * factor.right_scale).reshape(-1)
-    return torch.from_numpy(scales)
-
-
-Question: TypeAlias = tuple[FactoredSource, Tensor, bool]  # of which layer, its input, and whether it is turned
-
-
-def _products(questions: Sequence[Question]) -> Sequence[Tensor | None]:
-    """The outputs W_0 x of the points that wait for them, from one batch; None: each is to make its own."""
+    None: each is to make its own.
+    """
     if not questions:
         return []
     source, x, turned = questions[0]
-    alone = source.change.matrix.rows > WIDE * source.change.matrix.columns
+    alone = source.matrix.rows > WIDE * source.matrix.columns
     if alone or any(other is not source or more.shape != x.shape for other, more, _ in questions):
         return [None] * len(questions)
-    return _product(torch.cat([x for _, x, _ in questions]), source, turned).split(len(x))
-
-
-def _product(x: Tensor, source: FactoredSource, turned: bool, bias: Tensor | None = None) -> Tensor:
-    """The output W_0 x + b of a layer, or W_0ᵀ x + b."""
-    if not turned:
-        return linear(x, source.entry.tensor, bias)
-    y = x @ _dense(source.entry.tensor)
-    return y if bias is None else y + bias
+    return source.product(torch.cat([x for _, x, _ in questions]), turned).split(len(x))
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Weights that may take any values, for algorithms whose model is not a function of K numbers."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -34,15 +34,11 @@ class FullWeights(Weights):
             raise FedKSeedError(
                 "a quantised model's weights can't be written to; this algorithm needs [model] storage = 'dense'"
             )
-        self.version = 0
+        self.version, self._model = 0, [entry.tensor for entry in layout.tuned]
         self._exact: list[Tensor] | None = None
         self._kept: list[Tensor] | None = None
         if any(tensor.dtype != torch.float32 for tensor in self._model):
             self._make_exact()
-
-    @property
-    def _model(self) -> list[Tensor]:
-        return [entry.tensor for entry in self.layout.tuned]
 
     @property
     def _truth(self) -> list[Tensor]:
@@ -78,7 +74,17 @@ class FullWeights(Weights):
         total.combine([Piece(tuned[k].number, truth[k], truth[k]) for k in chosen])
 
     def shift(self, direction: int, eps: float) -> None:
-        self._write(DirectionSum(self.pool, *self.pool.select([direction], [eps])))
+        self._make_exact()
+        total = DirectionSum(self.pool, *self.pool.select([direction], [eps]))
+        pieces = list(zip(self.layout.tuned, self._exact or [], strict=True))
+        total.combine([Piece(e.number, exact, e.tensor) for e, exact in pieces if e.tensor.dtype == torch.float32])
+        for entry, exact in pieces:
+            if entry.tensor.dtype != torch.float32:
+                tiles = zip(exact.view(-1).split(TILE), entry.tensor.view(-1).split(TILE), strict=True)
+                for k, (wide, narrow) in enumerate(tiles):
+                    scratch = torch.empty_like(wide)
+                    total.combine([Piece(entry.number, wide, scratch, k * TILE)])
+                    narrow.copy_(scratch)  # the one rounding
 
     def move(self, direction: int, step: float) -> None:
         self._make_exact()
@@ -99,11 +105,10 @@ class FullWeights(Weights):
 
     def back(self) -> None:
         """Set w to the kept weights, bit for bit; leave it if nothing was kept."""
-        if self._kept is None:
-            return
-        for tensor, kept in zip(self._truth, self._kept, strict=True):
-            tensor.copy_(kept)
-        self.settle()
+        if self._kept is not None:
+            for tensor, kept in zip(self._truth, self._kept, strict=True):
+                tensor.copy_(kept)
+            self.settle()
 
     def checkpoint(self) -> NDArray[np.float32]:
         return self.values()
@@ -153,18 +158,6 @@ class FullWeights(Weights):
         if self._exact is None:
             self._exact = [tensor.to(torch.float32, copy=True) for tensor in self._model]
 
-    def _write(self, total: DirectionSum) -> None:
-        """Set the model to w plus the sum."""
-        self._make_exact()
-        pieces = list(zip(self.layout.tuned, self._exact or [], strict=True))
-        same = [Piece(e.number, exact, e.tensor) for e, exact in pieces if e.tensor.dtype == torch.float32]
-        total.combine(same)
-        for entry, exact in pieces:
-            if entry.tensor.dtype != torch.float32:
-                for start, wide, narrow in _tiles(exact, entry.tensor):
-                    total.combine([Piece(entry.number, wide, scratch := torch.empty_like(wide), start)])
-                    narrow.copy_(scratch)  # the one rounding
-
 
 def all_finite(tensor: Tensor) -> bool:
     """True if no number of a tensor is NaN or infinite.
@@ -173,9 +166,3 @@ def all_finite(tensor: Tensor) -> bool:
     finite numbers add up to too much, each is looked at.
     """
     return math.isfinite(float(tensor.sum())) or bool(torch.isfinite(tensor).all())
-
-
-def _tiles(exact: Tensor, tensor: Tensor) -> Iterable[tuple[int, Tensor, Tensor]]:
-    wide, narrow = exact.view(-1), tensor.view(-1)
-    for start in range(0, wide.numel(), TILE):
-        yield start, wide[start : start + TILE], narrow[start : start + TILE]

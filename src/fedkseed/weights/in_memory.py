@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..directions import Pool
-from ..directions.operations import DirectionSum, Piece, combine
+from ..directions.operations import DirectionSum, Piece
 from ..errors import FedKSeedError
-from .base import NO_TERMS, OnGradient, Pooled, projected_gradient
+from .base import NO_TERMS, Pooled
 from .layout import Layout
 from .lazy import Lazy
 
@@ -34,11 +34,8 @@ class Written(Pooled):
     def keep(self) -> None:
         """Nothing to do: w(c) is in the model's own memory."""
 
-    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
-        return projected_gradient(self.pool, loss, self._trainable)
-
     @contextmanager
-    def _trainable(self, on_gradient: OnGradient) -> Iterator[None]:
+    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> Iterator[None]:
         parameters = {
             id(parameter): (parameter, entry.number)
             for entry in self.layout.tuned
@@ -72,15 +69,8 @@ class Materialized(Written):
     One pass costs O(d log K) or O(d) for the transformed families, O(K d) for the others.
     """
 
-    def load(self, c: NDArray[np.floating]) -> None:
-        self.c = self._coefficients(c)
-        self.settle()
-
     def shift(self, direction: int, eps: float) -> None:
         self._write(DirectionSum.over(self.pool, self._shifted(direction, eps)))
-
-    def move(self, direction: int, step: float) -> None:
-        self.c[direction] += np.float32(step)
 
     def settle(self) -> None:
         self._write(DirectionSum(self.pool, *self.pool.dense(self.c)))
@@ -100,16 +90,12 @@ class InPlace(Written):
         super().__init__(layout, pool)
         self.sums = [torch.zeros_like(base, dtype=torch.float32) for base in self.base]
 
-    def load(self, c: NDArray[np.floating]) -> None:
-        self.c = self._coefficients(c)
-        self.settle()
-
     def shift(self, direction: int, eps: float) -> None:
         self._write(DirectionSum(self.pool, *self.pool.select([direction], [eps])), self.sums)
 
     def move(self, direction: int, step: float) -> None:
         self._add(*self.pool.select([direction], [step]))
-        self.c[direction] += np.float32(step)
+        super().move(direction, step)
 
     def settle(self) -> None:
         for total in self.sums:
@@ -124,4 +110,4 @@ class InPlace(Written):
 
     def _add(self, directions: NDArray[np.uint32], coefficients: NDArray[np.float32]) -> None:
         tuned = zip(self.layout.tuned, self.sums, strict=True)
-        combine([Piece(entry.number, s, s) for entry, s in tuned], self.pool, directions, coefficients)
+        DirectionSum(self.pool, directions, coefficients).combine([Piece(entry.number, s, s) for entry, s in tuned])

@@ -47,7 +47,8 @@ class Layout:
             for name, tensor in module.named_parameters(recurse=False, remove_duplicate=False):
                 if tensor.numel():
                     full = f"{path}.{name}" if path else name
-                    named[full], owners[full] = tensor, (module, name)
+                    named[full] = tensor if isinstance(tensor, Lazy) else tensor.data
+                    owners[full] = module, name
         for name, tensor in named.items():
             if not isinstance(tensor, Lazy) and not tensor.is_contiguous():
                 raise FedKSeedError(f"the parameter {name} is a strided view; give it memory of its own: .contiguous()")
@@ -63,9 +64,7 @@ class Layout:
         chosen = {aliases[name] for name in named if any(fnmatchcase(name, pattern) for pattern in tuned)}
         names = sorted(first.values())
         places = {name: tuple({owners[a]: None for a in sorted(named) if aliases[a] == name}) for name in names}
-        self.entries = [
-            TensorEntry(k, name, _data(named[name]), name in chosen, places[name]) for k, name in enumerate(names)
-        ]
+        self.entries = [TensorEntry(k, name, named[name], name in chosen, places[name]) for k, name in enumerate(names)]
         self.tuned = [entry for entry in self.entries if entry.tuned]
         if not self.tuned:
             raise FedKSeedError("the model has no tuned tensors; give patterns of parameter names, or '*' for all")
@@ -117,10 +116,6 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     rows, step = tensor.shape[0], max(1, TILE // tensor.shape[1:].numel())
     for first in range(0, rows, step):
         yield tensor.rows(first, min(first + step, rows)).cpu().view(-1)
-
-
-def _data(tensor: Tensor) -> Tensor:
-    return tensor if isinstance(tensor, Lazy) else tensor.data
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:

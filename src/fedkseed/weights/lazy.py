@@ -6,8 +6,9 @@ level of PyTorch's functions, so no module and no architecture has code of its o
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,26 +34,25 @@ class TensorSource(Protocol):
         ...
 
 
-@runtime_checkable
-class UsableWithoutValues(TensorSource, Protocol):
-    """The origin of a tensor that operations can use without its values."""
+class UsableWithoutValues(ABC):
+    """A `TensorSource` whose tensor operations can use without its values."""
 
     @property
+    @abstractmethod
     def examples(self) -> int | None:
         """The number of examples that each have a tensor of their own; None: all have the same."""
-        ...
 
+    @abstractmethod
     def linear(self, x: Tensor, bias: Tensor | None, turned: bool = False) -> Tensor:
         """The layer's output W x + b; or Wᵀ x + b, of a layer that keeps its matrix as (inputs, outputs)."""
-        ...
 
+    @abstractmethod
     def look_up(self, rows: Tensor, padding: int | None) -> Tensor:
-        """Some rows of W; the row `padding` has no gradient, as in F.embedding."""
-        ...
+        """Some rows of W, shape (…, columns); the row `padding` has no gradient, as in F.embedding."""
 
+    @abstractmethod
     def values(self, beside: Tensor | None = None) -> Tensor:
         """All of W, with a gradient where one is wanted, for an operation on the activations `beside`."""
-        ...
 
 
 class Workspace:
@@ -136,9 +136,11 @@ class Lazy(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func not in WITHOUT_READING:
-            if (isinstance(args[0] if args else None, Lazy) and _writes(func)) or isinstance(kwargs.get("out"), Lazy):
+            name = getattr(func, "__name__", str(func))
+            writes = name in ("__setitem__", "__set__") or (name.endswith("_") and not name.startswith("__"))
+            if (writes and args and isinstance(args[0], Lazy)) or isinstance(kwargs.get("out"), Lazy):
                 raise FedKSeedError(
-                    f"{getattr(func, '__name__', func)} would write to weights that exist only while they are used: "
+                    f"{name} would write to weights that exist only while they are used: "
                     "set [model] mode = 'materialized' (and storage = 'dense') in the recipe, or mode='materialized' "
                     "of hold(); of an adapter's model, call fedkseed.weights.lazy.densify(model) first"
                 )
@@ -150,10 +152,8 @@ class Lazy(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             if func in WITHOUT_READING:
                 return func(*args, **kwargs)
-            if func is functional.linear:
-                return linear(*args, **kwargs)
-            if func is functional.embedding and _plain_look_up(*args, **kwargs):
-                return look_up(*args, **kwargs)
+            if func in (functional.linear, functional.embedding):
+                return BY_SOURCE[func](*args, **kwargs)
             # Any other function gets a tensor that lives as long as it is used: its result may be a view of it.
             beside = next((value for value in args if type(value) is Tensor), None) if func in ELEMENTWISE else None
             return func(*_with_values(args, beside), **_with_values(kwargs))
@@ -180,32 +180,15 @@ def densify(model: nn.Module) -> None:
 
 
 # Attributes and functions that need no values of any lazy tensor.
+ATTRIBUTES = """shape dtype device layout ndim itemsize nbytes grad grad_fn requires_grad is_leaf is_cpu is_cuda is_mps
+is_xpu is_meta is_quantized is_sparse is_mkldnn is_nested"""
+METHODS = """size dim ndimension numel nelement element_size stride is_contiguous is_floating_point is_complex
+is_inference get_device storage_offset __len__ requires_grad_ __repr__ __hash__"""
 WITHOUT_READING = {
-    *(
-        getattr(Tensor, name).__get__
-        for name in (
-            "shape", "dtype", "device", "layout", "ndim", "itemsize", "nbytes", "grad", "grad_fn",
-            "requires_grad", "is_leaf", "is_cpu", "is_cuda", "is_mps", "is_xpu", "is_meta", "is_quantized", "is_sparse",
-            "is_mkldnn", "is_nested",
-        )
-    ),
-    *(
-        getattr(Tensor, name)
-        for name in (
-            "size", "dim", "ndimension", "numel", "nelement", "element_size", "stride", "is_contiguous",
-            "is_floating_point", "is_complex", "is_inference", "get_device", "storage_offset", "__len__",
-            "requires_grad_", "__repr__", "__hash__",
-        )
-    ),
-    torch.is_floating_point,
-    torch.is_complex,
-    torch.numel,
-}  # fmt: skip
-
-
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.startswith("__"))
+    *(getattr(Tensor, name).__get__ for name in ATTRIBUTES.split()),
+    *(getattr(Tensor, name) for name in METHODS.split()),
+    *(torch.is_floating_point, torch.is_complex, torch.numel),
+}
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # noqa: A002 — the names of F.linear
@@ -219,19 +202,16 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return weight.source.linear(x, bias)
     backward = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     if backward or weight.recorded or weight.ndim != 2 or torch.is_autocast_enabled(x.device.type):
-        return functional.linear(
-            x, weight.values_for(), bias
-        )  # may live on, for the backward pass or in autocast's cache
+        # may live on, for the backward pass or in autocast's cache
+        return functional.linear(x, weight.values_for(), bias)
     rows, columns = weight.shape
     step = max(1, TILE // columns)
     if rows <= step:
         return functional.linear(x, weight.rows(0, rows), bias)
-    flat = x.reshape(-1, columns)
-    out = x.new_empty(*x.shape[:-1], rows)
-    places = out.view(-1, rows)
+    flat, out = x.reshape(-1, columns), x.new_empty(*x.shape[:-1], rows)
     for first in range(0, rows, step):
         last = min(first + step, rows)
-        part, place = weight.rows(first, last).t(), places[:, first:last]
+        part, place = weight.rows(first, last).t(), out.view(-1, rows)[:, first:last]
         if bias is None:
             torch.mm(flat, part, out=place)
         else:
@@ -248,47 +228,30 @@ def addmm(bias: Tensor, x: Tensor, weight: Tensor, **more: Any) -> Tensor:
     return (by_example + _with_values(bias, by_example)).view(y.shape)
 
 
-def layer_norm(
-    input: Tensor,  # noqa: A002 — the names of F.layer_norm
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
+def layer_norm(input: Tensor, normalized_shape: Any, weight: Any = None, bias: Any = None, eps: float = 1e-5) -> Tensor:  # noqa: A002
     """Normalised activations times a vector, plus one; either may be another one for each example."""
-    shape: Any = normalized_shape
     times, plus = _with_values(weight, input), _with_values(bias, input)
-    if all(vector is None or vector.ndim <= len(shape) for vector in (times, plus)):
-        return functional.layer_norm(input, shape, times, plus, eps)
-    y = functional.layer_norm(input, shape, None, None, eps)
+    if all(vector is None or vector.ndim <= len(normalized_shape) for vector in (times, plus)):
+        return functional.layer_norm(input, normalized_shape, times, plus, eps)
+    y = functional.layer_norm(input, normalized_shape, None, None, eps)
     y = y if times is None else y * times
     return y if plus is None else y + plus
 
 
-def look_up(
-    input: Tensor,  # noqa: A002 — the names of F.embedding
-    weight: Tensor,
-    padding_idx: int | None = None,
-    *more: Any,
-    **named: Any,
-) -> Tensor:
+def look_up(input: Tensor, weight: Tensor, padding_idx: Any = None, *more: Any, **named: Any) -> Tensor:  # noqa: A002
     """Rows of an embedding table; each row that occurs is made once."""
-    if not isinstance(weight, Lazy):
-        return functional.embedding(input, weight, padding_idx, *more, **named)
-    if isinstance(weight.source, UsableWithoutValues):
+    if isinstance(weight, Lazy) and isinstance(weight.source, UsableWithoutValues):
         return weight.source.look_up(input, padding_idx)
+    max_norm = more[0] if more else named.get("max_norm")
+    if not isinstance(weight, Lazy) or max_norm is not None or weight.recorded:
+        return functional.embedding(input, _with_values(weight), padding_idx, *more, **named)
     used, places = torch.unique(input, return_inverse=True)
     table = weight.workspace.borrow((used.numel(), weight.shape[1]), weight)
     weight.source.read([(row * weight.shape[1], out) for row, out in zip(used.tolist(), table, strict=True)])
     return table[places]
 
 
-def _plain_look_up(input: Any, weight: Any, padding_idx: Any = None, max_norm: Any = None, *_: Any, **__: Any) -> bool:  # noqa: A002
-    """Whether a call of F.embedding reads rows and does nothing else."""
-    return isinstance(weight, Lazy) and max_norm is None and not weight.recorded
-
-
-def _lazies(values: Any) -> Any:
+def _lazies(values: Any) -> Iterator[Lazy]:
     for value in values:
         if isinstance(value, Lazy):
             yield value

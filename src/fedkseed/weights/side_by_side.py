@@ -17,12 +17,7 @@ class SideBySide:
 
     def __init__(self) -> None:
         self._calls: list[greenlet] = []
-        self._caller: greenlet | None = None
-
-    @property
-    def running(self) -> bool:
-        """Whether calls are on their way."""
-        return self._caller is not None
+        self.caller: greenlet | None = None  # of `run`, while calls are on their way
 
     def run(
         self,
@@ -41,7 +36,7 @@ class SideBySide:
         if any(call.dead or call.parent is not caller for call in self._calls):  # after an error, or in another thread
             self._calls = []
         self._calls += [_waiting(caller) for _ in range(count - len(self._calls))]
-        self._caller = caller
+        self.caller = caller
         resume: dict[int, Any] = dict.fromkeys(range(count), function)  # by call: what it is resumed with
         values: dict[int, Value] = {}
         with torch.inference_mode():  # around all calls, also their ends: each would leave it in the others' turns
@@ -54,7 +49,7 @@ class SideBySide:
                         (values if ended else questions)[number] = content
                     resume = dict(zip(questions, answer([*questions.values()]), strict=True))
             finally:
-                self._caller = None
+                self.caller = None
                 for number, call in enumerate(self._calls[:count]):
                     if number not in values and not call.dead:
                         call.throw()  # ends it, with its `finally` blocks
@@ -62,7 +57,7 @@ class SideBySide:
 
     def ask(self, question: Any = None) -> Any:
         """Inside a call: let the others go on to their questions, and return the answer to this one; else None."""
-        return None if self._caller is None else self._caller.switch((False, question))
+        return None if self.caller is None else self.caller.switch((False, question))
 
 
 def _waiting(caller: greenlet) -> greenlet:

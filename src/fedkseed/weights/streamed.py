@@ -14,7 +14,7 @@ from torch import Tensor
 from ..directions import Pool
 from ..directions.operations import DirectionSum, Piece
 from ..errors import FedKSeedError
-from .base import NO_TERMS, OnGradient, Pooled, projected_gradient
+from .base import NO_TERMS, Pooled
 from .layout import Layout, TensorEntry, digest
 from .lazy import Lazy, Workspace
 from .side_by_side import SideBySide, Value
@@ -36,20 +36,13 @@ class Unwritten(Pooled):
         self.made = 0
         self._installed = False
         self._workspace = Workspace()
-        self._side_by_side = SideBySide()
+        self.side_by_side = SideBySide()
         self._lazy = [Lazy(TunedSource(entry, self), self._workspace) for entry in layout.tuned]
         self._places = [entry.places for entry in layout.tuned]
         self._original = [[module._parameters[name] for module, name in places] for places in self._places]
 
-    def load(self, c: NDArray[np.floating]) -> None:
-        self.c = self._coefficients(c)
-        self.settle()
-
-    def move(self, direction: int, step: float) -> None:
-        self.c[direction] += np.float32(step)
-
     def both(self, direction: int, eps: float, loss: Callable[[], Value]) -> tuple[Value, Value]:
-        above, below = self.points([self._shifted(direction, sign * eps) for sign in (1, -1)], loss)
+        above, below = self.points([self._shifted(direction, eps), self._shifted(direction, -eps)], loss)
         return above, below
 
     @abstractmethod
@@ -119,7 +112,7 @@ class Streamed(Unwritten):
         def before_turn(number: int) -> None:
             self.sum = sums[number]
 
-        return self._side_by_side.run(loss, len(sums), before_turn)
+        return self.side_by_side.run(loss, len(sums), before_turn)
 
     def _change_places(self) -> None:
         """Let the other points of a step catch up before an operation on lazy tensors.
@@ -127,16 +120,13 @@ class Streamed(Unwritten):
         The last operation makes the logits, which are large. The points do not change places after it, so that only
         one set of logits exists at a time.
         """
-        if self._side_by_side.running:
+        if self.side_by_side.caller is not None:
             if torch.is_autocast_enabled(self.layout.tuned[0].tensor.device.type):
                 raise FedKSeedError("a loss can't use autocast while weights are streamed: hold the model in the type")
-            self._side_by_side.ask()
-
-    def gradient(self, loss: Callable[[], Tensor]) -> tuple[float, NDArray[np.float64]]:
-        return projected_gradient(self.pool, loss, self._trainable)
+            self.side_by_side.ask()
 
     @contextmanager
-    def _trainable(self, on_gradient: OnGradient) -> Iterator[None]:
+    def _trainable(self, on_gradient: Callable[[int, Tensor], None]) -> Iterator[None]:
         self._install()
         numbers = {id(lazy): entry.number for lazy, entry in zip(self._lazy, self.layout.tuned, strict=True)}
         tied = {entry.number for entry in self.layout.tuned if len(entry.places) > 1}
@@ -144,12 +134,11 @@ class Streamed(Unwritten):
 
         def make_leaf(lazy: Lazy) -> Tensor:
             number = numbers[id(lazy)]
-            if number in leaves:
-                return leaves[number]
-            leaf = lazy.whole().requires_grad_(True)
-            leaf.register_post_accumulate_grad_hook(partial(on_gradient, number))
-            if number in tied:
-                leaves[number] = leaf
+            if (leaf := leaves.get(number)) is None:
+                leaf = lazy.whole().requires_grad_(True)
+                leaf.register_post_accumulate_grad_hook(partial(on_gradient, number))
+                if number in tied:
+                    leaves[number] = leaf
             return leaf
 
         self._workspace.make_leaf = make_leaf
