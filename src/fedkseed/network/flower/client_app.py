@@ -8,7 +8,7 @@ worker's (network/protocol/client).
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -20,8 +20,6 @@ from ..protocol.client.worker_process import ask_worker, stop_worker
 from ..protocol.envelope import Code, Reply, Status
 from .messages import numbered, packed, unpacked
 
-Answer: TypeAlias = Callable[[bytes, Context], bytes]  # bytes of a task, Flower's facts of the client -> of a reply
-
 # All keys of --node-config. Flower's simulation sets the first two itself.
 KEYS = {
     "partition-id", "num-partitions", "data", "state", "model", "device", "policy", "basis", "members", "key", "ca",
@@ -29,8 +27,8 @@ KEYS = {
 }  # fmt: skip
 
 
-def client_app(answer: Answer) -> ClientApp:
-    """A ClientApp that answers tasks by a given function."""
+def client_app(answer: Callable[[bytes, Context], bytes]) -> ClientApp:
+    """A ClientApp that answers tasks by a function of a task's bytes and Flower's facts of the client."""
     answering = ClientApp()
 
     @answering.train()

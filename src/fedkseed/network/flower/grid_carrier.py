@@ -19,15 +19,12 @@ class GridCarrier:
 
     Flower's id of a SuperNode says nothing about whose rows it has, and may be another after a restart. So each id that
     is new is asked once for its number, the `partition-id` of its --node-config.
-
-    Args:
-        note: takes lines for whoever runs the server.
     """
 
     name, largest = "Flower", MAX_MESSAGE
 
     def __init__(self, grid: Grid, note: Callable[[str], object]) -> None:
-        self.grid, self.note = grid, note
+        self.grid, self.note = grid, note  # the latter takes lines for whoever runs the server
         self._node_of: dict[int, int] = {}  # client -> SuperNode; the last that has said this number
         self._client_of: dict[int, int] = {}  # SuperNode -> client
         self._questions: dict[str, int] = {}  # id of a question -> SuperNode
@@ -41,9 +38,8 @@ class GridCarrier:
         if unknown:
             questions = [Message(packed(b""), node, MessageType.QUERY, **about) for node in unknown]
             self._questions |= zip(self.grid.push_messages(questions), unknown, strict=True)
-        if self._questions:
-            for message in self.grid.pull_messages([*self._questions]):
-                self._hear(message)
+        for message in self.grid.pull_messages([*self._questions]) if self._questions else ():
+            self._hear(message)
         return sorted(client for client, node in self._node_of.items() if node in connected)
 
     def send(self, parcels: Sequence[Parcel]) -> list[str | None]:
@@ -59,7 +55,7 @@ class GridCarrier:
 
     def arrived(self, keys: Collection[str]) -> list[Arrival]:
         arrivals = [self._arrival(message) for message in self.grid.pull_messages([*keys])]
-        for key in [*keys]:
+        for key in keys:
             client, node = self._tasks.get(key, (None, None))
             if client is not None and self._node_of[client] != node:  # the SuperLink would say so after a minute
                 del self._tasks[key]

@@ -27,10 +27,7 @@ def main(grid: Grid, context: Context) -> None:
     """Carry out the remaining rounds of the run that Flower's run configuration names.
 
     Its values: `recipe`, a file; `run`, the directory of the run; `certs`, the directory of `fedkseed certs`, or "" for
-    tasks and answers without signatures. All lie on the machine of the SuperLink.
-
-    Raises:
-        FedKSeedError: the recipe can't be followed, or the run can't go on; all finished rounds are kept.
+    tasks and answers without signatures. All lie on the machine of the SuperLink. All finished rounds are kept.
     """
     recipe, run, keys = (str(context.run_config.get(name, "")) for name in ("recipe", "run", "certs"))
     if not recipe or not run:

@@ -3,7 +3,7 @@
 Ray shares the clients out over processes (`[clients] at_once` of them), each with a model of its own.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from importlib.util import find_spec
 from os import environ
@@ -89,9 +89,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
             "process to process: use --engine own"
         )
     count, app, outcome = len(simulation.shares.clients), ServerApp(), list[Result | BaseException]()
-
-    created = Store.create(directory, recipe.to_toml())
-    with created as store, copies.copying(directory), now.shown_in(directory):
+    with Store.create(directory, recipe.to_toml()) as store, copies.copying(directory), now.shown_in(directory):
         kept_secret(recipe, directory, simulation.secret)
 
         @app.main()
@@ -101,11 +99,7 @@ def run(recipe: Recipe, directory: Path, progress: Progress, trackers: Collectio
                 carrier, numbers = GridCarrier(grid, now.note), ClientNumbers(directory, count)
                 text, options = recipe.to_toml().encode(), NetworkTable(deadline=DAY, attempts=1)
                 remote = RemoteClients(carrier, numbers, text, count, options, now)
-
-                def carry(sent: Mapping[int, bytes]) -> Iterable[tuple[int, bytes]]:
-                    return remote.transport(len(store.reports()), sent, len(sent), lambda client, reply: None)
-
-                simulation.carry = carry
+                simulation.carry = lambda sent: remote.transport(len(store.reports()), sent, len(sent), lambda *_: None)
                 remote.gather()
                 outcome.append(work(store, simulation.federation))
             except BaseException as error:

@@ -32,7 +32,7 @@ SKEW = timedelta(hours=1)  # certificates begin this long before they are made: 
 
 
 def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: datetime | None = None) -> list[Path]:
-    """Make the missing keys and certificates of a federation; existing files are never overwritten.
+    """Make the missing keys and certificates of a federation, and return them; files are never overwritten.
 
     Args:
         clients: number of clients that have a public key in the end; whoever makes the private keys here could act as
@@ -40,9 +40,6 @@ def make(directory: Path, clients: int, hosts: Sequence[str], days: int, now: da
         hosts: names and addresses under which clients reach the server; needed if there is no certificate yet.
         days: number of days for which the server's certificate is valid. To renew it, remove server.pem and
             server.key first. The authority is valid for ten years, and clients need nothing new until then.
-
-    Returns:
-        The files made.
 
     Raises:
         FedKSeedError: the directory can't be written, a pair of files is incomplete, the server's certificate is for
@@ -151,9 +148,6 @@ def sign(directory: Path, number: int, hosts: Sequence[str], days: int, now: dat
 
     Args:
         hosts: names and addresses under which others reach the client; none, if it only dials them.
-
-    Raises:
-        FedKSeedError: ca.key or the client's public key is missing, the authority has expired, or the file exists.
     """
     path, made = directory / f"client-{number}.pub", directory / f"client-{number}.pem"
     for needed in (path, directory / "ca.key", directory / "ca.pem"):

@@ -155,8 +155,7 @@ class Task:
             )
         certified = recipe + certificate
         ends = (0, recipe, certified, certified + LINK * count, len(rest) - fixed, len(rest) - TASK.size)
-        parts = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
-        text, proof, links, message, signature = parts
+        text, proof, links, message, signature = (bytes(rest[TASK.size + a : TASK.size + b]) for a, b in pairwise(ends))
         about = nonce, issued, proof, since, links, head, stem
         return cls(client, seconds, digest, text, message, *about, signature, number == KEEP)
 

@@ -5,6 +5,7 @@ stands as the comment in the line of its public file: `ecdsa-sha2-nistp256 AAAAâ
 """
 
 import hashlib
+import re
 from pathlib import Path
 
 from cryptography.hazmat.primitives import hashes
@@ -34,12 +35,8 @@ def masking_comment(identity: ec.EllipticCurvePrivateKey) -> str:
 
 def masking_key_in(line: str) -> bytes | None:
     """The public X25519 key in a line of OpenSSH's format; None if its comment holds none."""
-    words = [word.removeprefix(COMMENT) for word in line.split() if word.startswith(COMMENT)]
-    try:
-        key = bytes.fromhex(words[0]) if words else b""
-    except ValueError:
-        return None
-    return key if len(key) == KEY else None
+    found = re.search(rf"(?<!\S){COMMENT}([0-9A-Fa-f]{{{2 * KEY}}})(?!\S)", line)
+    return bytes.fromhex(found[1]) if found else None
 
 
 def note_masked(directory: Path, run: bytes, round_: int, leg: str, value: bytes) -> None:

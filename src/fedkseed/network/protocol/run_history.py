@@ -47,14 +47,10 @@ class RunHistory:
         self._runs = read_history(self.path) if self.path.exists() else {}
 
     def follow(self, task: Task) -> bool:
-        """Check a task's history against the one that is known, and keep its head.
+        """Refuse a task with another history, number or recipe than its run had before; else keep its head.
 
         Returns:
             Whether the task has the links that are needed; else the server has to send all of them.
-
-        Raises:
-            FedKSeedError: the task's history is another than the one that is known, or it is for another number or
-                with another recipe than the run's tasks before, or of a run for which there is no room.
         """
         links = [task.links[at : at + LINK] for at in range(0, len(task.links), LINK)]
         known = self._runs.get(task.nonce.hex())

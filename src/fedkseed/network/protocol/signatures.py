@@ -90,8 +90,7 @@ def private_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """The private key in a file, in PEM or OpenSSH's format; only the curve P-256 is taken, and no locked key."""
     with border(f"can't read {path}"):
         data = path.read_bytes()
-    openssh = b"BEGIN OPENSSH" in data
-    load = serialization.load_ssh_private_key if openssh else serialization.load_pem_private_key
+    load = serialization.load_ssh_private_key if b"BEGIN OPENSSH" in data else serialization.load_pem_private_key
     try:
         return _on_p256(load(data, None), path, ec.EllipticCurvePrivateKey)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
@@ -135,11 +134,9 @@ class ServerSigning:
 
     @staticmethod
     def write(folder: Path, certs: Path, clients: Sequence[str]) -> None:
-        """Write down in a transport's folder which files sign, and the public keys that are registered.
+        """Write down in a transport's folder which files sign, and the public keys by number; "" for a removed one.
 
-        Args:
-            clients: public keys by number; empty for a client whose key was removed. Keys that were replaced are kept
-                as `former` ones: by them, uploads of earlier rounds are verified.
+        Keys that were replaced are kept as `former` ones: by them, uploads of earlier rounds are verified.
         """
         former: list[list[str]] = [[] for _ in clients]
         if (folder / SIGNING).exists():

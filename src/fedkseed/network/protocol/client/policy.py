@@ -7,7 +7,7 @@ Without a file the defaults below hold; recipes/policy.toml has all of them.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import ge, le
+from operator import contains, ge, le
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -101,29 +101,27 @@ class Policy(Table):
     def require(self, recipe: Recipe) -> None:
         """Refuse a recipe that asks for more than the owner allows; the text names its key and the policy's."""
         rows, work, data, training = self.data, self.training, recipe.data, recipe.training
-        own, epochs = recipe.derivatives.steps, training.epochs or 0
-        asking: list[tuple[str, Any, Callable[[Any, Any], bool], Any, str]] = [
-            ("[data] columns", data.columns, _within, [{}, rows.columns], "columns"),
-            ("[data] held_out", data.held_out, _within, rows.held_out, "held_out"),
-            *(
-                ("[evaluation.sets] held_out", category, _within, rows.held_out, "held_out")
-                for category in recipe.evaluation.categories
-            ),
-            ("[data] template", data.template, _within, rows.templates, "templates"),
-            ("[data] separator", data.separator, _within, rows.separators, "separators"),
-            ("[data] max_tokens", data.max_tokens, le, rows.max_tokens, "max_tokens"),
-            ("[training] algorithm", training.algorithm, _within, work.algorithms, "algorithms"),
-            ("[training] batch_size", training.batch_size, ge, work.min_batch_size, "min_batch_size"),
-            ("[training] steps", min(training.steps, own or training.steps), ge, work.min_steps, "min_steps"),
-            ("[training] batch_size", training.batch_size, le, work.max_batch_size, "max_batch_size"),
-            ("[training] steps", max(training.steps, own or 0, epochs), le, work.max_steps, "max_steps"),
-            ("[training] probes", training.probes, le, work.max_probes, "max_probes"),
-            ("[training] rounds", training.rounds, le, work.max_rounds, "max_rounds"),
-            ("numbers of an answer", numbers_of(recipe), le, work.max_numbers, "max_numbers"),
+        own, further = recipe.derivatives.steps, recipe.evaluation.categories
+        least, most = min(training.steps, own or training.steps), max(training.steps, own or 0, training.epochs or 0)
+        limits: list[tuple[str, Any, Callable[[Any, Any], bool], Any, str]] = [
+            ("[data] columns", [{}, rows.columns], contains, data.columns, "columns"),
+            ("[data] held_out", rows.held_out, contains, data.held_out, "held_out"),
+            *(("[evaluation.sets] held_out", rows.held_out, contains, name, "held_out") for name in further),
+            ("[data] template", rows.templates, contains, data.template, "templates"),
+            ("[data] separator", rows.separators, contains, data.separator, "separators"),
+            ("[data] max_tokens", rows.max_tokens, ge, data.max_tokens, "max_tokens"),
+            ("[training] algorithm", work.algorithms, contains, training.algorithm, "algorithms"),
+            ("[training] batch_size", work.min_batch_size, le, training.batch_size, "min_batch_size"),
+            ("[training] steps", work.min_steps, le, least, "min_steps"),
+            ("[training] batch_size", work.max_batch_size, ge, training.batch_size, "max_batch_size"),
+            ("[training] steps", work.max_steps, ge, most, "max_steps"),
+            ("[training] probes", work.max_probes, ge, training.probes, "max_probes"),
+            ("[training] rounds", work.max_rounds, ge, training.rounds, "max_rounds"),
+            ("numbers of an answer", work.max_numbers, ge, numbers_of(recipe), "max_numbers"),
         ]
-        for name, asked, fits, allowed, key in asking:
-            if not fits(asked, allowed):
-                raise _refusal(name, asked, f"{key} = {list(allowed) if fits is _within else allowed}")
+        for name, allowed, fits, asked, key in limits:
+            if not fits(allowed, asked):
+                raise _refusal(name, asked, f"{key} = {list(allowed) if fits is contains else allowed}")
         if work.masked and recipe.secure is None:
             raise _refusal("uploads without masks, [secure]", None, "masked = true")
         if work.epsilon is not None:
@@ -211,10 +209,6 @@ class RowView:
         held_out = ", ".join(map(str, (data.held_out, *recipe.evaluation.categories)))
         rows = held_out, data.template, data.separator, data.protocol, data.max_tokens
         return cls(*rows, training.algorithm, training.objective, str(recipe.pool), str(recipe.model.tuned))
-
-
-def _within(asked: Any, allowed: Any) -> bool:
-    return asked in allowed
 
 
 def _refusal(name: str, asked: object, allowed: str) -> FedKSeedError:

@@ -16,19 +16,15 @@ PRIVACY_SPENT = "privacy.json"  # in the directory of a client
 def spend_privacy(
     directory: Path, run: bytes, asked: bytes, amount: float, epsilon: float | None, delta: float
 ) -> float:
-    """Note an answer before it leaves this machine; the second leg of a round, or a repeated task, costs nothing.
+    """Note an answer before it leaves this machine, and return ε of all answers so far.
+
+    The second leg of a round, or a repeated task, costs nothing. What would be too much is refused, and not noted.
 
     Args:
         directory: of the client, with its account: run -> broadcast -> 1 / noise² of the answer.
         asked: digest of the broadcast: another one of the same round has another answer.
         amount: 1 / noise² of the answer.
         epsilon: the most that all answers together may spend, at `delta`; None: no limit.
-
-    Returns:
-        ε of all answers so far.
-
-    Raises:
-        FedKSeedError: more would be spent than is allowed, and nothing is noted; or the file can't be read.
     """
     from ....secure.accounting import epsilon_of
 

@@ -66,17 +66,13 @@ class TaskHandler:
         self.follow, self.signing, self.disclose, self.remembers = follow, signing, disclose, remembers
         self._digest = b""
         self._follower: RecipeFollower | None = None
-        # The key of the last task, and the reply to it.
-        self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = None
+        self._last: tuple[tuple[int, bytes, bool, bytes], Reply] | None = None  # key of the last task, the reply to it
 
     def reply(self, data: bytes, gone: Callable[[], bool] = lambda: False) -> Reply:
         """The reply to a task; a refusal is a reply, too.
 
-        Args:
-            gone: whether the process that waits for the reply is gone; called after every local step.
-
-        Raises:
-            AbandonedError: that process is gone, or the task's time is over.
+        Where the process that waits for it is `gone`, as is seen after every local step, or the task's time is over,
+        the work ends with an `AbandonedError`.
         """
         begin = time.monotonic()
         try:
@@ -121,8 +117,8 @@ class TaskHandler:
 
     def afterwards(self) -> None:
         """Do what nobody but the client's owner waits for, after the reply was sent."""
-        if self._follower is not None:
-            try:
+        try:
+            if self._follower is not None:
                 self._follower.afterwards()
-            except Exception:  # as for a full disk: the next task is answered all the same
-                log(f"the client's own evaluation has failed: {traceback.format_exc()}")
+        except Exception:  # as for a full disk: the next task is answered all the same
+            log(f"the client's own evaluation has failed: {traceback.format_exc()}")

@@ -21,7 +21,6 @@ from ....data.held_out import HeldOut
 from ....errors import FedKSeedError
 from ....evaluation.metrics import metrics_of
 from ....evaluation.statistics import Evaluation, gain
-from ....local.work import LocalWork
 from ....recipe.basis_digest import with_basis
 from ....recipe.schema import Recipe
 from ....round import answer
@@ -64,7 +63,7 @@ class TrainingClient:
     keeps: Path | None = None  # file for the tuned model of a finished run; None: it is not written
     begun: float | None = None  # when the task began that has brought the recipe; None: that task is over
     _broadcast: bytes | None = None  # the last one, where the next may come as a difference to it
-    _later: Callable[[], object] | None = None  # what the client's owner waits for, and no server
+    _later: Callable[[], object] = lambda: None  # what the client's owner waits for, and no server
 
     def answer(
         self, task: Task, on_step: Callable[[float], None], bound: Callable[[bytes], None] = lambda digest: None
@@ -106,9 +105,8 @@ class TrainingClient:
 
     def afterwards(self) -> None:
         """Do what only the client's owner waits for, once the answer was sent."""
-        later, self._later = self._later, None
-        if later is not None:
-            later()
+        later, self._later = self._later, lambda: None
+        later()
 
     def _require_allowed(self, task: Task, message: Any) -> None:
         """Refuse a message for another client, model, round or cohort than the recipe's, or for other steps."""
@@ -118,12 +116,27 @@ class TrainingClient:
         with refusing(Code.MODEL):
             Run(weights.pool, weights.base_digest).require(message.run)
         inside = decode(message.broadcast, Broadcast) if isinstance(message, Secured) else message
-        _require_recipes_steps(inside, self.recipe, self.setup.strategy.settings.work(False))
+        self._require_recipes_steps(inside)
         _require_drawn(task.client, message, self.recipe, count)
         if task.done >= 0 and message.round != task.done:
             raise FedKSeedError(
                 f"the message is of round {message.round}, the history of its task has {task.done} rounds"
             )
+
+    def _require_recipes_steps(self, message: Any) -> None:
+        """Refuse a message for other steps than those of its recipe, on which the owner's policy was applied."""
+        rounds, training = self.recipe.training.rounds, self.recipe.training
+        if message.round >= rounds:
+            raise FedKSeedError(f"the recipe has {rounds} rounds, and the message is of round {message.round + 1}")
+        if isinstance(message, Broadcast):
+            local = self.setup.strategy.settings.work(False)
+            asked = message.steps, message.probes, message.wire, message.lr, message.eps, message.clip
+            steps = training.steps, training.probes, training.wire or "compact"
+            expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
+            if asked != expected:
+                raise FedKSeedError(
+                    f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
+                )
 
     def _spend(self, run: bytes, asked: bytes) -> None:
         """Note what the answer to a broadcast spends, if its recipe has [privacy]; refuse more than is allowed."""
@@ -175,10 +188,8 @@ class TrainingClient:
         """Take over the tuned model of a finished run, and write it as an adapter; nothing is trained.
 
         The history binds the model of the last round, so that all clients get the same. That of an earlier one, which
-        the server's [evaluation] best has chosen, is the server's word.
-
-        Returns:
-            What the server is sent of the client's gain: mostly nothing.
+        the server's [evaluation] best has chosen, is the server's word. Returns what is sent of the gain: mostly
+        nothing.
         """
         setup = self.setup
         message = decode(task.message, setup.strategy.client.message, Broadcast)
@@ -271,21 +282,6 @@ def broadcast_digest(message: Any, encoded: bytes) -> bytes:
     if isinstance(message, Survivors):
         return message.broadcast
     return chain.digest(message.broadcast if isinstance(message, Secured) else encoded)
-
-
-def _require_recipes_steps(message: Any, recipe: Recipe, local: LocalWork) -> None:
-    """Refuse a message for other steps than those of its recipe, on which the owner's policy was applied."""
-    training = recipe.training
-    if message.round >= training.rounds:
-        raise FedKSeedError(f"the recipe has {training.rounds} rounds, and the message is of round {message.round + 1}")
-    if isinstance(message, Broadcast):
-        asked = message.steps, message.probes, message.wire, message.lr, message.eps, message.clip
-        steps = training.steps, training.probes, training.wire or "compact"
-        expected = *steps, local.learning_rate(message.round), local.eps, float(np.float32(local.clip))
-        if asked != expected:
-            raise FedKSeedError(
-                f"the message asks for steps, probes, wire, lr, eps and clip {asked}, its recipe says {expected}"
-            )
 
 
 def _require_drawn(client: int, message: Any, recipe: Recipe, count: int) -> None:

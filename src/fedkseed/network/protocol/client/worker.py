@@ -5,8 +5,6 @@
 The process that has the connection to the server loads no model; it hands each task to the worker and waits. A lock
 allows one worker a directory. It does one task at a time, and ends after some idle time. It gives up a task when the
 process that handed it in is gone, or when the task's time is over, because then nothing waits for the answer.
-
-A server gets an answer or a code. What went wrong, in full, is in the worker's log, for the client's owner.
 """
 
 import secrets

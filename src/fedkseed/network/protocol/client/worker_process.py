@@ -38,10 +38,7 @@ def ask_worker(task: bytes, directory: Path, begun: Callable[[GiveUp], object] =
     """Hand a task to the worker of a client's directory, and return the reply.
 
     Where there is no answer, the server gets a code, and the reason goes to the worker's log: also of an error that
-    nobody foresaw, whose text the server would get.
-
-    Args:
-        begun: gets what gives the task up, once the worker has it.
+    nobody foresaw, whose text the server would get. Once the worker has the task, `begun` gets what gives it up.
     """
     status, code = Status.REFUSED, Code.WORKER
     try:

@@ -16,10 +16,7 @@ class ClientNumbers:
     Where node keys are registered (`register`), they fix the numbers. Else nodes get numbers as they connect.
 
     Args:
-        count: number of clients; default: the number of registered ones.
-
-    Raises:
-        FedKSeedError: there is neither a count nor a registered client, or the two numbers differ.
+        count: number of clients; None: that of the registered ones.
     """
 
     def __init__(self, directory: Path, count: int | None) -> None:
@@ -37,11 +34,7 @@ class ClientNumbers:
 
     @staticmethod
     def register(directory: Path, nodes: Sequence[int], revoked: Sequence[int] = ()) -> None:
-        """Fix the numbers of a run's clients: 0 for the first node.
-
-        Args:
-            revoked: clients whose keys were revoked; nobody waits for them.
-        """
+        """Fix the numbers of a run's clients: 0 for the first node. Nobody waits for those whose keys were revoked."""
         _write(directory / NUMBERS, {node: number for number, node in enumerate(nodes)}, True, revoked)
 
     @staticmethod

@@ -167,9 +167,6 @@ class RemoteClients:
             minimum: number of answers needed, or all if fewer are asked. Connected clients are waited for even if 0.
             check: raises `FedKSeedError` if an answer can't be used.
             whole: by client: the message that a difference in `sent` restores, which is what a client signs.
-
-        Raises:
-            FedKSeedError: fewer clients than the minimum have answered after all attempts, or a message is too large.
         """
         minimum = min(minimum, len(sent))
         return self._exchange(Exchange(round_, self._awake(round_, sent, minimum), whole or sent, minimum), check)
@@ -180,18 +177,11 @@ class RemoteClients:
         return awake if len(awake) >= max(minimum, 1) else sent
 
     def hand_out(self, done: int, message: bytes, measuring: bool = False) -> dict[int, GainSum | None]:
-        """Send the connected clients the tuned model of a finished run, which each keeps in its directory.
+        """Send the connected clients the tuned model of a finished run, a broadcast to a newcomer, which each keeps.
 
         Nobody is needed: whoever does not answer within the grace of a round, or its deadline where clients measure,
-        gets it when the finished run is served again.
-
-        Args:
-            done: number of finished rounds.
-            message: a broadcast of the model, to a newcomer.
-            measuring: whether clients were asked for their gain.
-
-        Returns:
-            The clients that have kept it, each with its gain, if it has sent one.
+        gets it when the finished run is served again. Returns the clients that have kept it, each with its gain, if it
+        was asked for that and has sent it.
         """
 
         def check(client: int, reply: bytes) -> None:
@@ -242,8 +232,7 @@ class RemoteClients:
             owing = [client for client in exchange.sent if exchange.owes(client)]
             waiting = {task.client for task in self._tasks.values() if task.exchange == exchange.number}
             waiting.intersection_update(owing)
-            ready = self._ready(exchange, attempt, owing, waiting, now)
-            if ready:
+            if ready := self._ready(exchange, attempt, owing, waiting, now):
                 self._ask(exchange, attempt, ready, waiting, now)
             if not (waiting or ready):
                 if exchange.enough or exchange.complete:
@@ -351,10 +340,9 @@ class RemoteClients:
             self._online.pop(task.client, None)
         if arrival.trouble is not None:
             return Reply(Status.FAILED, text=arrival.trouble)
-        if arrival.node != task.node:
-            self._note_unusable(task.client, task.round)
-            return Reply(Status.FAILED, text=f"its reply is by node {arrival.node}, not {task.node}")
         try:
+            if arrival.node != task.node:
+                raise FedKSeedError(f"it is by node {arrival.node}, not {task.node}")
             if arrival.broken is not None:
                 raise FedKSeedError(arrival.broken)
             return Reply.decode(arrival.data)

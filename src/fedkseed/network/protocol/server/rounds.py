@@ -40,10 +40,6 @@ def federation(
     Args:
         signing: has the clients' keys for masked uploads.
         secret: of the noise that this server adds.
-
-    Raises:
-        FedKSeedError: the recipe can't be followed over a network, or its model or data can't be loaded; or uploads are
-            to be masked, and clients have no keys for that.
     """
     require_legal(recipe, Where.NETWORK)  # before code of the user's, which is not run over a network
     if recipe.secure is not None:
@@ -175,9 +171,7 @@ class NetworkRounds:
     def _two_legs(self, round_: Round[Any], least: int, needed: int) -> None:
         """A round of masked uploads; one that was stopped in its second leg goes on with that.
 
-        Args:
-            least: number of uploads by which the round counts.
-            needed: least number of answers in each leg, without which the masks stay on.
+        It counts with `least` uploads; without `needed` answers in each leg the masks stay on.
         """
         exchanges, signing = round_.exchanges(), self.remote.signing
         messages = next(exchanges)

@@ -35,9 +35,6 @@ def begin(file: Path, changes: Sequence[str], directory: Path, *places: Where) -
     Args:
         changes: values in place of those in the file, as `training.rounds=20`.
         places: of the server, whose rules hold beside those of a network.
-
-    Raises:
-        FedKSeedError: the recipe can't be followed over a network, or the directory holds a run of another.
     """
     wanted = with_network_defaults(own_recipe(file, changes)).absolute()
     require_legal(wanted, Where.NETWORK, *places)  # now, and not when the clients are there
