@@ -22,7 +22,8 @@ from fedkseed.directions import Pool
 from fedkseed.directions.factors import Basis, Factor, Matrix
 from fedkseed.models.load import STORAGES, load_model
 from fedkseed.models.loss import batch_loss, graph_loss, graph_losses
-from fedkseed.models.peft_adapters import Adapters, attach
+from fedkseed.models.peft_adapters import attach
+from fedkseed.recipe.schema import PeftTable
 from fedkseed.weights.base import Pooled
 from fedkseed.weights.factored import FactoredWeights
 from fedkseed.weights.layout import Layout
@@ -125,7 +126,7 @@ def lora(args: argparse.Namespace) -> Iterator[Row]:
 
 def adapted(model: nn.Module) -> nn.Module:
     """The model with LoRA of rank 8 in every linear layer, ready for its steps."""
-    tuned = attach(model, "lora", Adapters(rank=8, targets=LINEAR), 0)
+    tuned = attach(model, "lora", PeftTable(rank=8, targets=[*LINEAR]), 0)
     for name, parameter in tuned.named_parameters():
         parameter.requires_grad_("lora_" in name)
     return tuned

@@ -12,11 +12,19 @@ import torch
 from fedkseed import Broadcast, Client, FedKSeedError, Run, Upload, answer, decode, encode, hold, run_round, start
 from fedkseed.data.batches import Batch
 from fedkseed.models.loss import batch_loss, graph_loss, output_loss
-from fedkseed.models.peft_adapters import PATTERNS, Adapters, attach
+from fedkseed.models.peft_adapters import PATTERNS, attach
 from fedkseed.randomness import Purpose, draw_directions, generator
 from fedkseed.recipe.algorithms import ALGORITHMS, OUTPUT, algorithm_of
 from fedkseed.recipe.reading import parse
-from fedkseed.recipe.schema import ClientsTable, DerivativesTable, DirectionsTable, ModelTable, Recipe, TrainingTable
+from fedkseed.recipe.schema import (
+    ClientsTable,
+    DerivativesTable,
+    DirectionsTable,
+    ModelTable,
+    PeftTable,
+    Recipe,
+    TrainingTable,
+)
 from fedkseed.round import Round, decode_once
 from fedkseed.run.store import Store
 from fedkseed.strategies.replay import Replay
@@ -62,7 +70,7 @@ class Federation:
     def client(self, number: int) -> Client:
         model = tiny_llama().to(self.dtype)
         if self.algorithm.adapts:
-            model = attach(model, self.algorithm.tuned, Adapters(virtual_tokens=3), 1)
+            model = attach(model, self.algorithm.tuned, PeftTable(virtual_tokens=3), 1)
 
         def batches(round_: int):
             rng = generator(0, Purpose.BATCHES, round_, number)

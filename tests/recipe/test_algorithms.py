@@ -14,10 +14,11 @@ from fedkseed.cli import app
 from fedkseed.evaluation.evaluate import respond
 from fedkseed.evaluation.statistics import paired_change
 from fedkseed.models.load import load_tokenizer
-from fedkseed.models.peft_adapters import Adapters, attach
+from fedkseed.models.peft_adapters import attach
 from fedkseed.planning.compare import ROUNDS_AWAY, compare, measure
 from fedkseed.recipe.algorithms import ALGORITHMS
 from fedkseed.recipe.reading import load_recipe
+from fedkseed.recipe.schema import PeftTable
 from fedkseed.run.simulation import Simulation
 from fedkseed.run.store import Store
 from fedkseed.weights.layout import Layout
@@ -163,7 +164,7 @@ def test_answers_do_not_depend_on_the_prompts_beside_them(kind, model_folder):
     tokenizer, model = load_tokenizer(str(model_folder)), tiny_llama()
     for p in model.parameters():
         p.mul_(4)  # so that answers depend on positions
-    model = attach(model, kind, Adapters(virtual_tokens=5), 1)
+    model = attach(model, kind, PeftTable(virtual_tokens=5), 1)
     prompts = [[5, 6, 7, 8, 9, 10, 11, 12, 30], [40, 41], [17, 18, 19, 20]]
     alone = [respond(model, tokenizer, [prompt], 12)[0] for prompt in prompts]
     assert respond(model, tokenizer, prompts, 12) == alone
@@ -188,7 +189,7 @@ def test_nothing_large_is_written_when_nobody_wants_it(tmp_path, model_folder, d
 def test_the_same_seed_gives_the_same_adapters_and_the_global_generator_stays(kind):
     with torch.random.fork_rng():
         before = torch.random.get_rng_state()
-        models = [attach(tiny_llama(), kind, Adapters(virtual_tokens=4), seed) for seed in (1, 1, 2)]
+        models = [attach(tiny_llama(), kind, PeftTable(virtual_tokens=4), seed) for seed in (1, 1, 2)]
         assert torch.equal(torch.random.get_rng_state(), before)
     one, same, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
     assert torch.equal(one, same)
@@ -198,13 +199,13 @@ def test_the_same_seed_gives_the_same_adapters_and_the_global_generator_stays(ki
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda c: c.model_type)
 def test_lora_fits_every_architecture(config):
-    made = attach(AutoModelForCausalLM.from_config(config), "lora", Adapters(), 0)
+    made = attach(AutoModelForCausalLM.from_config(config), "lora", PeftTable(), 0)
     assert any("lora_A" in name for name, _ in made.named_parameters())
 
 
 def test_modules_that_are_not_there_are_refused():
     with pytest.raises(FedKSeedError, match=r"can't have lora adapters.*targets"):
-        attach(tiny_llama(), "lora", Adapters(targets=["nowhere"]), 0)
+        attach(tiny_llama(), "lora", PeftTable(targets=["nowhere"]), 0)
 
 
 def test_costs_are_those_of_messages_of_the_recipes_size(tmp_path, model_folder, data_file):

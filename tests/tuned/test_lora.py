@@ -23,8 +23,9 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from fedkseed import FedKSeedError, Pool, hold
 from fedkseed.directions.factors import Basis, Factor, Matrix
-from fedkseed.models.peft_adapters import Adapters, attach
+from fedkseed.models.peft_adapters import attach
 from fedkseed.models.quantised import quantise
+from fedkseed.recipe.schema import PeftTable
 from fedkseed.tuned.lora import Lora, as_lora, nearest_lora
 from fedkseed.weights.layout import Layout
 from fedkseed.weights.lazy import densify
@@ -271,7 +272,7 @@ def test_an_untied_models_nearest_lora_is_as_far_away_as_it_says(tmp_path):
 
 def test_a_lora_that_peft_wrote_is_read_with_its_scaling(tmp_path):
     base = model_of(LLAMA)
-    made = attach(copy.deepcopy(base), "lora", Adapters(rank=3, alpha=12, targets=["q_proj", "down_proj"]), 1)
+    made = attach(copy.deepcopy(base), "lora", PeftTable(rank=3, alpha=12, targets=["q_proj", "down_proj"]), 1)
     for name, parameter in made.named_parameters():
         if "lora_B" in name:
             parameter += 0.1
@@ -283,7 +284,7 @@ def test_a_lora_that_peft_wrote_is_read_with_its_scaling(tmp_path):
 
 
 def test_adapters_that_are_no_matrices_are_not_read_as_a_lora(tmp_path):
-    attach(model_of(LLAMA), "prompt", Adapters(virtual_tokens=4), 1).save_pretrained(tmp_path)
+    attach(model_of(LLAMA), "prompt", PeftTable(virtual_tokens=4), 1).save_pretrained(tmp_path)
     with pytest.raises(FedKSeedError, match=r"adapters of the kind 'PROMPT_TUNING'.*--format peft"):
         Lora.read(tmp_path)
 

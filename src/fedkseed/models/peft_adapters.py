@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,21 +9,12 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import FedKSeedError, needs_extra
+from ..recipe.schema import PeftTable
 
 PATTERNS = {"lora": ("*lora_*",), "p-tuning": ("*prompt_encoder*",), "prompt": ("*prompt_encoder*",)}
 
 
-@dataclass(frozen=True, slots=True)
-class Adapters:
-    """Sizes of adapters; the defaults are the paper's (Qin et al., 2024, Appendix C)."""
-
-    rank: int = 8  # LoRA's
-    alpha: float = 16  # LoRA's
-    targets: Sequence[str] | None = None  # modules that LoRA adapts; None: peft's choice for the architecture
-    virtual_tokens: int = 20  # for P-tuning and prompt tuning
-
-
-def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Module:
+def attach(model: nn.Module, kind: str, adapters: PeftTable, seed: int) -> nn.Module:
     """Put adapters on a model, so that only they are tuned. The same seed gives the same adapters.
 
     Args:
@@ -42,7 +32,7 @@ def attach(model: nn.Module, kind: str, adapters: Adapters, seed: int) -> nn.Mod
             r=adapters.rank,
             lora_alpha=adapters.alpha,
             fan_in_fan_out=any(isinstance(module, Conv1D) for module in model.modules()),  # GPT-2
-            target_modules=None if adapters.targets is None else list(adapters.targets),
+            target_modules=adapters.targets,
         ),
         "p-tuning": lambda: peft.PromptEncoderConfig(**tokens, encoder_reparameterization_type="MLP"),
         "prompt": lambda: peft.PromptTuningConfig(**tokens),

@@ -23,7 +23,7 @@ from ..local.client import Client
 from ..models.hidden_states import KeptStates, can_keep_states
 from ..models.load import load_model, load_tokenizer, require_causal
 from ..models.loss import checkpointable, checkpointed, graph_loss, output_loss, output_weights
-from ..models.peft_adapters import PATTERNS, Adapters, attach, lora_size
+from ..models.peft_adapters import PATTERNS, attach, lora_size
 from ..randomness import Purpose, generator, share_of
 from ..recipe.algorithms import OUTPUT, Algorithm, algorithm_of
 from ..recipe.rules import Where, checked_algorithm, require_legal
@@ -242,7 +242,7 @@ def build(
         patterns = output_weights(model) if algorithm.tuned == "output" else ["*"]
     if algorithm.adapts:
         patterns = PATTERNS[algorithm.tuned]
-        model = attach(model, algorithm.tuned, Adapters(**recipe.peft.model_dump()), recipe.seed)
+        model = attach(model, algorithm.tuned, recipe.peft, recipe.seed)
     pool, start = algorithm.pool(recipe), np.empty(0, np.float32)
     if algorithm.pooled:
         weights: Weights = hold(model, pool, patterns, options.mode, basis)

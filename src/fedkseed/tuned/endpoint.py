@@ -16,12 +16,12 @@ def require_server() -> None:
     try:
         import transformers.cli.serving.server  # noqa: F401
         from transformers.utils.import_utils import is_serve_available
+
+        if not is_serve_available():
+            raise ImportError
     except ImportError as error:
-        raise FedKSeedError(f"{error}; pip install 'fedkseed[serve]'") from error
-    if not is_serve_available():
-        raise FedKSeedError(
-            "serving a model needs the packages fastapi, uvicorn and openai: pip install 'fedkseed[serve]'"
-        )
+        needs = "serving a model needs the packages fastapi, uvicorn and openai"
+        raise FedKSeedError(f"{needs}: pip install 'fedkseed[serve]'") from error
 
 
 def load(tuned: TunedModel) -> Models:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from ..errors import FedKSeedError, first_line
+from ..errors import FedKSeedError, first_line, needs_extra
 from ..evaluation.statistics import Estimate, paired_change
 from .load import TunedModel
 
@@ -28,14 +28,6 @@ class TaskScore:
     tuned: Estimate
     base: Estimate | None = None
     change: Estimate | None = None  # paired by example; None where the metric is no mean over examples
-
-
-def require_harness() -> None:
-    """Refuse, before anything is loaded, where the package is missing."""
-    try:
-        import lm_eval.models.huggingface  # noqa: F401
-    except ImportError as error:
-        raise FedKSeedError(f"tasks need lm-evaluation-harness: pip install 'fedkseed[harness]' ({error})") from error
 
 
 def scores(
@@ -60,11 +52,11 @@ def scores(
     Raises:
         FedKSeedError: a package, a task or its data is missing, or a model can't be loaded.
     """
-    require_harness()
+    with needs_extra("tasks need", "harness"):
+        import lm_eval.models.huggingface  # noqa: F401
     tasks = load_tasks(names, own, shots)
     tokenizer = tuned.chat_tokenizer() if as_tuned else tuned.tokenizer()
-    base = evaluate(tuned.load_base(), tokenizer, tasks, examples, as_tuned) if beside_base else None
-    before = {} if base is None else _estimates(base)
+    before = _estimates(evaluate(tuned.load_base(), tokenizer, tasks, examples, as_tuned)) if beside_base else {}
     after = _estimates(evaluate(tuned.merged(), tokenizer, tasks, examples, as_tuned))
     compared = []
     for (task, metric), (score, values) in after.items():
@@ -75,18 +67,19 @@ def scores(
 
 
 def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None = None) -> Any:
-    """Tasks with their data, as the harness's `evaluate` takes them.
-
-    Raises:
-        FedKSeedError: no task has a name, or its data can't be read.
-    """
+    """Tasks with their data, as the harness's `evaluate` takes them; a name that no task has is refused."""
     from lm_eval.tasks import TaskManager
 
     folders: list[str | Path] = [TASKS] if own is None else [TASKS, own]
-    manager = TaskManager(include_path=folders, include_defaults=False)
-    if unknown := _unknown(names, manager):  # the harness has thousands of files, which take seconds to read
-        manager = TaskManager(include_path=folders)
-        unknown = _unknown(names, manager)
+
+    def manager_of(defaults: bool) -> tuple[Any, list[str]]:
+        """The harness's table of tasks, with its own or without, and the names that it has not."""
+        manager = TaskManager(include_path=folders, include_defaults=defaults)
+        return manager, [name for name in names if name not in manager.all_tasks and not Path(name).is_file()]
+
+    manager, unknown = manager_of(defaults=False)
+    if unknown:  # its own are thousands of files, which take seconds to read
+        manager, unknown = manager_of(defaults=True)
     if unknown:
         near = get_close_matches(unknown[0], manager.all_tasks, n=3)
         raise FedKSeedError(
@@ -107,11 +100,6 @@ def load_tasks(names: Sequence[str], own: Path | None = None, shots: int | None 
             task.set_config(key="num_fewshot", value=shots or 0)
         task.set_fewshot_seed(seed=SEED)
     return tasks
-
-
-def _unknown(names: Sequence[str], manager: Any) -> list[str]:
-    tasks = set(manager.all_tasks)
-    return [name for name in names if name not in tasks and not Path(name).is_file()]
 
 
 def evaluate(model: Any, tokenizer: Any, tasks: Any, examples: int | None, as_tuned: bool) -> Mapping[str, Any]:
